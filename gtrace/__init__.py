@@ -1,0 +1,60 @@
+"""gtrace: record gradients of a training run and measure what every gradient codec would do to them.
+
+The public names are loaded on first use, so that ``import gtrace`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtrace import capture, codecs, fitting, online
+    from gtrace.codecs import codec, codec_names
+    from gtrace.sketch import MomentSketch
+    from gtrace.sweep import SweepResult, run_sweep
+    from gtrace.trace import Trace, TraceWriter, create_trace, open_trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "MomentSketch": "gtrace.sketch",
+    "SweepResult": "gtrace.sweep",
+    "Trace": "gtrace.trace",
+    "TraceWriter": "gtrace.trace",
+    "codec": "gtrace.codecs",
+    "codec_names": "gtrace.codecs",
+    "create_trace": "gtrace.trace",
+    "open_trace": "gtrace.trace",
+    "run_sweep": "gtrace.sweep",
+}
+_MODULES = ("capture", "codecs", "distributions", "errors", "fitting", "online", "report", "testing", "types")
+
+__all__ = [
+    "MomentSketch",
+    "SweepResult",
+    "Trace",
+    "TraceWriter",
+    "__version__",
+    "capture",
+    "codec",
+    "codec_names",
+    "codecs",
+    "create_trace",
+    "fitting",
+    "online",
+    "open_trace",
+    "run_sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"gtrace.{name}")
+    raise AttributeError(f"module 'gtrace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_MODULES})

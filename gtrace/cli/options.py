@@ -1,0 +1,116 @@
+"""Option types and checks that several commands share."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gtrace.errors import OutputExistsError, UsageError
+
+_RANGE = re.compile(r"^(?P<low>[^:]*?\d)-(?P<high>\d[^:]*|\.\d[^:]*)(?::(?P<step>.+))?$")
+#: A typo like 2-80000000 must not fill the memory.
+MAX_VALUES = 100_000
+
+
+def _number(text: str, where: str) -> Decimal:
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        raise UsageError(f"{where}: '{text}' is no number; write 2-8, 2,4,8 or 0.5-0.95:0.05") from None
+    if not value.is_finite():
+        raise UsageError(f"{where}: '{text}' is not finite")
+    return value
+
+
+def parse_range(text: str, where: str = "range") -> list[Decimal]:
+    """Read ``2-8``, ``2,4,8`` or ``0.5-0.95:0.05``; both ends count. Order is kept, repetitions are dropped.
+
+    >>> [str(v) for v in parse_range("2-4,8")]
+    ['2', '3', '4', '8']
+    >>> [str(v) for v in parse_range("0.5-0.6:0.05")]
+    ['0.5', '0.55', '0.60']
+
+    Raises:
+        UsageError: not a range, falling, or more than a hundred thousand values.
+    """
+    values: dict[Decimal, None] = {}
+    for part in text.split(","):
+        match = _RANGE.match(part.strip())
+        if match is None:
+            values[_number(part, where)] = None
+            continue
+        low, high = _number(match["low"], where), _number(match["high"], where)
+        step = _number(match["step"], where) if match["step"] else Decimal(1)
+        if step <= 0 or high < low:
+            raise UsageError(f"{where}: '{part}' must rise with a positive step, as in 2-8 or 0.5-0.95:0.05")
+        if (high - low) / step > MAX_VALUES:
+            raise UsageError(f"{where}: '{part}' has more than {MAX_VALUES} values")
+        for k in range(int((high - low) / step) + 1):
+            values[low + k * step] = None
+    return list(values)
+
+
+class Integers(click.ParamType):
+    """A range of integers such as ``2-8`` or ``2,4,8``."""
+
+    name = "range"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        where = f"--{param.name}" if param is not None and param.name else "range"
+        numbers = parse_range(str(value), where)
+        if any(v != int(v) for v in numbers):
+            raise UsageError(f"{where}: '{value}' must hold integers")
+        return tuple(int(v) for v in numbers)
+
+
+class Fractions(click.ParamType):
+    """A range of numbers such as ``0.5-0.95:0.05``."""
+
+    name = "range"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        where = f"--{param.name}" if param is not None and param.name else "range"
+        return tuple(float(v) for v in parse_range(str(value), where))
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite.
+
+    Raises:
+        OutputExistsError: ``path`` exists and ``force`` is off.
+        UsageError: its folder does not exist.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
+    if path.exists() and not force:
+        raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout; NaN and infinities become null, as JSON has no word for them."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {str(k): clean(v) for k, v in item.items()}
+        if isinstance(item, (list, tuple)):
+            return [clean(v) for v in item]
+        if hasattr(item, "tolist"):
+            return clean(item.tolist())
+        if isinstance(item, float) and (item != item or item in (float("inf"), float("-inf"))):
+            return None
+        return item
+
+    json.dump(clean(value), sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")

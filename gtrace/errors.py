@@ -1,0 +1,70 @@
+"""Errors that a user can cause, each with the exit code that the command line documents.
+
+Every message is one line: what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_INPUT = 3
+EXIT_EXISTS = 4
+EXIT_SCRIPT = 5
+EXIT_INTERRUPTED = 130
+
+
+class GtraceError(Exception):
+    """Base of every error that is the input's fault and not a bug of gtrace."""
+
+    exit_code = EXIT_USAGE
+
+
+class UsageError(GtraceError, ValueError):
+    """An argument is wrong: unknown name, impossible value, options that exclude each other."""
+
+    exit_code = EXIT_USAGE
+
+
+class TraceError(GtraceError):
+    """A trace or a result file is missing, foreign, damaged or from a newer version."""
+
+    exit_code = EXIT_INPUT
+
+
+class PayloadError(GtraceError, ValueError):
+    """Bytes handed to a decoder are not a payload of this codec, or are damaged."""
+
+    exit_code = EXIT_INPUT
+
+
+class OutputExistsError(GtraceError):
+    """Something already stands where a result would go; it was left untouched."""
+
+    exit_code = EXIT_EXISTS
+
+
+class ScriptError(GtraceError):
+    """The user's own training script failed."""
+
+    exit_code = EXIT_SCRIPT
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest known ones, or all of them when they are few.
+
+    >>> suggest("qsgdnf", ["qsgd", "qsgdinf", "natural"])
+    'did you mean qsgdinf or qsgd?'
+    """
+    names = sorted(set(known))
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    shown = ", ".join(names[:12])
+    return f"known: {shown}{', ...' if len(names) > 12 else ''}" if names else "none is known"

@@ -1,0 +1,131 @@
+"""Small values that every layer speaks: keys of randomness, what a codec wants summarized, what it expects."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+Norm: TypeAlias = Literal["l2", "linf", "l1", "none"]
+Tail: TypeAlias = Literal["quantized", "exact"]
+Scope: TypeAlias = Literal["tensor", "model"]
+Role: TypeAlias = Literal["up", "down", "sample"]
+
+NORMS: tuple[Norm, ...] = ("l2", "linf", "l1", "none")
+
+#: The tensor name of rows whose codec ran over the whole model's concatenated gradient.
+WHOLE_MODEL = "*"
+
+
+class Key(NamedTuple):
+    """Two 64-bit words that name one stream of random numbers.
+
+    Element ``i`` of a stream is a hash of the key and ``i``, so the same bytes come out for any number of
+    threads, any chunking and any order.
+    """
+
+    high: int
+    low: int
+
+    @classmethod
+    def derive(
+        cls,
+        seed: int,
+        *,
+        tensor: str,
+        step: int = 0,
+        draw: int = 0,
+        worker: int = 0,
+        role: Role = "up",
+    ) -> Key:
+        """The key of one encoding: a 128-bit BLAKE2b digest of everything that tells it from the others.
+
+        >>> Key.derive(0, tensor="fc.weight", worker=0) == Key.derive(0, tensor="fc.weight", worker=1)
+        False
+        """
+        text = "\0".join((str(int(seed)), str(int(draw)), str(int(worker)), role, str(int(step)), tensor))
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        return cls(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
+
+
+class SummarySpec(NamedTuple):
+    """Which summary of a tensor a codec wants; codecs with equal specs share one sketch."""
+
+    norm: Norm
+    bucket_size: int | None
+    tail: Tail = "quantized"
+    clip: float | None = None
+    scope: Scope = "tensor"
+    bucket_moments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a codec carries for one tensor from step to step: plain arrays, so it can be stored anywhere.
+
+    Attributes:
+        size: number of elements of the tensor.
+        arrays: name -> array, as the codec's own documentation says; never changed in place.
+    """
+
+    size: int
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def with_arrays(self, **arrays: NDArray[Any]) -> State:
+        """A copy with these arrays set."""
+        return State(self.size, {**self.arrays, **arrays})
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The state as plain arrays (for a checkpoint, npz or a state dict)."""
+        return {"size": np.asarray(self.size, dtype=np.int64), **self.arrays}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> State:
+        """Undo :meth:`to_arrays`; array-likes of other libraries are accepted.
+
+        Raises:
+            UsageError: there is no entry ``size``.
+        """
+        if "size" not in arrays:
+            raise UsageError("codec state: no entry 'size'; pass what State.to_arrays() returned")
+        rest = {name: np.asarray(value) for name, value in arrays.items() if name != "size"}
+        return cls(int(np.asarray(arrays["size"])), rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Closed forms of what one encoding does, over the randomness of rounding.
+
+    Attributes:
+        squared_error: E ||Q(g) - g||^2, in squared gradient units.
+        bias: ||E Q(g) - g||, in gradient units; 0 for an unbiased codec.
+        sparsity: expected fraction of decoded values that are exactly zero.
+        bits_fixed: bits per coordinate with fixed-width symbols, norms included.
+        bits_entropy: bits per coordinate at the entropy of the symbols, norms included.
+        bits_huffman: bits per coordinate with a Huffman code of these symbols, norms included.
+        bits_payload: expected length of the codec's own payload with its chosen coder, bits per coordinate,
+            norms included and the envelope not; NaN where it has no closed form.
+        bits_norms: the part of each of these that norms take.
+        probabilities: of each symbol, ascending from the most negative value to the most positive one.
+        error_bound: how far squared_error can be off because a level lies inside a bin of the sketch.
+    """
+
+    squared_error: float
+    bias: float = 0.0
+    sparsity: float = 0.0
+    bits_fixed: float = float("nan")
+    bits_entropy: float = float("nan")
+    bits_huffman: float = float("nan")
+    bits_payload: float = float("nan")
+    bits_norms: float = 0.0
+    probabilities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    error_bound: float = 0.0

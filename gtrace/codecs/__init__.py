@@ -1,1 +1,26 @@
-"""gtrace.codecs."""
+"""Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
+
+from gtrace.codecs.base import Codec, ExpectingCodec, parameter
+from gtrace.codecs.identity import Identity
+from gtrace.codecs.natural import Natural
+from gtrace.codecs.nuqsgd import Nuqsgd
+from gtrace.codecs.qsgd import Qsgd, QsgdInf
+from gtrace.codecs.registry import codec, codec_class, codec_names, register, split_specs
+from gtrace.codecs.terngrad import TernGrad
+
+__all__ = [
+    "Codec",
+    "ExpectingCodec",
+    "Identity",
+    "Natural",
+    "Nuqsgd",
+    "Qsgd",
+    "QsgdInf",
+    "TernGrad",
+    "codec",
+    "codec_class",
+    "codec_names",
+    "parameter",
+    "register",
+    "split_specs",
+]

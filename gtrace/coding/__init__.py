@@ -1,1 +1,20 @@
-"""gtrace.coding."""
+"""Symbols to bytes and back. Streams are little-endian and least significant bit first."""
+
+from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
+from gtrace.coding.fixed import fixed_size, pack_fixed, unpack_fixed, width_for
+from gtrace.coding.huffman import MAX_LENGTH, HuffmanCode, entropy, huffman_code, huffman_lengths
+
+__all__ = [
+    "ENVELOPE_BYTES",
+    "MAX_LENGTH",
+    "HuffmanCode",
+    "entropy",
+    "fixed_size",
+    "huffman_code",
+    "huffman_lengths",
+    "open_envelope",
+    "pack_fixed",
+    "seal",
+    "unpack_fixed",
+    "width_for",
+]

@@ -1,1 +1,1 @@
-"""gtrace.fitting."""
+"""Levels fitted to a law or to data, as pure functions."""

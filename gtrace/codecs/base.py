@@ -1,0 +1,227 @@
+"""What a codec is: pure functions over an explicit state, and a decoder that sees only bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gtrace.errors import UsageError, suggest
+from gtrace.sketch import as_values
+from gtrace.types import Expectation, State, SummarySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.sketch import MomentSketch
+
+
+def parameter(
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+    optional: bool = False,
+) -> Any:
+    """A dataclass field that is a codec parameter.
+
+    Args:
+        default: its value when the spec does not name it; its type is the parameter's type.
+        help: what it does, for ``gtrace codecs NAME``.
+        choices: the words that are allowed, for text.
+        minimum: the least number allowed.
+        maximum: the largest number allowed.
+        optional: ``none`` is allowed.
+    """
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "choices": choices,
+            "minimum": minimum,
+            "maximum": maximum,
+            "optional": optional or default is None,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """A gradient codec: an immutable value whose dataclass fields are its parameters.
+
+    Methods are pure: they take a :class:`~gtrace.types.State` and return bytes, arrays or the next state. Only
+    ``encode`` uses randomness, and only through its key. Class attributes describe the method to people.
+    """
+
+    name: ClassVar[str] = ""
+    #: one line: what it does
+    summary: ClassVar[str] = ""
+    #: how a value becomes bytes, as a formula
+    formula: ClassVar[str] = ""
+    #: where it comes from
+    paper: ClassVar[str] = ""
+    #: what was corrected against the paper, a line each
+    corrections: ClassVar[tuple[str, ...]] = ()
+    #: E decode(encode(v)) = v
+    unbiased: ClassVar[bool] = True
+    #: the state changes from step to step, so steps must be replayed in order
+    stateful: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            object.__setattr__(self, item.name, _checked(self.name, item, getattr(self, item.name)))
+
+    def __str__(self) -> str:
+        """The canonical spec: the name, ``bits`` where there are any, and what differs from the defaults."""
+        shown = [
+            f"{item.name}={_written(getattr(self, item.name))}"
+            for item in sorted(dataclasses.fields(self), key=lambda item: item.name != "bits")
+            if item.name == "bits" or getattr(self, item.name) != item.default
+        ]
+        return f"{self.name}:{','.join(shown)}" if shown else self.name
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All parameters with their values."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+    @property
+    def needs(self) -> SummarySpec | None:
+        """Which summary :meth:`fit` and ``expect`` want; None when they want none."""
+        return None
+
+    def init(self, size: int) -> State:
+        """The state before the first step for a tensor of ``size`` elements."""
+        return State(int(size))
+
+    def fit(self, state: State, summary: MomentSketch, step: int) -> State:
+        """Adapt levels, codes or formats to a summary; may return the state unchanged."""
+        del summary, step
+        return state
+
+    @abstractmethod
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The payload (envelope and body) of a tensor; the same inputs and key give the same bytes.
+
+        Args:
+            state: of this tensor.
+            values: ``state.size`` real finite numbers, taken as float32 in C order.
+            key: two 64-bit words, see :meth:`gtrace.types.Key.derive`.
+
+        Raises:
+            UsageError: wrong size or non-finite values.
+        """
+
+    def shared(self, state: State) -> bytes:
+        """What a receiver must already hold to decode; it is counted when it changes."""
+        del state
+        return b""
+
+    @abstractmethod
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """The values of a payload, from bytes alone: float32[size].
+
+        Raises:
+            PayloadError: the bytes are no payload of this codec and size, or damaged.
+        """
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """The state of the next step, after ``values`` were sent and arrived as ``decoded``."""
+        del values, decoded
+        return state
+
+    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """What a server or the ranks do with several decoded gradients: their mean, summed in float64 in order.
+
+        Raises:
+            UsageError: there are none.
+        """
+        if not decoded:
+            raise UsageError("aggregate: there are no gradients to aggregate")
+        total = np.zeros(decoded[0].shape, np.float64)
+        for values in decoded:
+            total += values
+        total /= len(decoded)
+        return total.astype(np.float32)
+
+
+class ExpectingCodec(Codec):
+    """A codec whose error and bits have closed forms."""
+
+    @abstractmethod
+    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
+        """What one encoding of the sketched tensor does on average.
+
+        Args:
+            state: as :meth:`~Codec.encode` would get it.
+            sketch: of the tensor, built as ``needs`` says.
+
+        Raises:
+            UsageError: the sketch was built otherwise.
+        """
+
+
+def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:
+    """The input of ``encode`` as contiguous float32[n].
+
+    Raises:
+        UsageError: not ``state.size`` elements, or non-finite ones among them.
+    """
+    x = as_values(values)
+    if x.size != state.size:
+        raise UsageError(f"encode: {x.size} values where the state is for {state.size}")
+    if not np.isfinite(x).all():
+        at = int(np.flatnonzero(~np.isfinite(x))[0])
+        raise UsageError(f"encode: value {at} is {x[at]}; a codec takes finite numbers only")
+    return x
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)
+
+
+def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
+    """One parameter, converted from text where needed and checked against what its field allows."""
+    meta = item.metadata
+    where = f"codec {name}: {item.name}"
+    if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in meta["choices"]):
+        if not meta["optional"]:
+            raise UsageError(f"{where}=none is not allowed")
+        return None
+    kind = str(item.type)
+    try:
+        if kind.startswith("bool"):
+            if isinstance(value, str):
+                return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+            return bool(value)
+        if kind.startswith("int"):
+            number: float = int(value) if not isinstance(value, float) else int(str(value).removesuffix(".0"))
+        elif kind.startswith("float"):
+            number = float(value)
+        else:
+            if meta["choices"] and value not in meta["choices"]:
+                raise UsageError(f"{where}={value} is unknown; {suggest(str(value), meta['choices'])}")
+            return str(value)
+    except (KeyError, ValueError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        wanted = {"b": "true or false", "i": "an integer", "f": "a number"}[kind[0]]
+        raise UsageError(f"{where}={value} is not {wanted}") from None
+    low, high = meta["minimum"], meta["maximum"]
+    if number != number or (low is not None and number < low) or (high is not None and number > high):
+        allowed = f"at least {low:g}" if high is None else f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
+        raise UsageError(f"{where}={value} is out of range; it must be {allowed}")
+    return number

@@ -1,0 +1,303 @@
+"""The engine of level codecs: scale a bucket, round to levels, code the symbols."""
+
+from __future__ import annotations
+
+import struct
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
+from gtrace.coding import (
+    entropy,
+    fixed_size,
+    huffman_code,
+    huffman_lengths,
+    open_envelope,
+    pack_fixed,
+    seal,
+    unpack_fixed,
+    width_for,
+)
+from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import rounding as _rounding
+from gtrace.sketch import MomentSketch, bucket_scales, clip_values
+from gtrace.types import Expectation, Norm, Scope, State, SummarySpec, Tail
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+#: flag of a payload whose symbols are fixed width although the codec's coder is another
+FLAG_FIXED = 1
+#: up to this many magnitudes, counting random thresholds beats a search
+FEW_LEVELS = 16
+_SHARED = struct.Struct("<HH")
+
+
+@dataclass(frozen=True)
+class LevelCodec(ExpectingCodec):
+    """Buckets divided by their norm, rounded stochastically to magnitudes in [0, 1], symbols coded.
+
+    A method says which magnitudes: the one abstract method is :meth:`levels`. The state holds ``levels``
+    (float32, only where they are fitted) and ``lengths`` (uint8, the Huffman code's, once one is adopted).
+    """
+
+    norm: Norm = parameter("l2", "what a bucket is divided by", choices=("l2", "linf", "l1"))
+    bucket_size: int | None = parameter(
+        8192, "consecutive values that share a norm; none for the whole tensor", minimum=1, optional=True
+    )
+    tail: Tail = parameter(
+        "quantized", "a short last bucket: its own norm, or sent in float32", choices=("quantized", "exact")
+    )
+    clip: float | None = parameter(
+        None, "clip at this many standard deviations before the norm is taken", minimum=0.0
+    )
+    coder: str = parameter("huffman", "how symbols become bits", choices=("huffman", "fixed"))
+    scope: Scope = parameter(
+        "tensor", "buckets run over one tensor or over the whole model", choices=("tensor", "model")
+    )
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether 0 is a level."""
+        return True
+
+    @abstractmethod
+    def levels(self, state: State) -> NDArray[np.float32]:
+        """Ascending magnitudes, float32[m]; the last is 1, the first is 0 exactly when ``has_zero``."""
+
+    def fit_levels(self, state: State, summary: MomentSketch, step: int) -> State:
+        """Adapt the levels; a method with a fixed grid leaves them alone."""
+        del summary, step
+        return state
+
+    @property
+    def needs(self) -> SummarySpec:
+        """The sketch of r = |v| / scale under this codec's buckets."""
+        return SummarySpec(self.norm, self.bucket_size, self.tail, self.clip, self.scope)
+
+    def fit(self, state: State, summary: MomentSketch, step: int) -> State:
+        """Fit the levels, then adopt a Huffman code if it saves more than it costs to send."""
+        state = self.fit_levels(state, summary, step)
+        if self.coder != "huffman" or summary.quantized == 0:
+            return state
+        probabilities = self._signed(summary.probabilities(self.levels(state), self.has_zero))
+        lengths = complete_lengths(probabilities, summary.quantized)
+        old = state.arrays.get("lengths")
+        if old is None:
+            kept = float(width_for(probabilities.size))
+        else:
+            kept = huffman_code(old.tobytes()).expected_bits(probabilities)
+        gain = (kept - float(probabilities @ lengths)) * state.size
+        sent = 8 * len(pack_lengths(lengths))
+        return state.with_arrays(lengths=lengths) if gain > sent else state
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """Norms (float32), then an exact tail (float32) where asked for, then the coded symbols."""
+        x = checked_values(state, values)
+        if self.clip is not None:
+            x, _, _ = clip_values(x, self.clip)
+        split = self._quantized(x.size)
+        body, tail = x[:split], x[split:]
+        scales = bucket_scales(body, self.needs.norm, self.bucket_size)
+        symbols = np.empty(split, np.uint16)
+        if split:
+            self._round(state, body, scales, (np.uint64(key[0]), np.uint64(key[1])), symbols)
+        coded, flags = self._code(state, symbols)
+        norms = b"" if self.needs.norm == "none" else scales.astype("<f4").tobytes()
+        return seal(
+            norms + tail.astype("<f4").tobytes() + coded,
+            codec=self.name,
+            size=x.size,
+            shared=self.shared(state),
+            flags=flags,
+        )
+
+    def shared(self, state: State) -> bytes:
+        """Fitted levels (float32) and code lengths, empty when there are neither."""
+        levels = state.arrays.get("levels")
+        lengths = state.arrays.get("lengths")
+        if levels is None and lengths is None:
+            return b""
+        sent = b"" if levels is None else levels.astype("<f4").tobytes()
+        return _SHARED.pack(len(sent) // 4, 0) + sent + (b"" if lengths is None else pack_lengths(lengths))
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        state = self._state_from(shared, size)
+        split = self._quantized(size)
+        bucket = self.bucket_size or max(1, split)
+        buckets = -(-split // bucket)
+        norm_bytes = 0 if self.needs.norm == "none" else 4 * buckets
+        head = norm_bytes + 4 * (size - split)
+        if len(body) < head:
+            raise PayloadError(f"payload body of {len(body)} bytes is shorter than its {head} bytes of norms")
+        scales = np.frombuffer(body[:norm_bytes], "<f4").astype(np.float32)
+        if norm_bytes == 0:
+            scales = np.ones(buckets, np.float32)
+        if not (np.isfinite(scales).all() and (scales >= 0).all()):
+            raise PayloadError("payload holds a norm that is negative or not finite")
+        values = self._signed_values(state)
+        symbols = self._uncode(state, body[head:], split, values.size, flags)
+        out = np.empty(size, np.float32)
+        _rounding.restore(symbols, bucket, scales, values, out[:split])
+        out[split:] = np.frombuffer(body[norm_bytes:head], "<f4")
+        return out
+
+    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
+        """Closed forms from the sketch; see :class:`~gtrace.types.Expectation`."""
+        if sketch.spec[:4] != self.needs[:4]:
+            raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
+        error, _, bound, magnitudes = sketch.expect(self.levels(state), zero=self.has_zero)
+        probabilities = self._signed(magnitudes)
+        size = max(1, sketch.size)
+        share = sketch.quantized / size
+        norms = 32.0 * (sketch.buckets + sketch.exact) / size
+        fixed = float(width_for(probabilities.size))
+        huffman = float(probabilities @ huffman_lengths(probabilities))
+        lengths = state.arrays.get("lengths")
+        coded = fixed if lengths is None else huffman_code(lengths.tobytes()).expected_bits(probabilities)
+        zeros = magnitudes[0] * sketch.quantized if self.has_zero else float(sketch.dead)
+        return Expectation(
+            squared_error=error,
+            bias=float(np.sqrt(sketch.clip_error)),
+            sparsity=float(zeros) / size,
+            bits_fixed=fixed * share + norms,
+            bits_entropy=entropy(probabilities) * share + norms,
+            bits_huffman=huffman * share + norms,
+            bits_payload=coded * share + norms,
+            bits_norms=norms,
+            probabilities=probabilities,
+            error_bound=bound,
+        )
+
+    def _quantized(self, size: int) -> int:
+        if self.tail == "exact" and self.bucket_size is not None:
+            return size - size % self.bucket_size
+        return size
+
+    def _signed(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Probabilities of the signed symbols; the sketch has no sign, so both signs share alike."""
+        if self.has_zero:
+            half = magnitudes[1:] / 2
+            return np.concatenate([half[::-1], magnitudes[:1], half])
+        return np.concatenate([magnitudes[::-1], magnitudes]) / 2
+
+    def _signed_values(self, state: State) -> NDArray[np.float32]:
+        levels = self.levels(state)
+        return np.concatenate([-levels[::-1], levels[1:] if self.has_zero else levels])
+
+    def _round(
+        self,
+        state: State,
+        x: NDArray[np.float32],
+        scales: NDArray[np.float32],
+        key: tuple[np.uint64, np.uint64],
+        out: NDArray[np.uint16],
+    ) -> None:
+        levels = self.levels(state)
+        bucket = self.bucket_size or x.size
+        if levels.size <= FEW_LEVELS:
+            _rounding.round_levels(x, bucket, scales, levels, not self.has_zero, *key, out)
+        else:
+            table = np.empty(_rounding.TABLE_SIZE, np.int32)
+            _rounding.search_table(levels, table)
+            _rounding.round_many(x, bucket, scales, levels, table, not self.has_zero, *key, out)
+
+    def _code(self, state: State, symbols: NDArray[np.uint16]) -> tuple[bytes, int]:
+        lengths = state.arrays.get("lengths")
+        if lengths is not None:
+            code = huffman_code(lengths.tobytes())
+            if code.bits(symbols) >= 0:
+                return code.encode(symbols), 0
+        flags = FLAG_FIXED if self.coder != "fixed" else 0
+        return pack_fixed(symbols, width_for(self._signed_values(state).size)), flags
+
+    def _uncode(
+        self, state: State, data: memoryview, count: int, symbols: int, flags: int
+    ) -> NDArray[np.uint16]:
+        lengths = state.arrays.get("lengths")
+        if flags not in (0, FLAG_FIXED):
+            raise PayloadError(f"payload has unknown flags {flags:#x}")
+        if self.coder == "fixed" or flags == FLAG_FIXED:
+            width = width_for(symbols)
+            if len(data) != fixed_size(count, width):
+                raise PayloadError(f"{len(data)} bytes of symbols where {fixed_size(count, width)} were expected")
+            return unpack_fixed(data, count, width, symbols)
+        if lengths is None:
+            raise PayloadError("payload is Huffman coded, but the shared bytes hold no code")
+        return huffman_code(lengths.tobytes()).decode(data, count)
+
+    def _state_from(self, shared: bytes, size: int) -> State:
+        """The decoder's state: what the shared bytes say.
+
+        Raises:
+            PayloadError: they are not this codec's.
+        """
+        state = State(size)
+        if not shared:
+            return state
+        if len(shared) < _SHARED.size:
+            raise PayloadError("shared bytes are too short")
+        count, _ = _SHARED.unpack_from(shared)
+        end = _SHARED.size + 4 * count
+        if len(shared) < end:
+            raise PayloadError("shared bytes are too short for the levels they announce")
+        if count:
+            levels = np.frombuffer(shared, "<f4", count, _SHARED.size).astype(np.float32)
+            if not (np.isfinite(levels).all() and (np.diff(levels) > 0).all() and levels[0] >= 0):
+                raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
+            state = state.with_arrays(levels=levels)
+        if len(shared) > end:
+            lengths = unpack_lengths(shared[end:])
+            if lengths.size != self._signed_values(state).size:
+                raise PayloadError("shared bytes hold a code for another number of symbols")
+            state = state.with_arrays(lengths=lengths)
+        return state
+
+
+def complete_lengths(probabilities: NDArray[np.float64], count: int) -> NDArray[np.uint8]:
+    """Code lengths for symbols of these probabilities among ``count`` values.
+
+    Symbols that the fit gives no chance may still come with the next data. They get a code when that
+    lengthens the mean by less than a hundredth; otherwise they get none, and an encoder that meets one
+    falls back to fixed width.
+    """
+    tight = huffman_lengths(probabilities)
+    if (tight > 0).all():
+        return tight
+    full = huffman_lengths(np.maximum(probabilities, 0.25 / max(1, count)))
+    if float(probabilities @ full) <= 1.01 * float(probabilities @ tight):
+        return full
+    return tight
+
+
+def pack_lengths(lengths: NDArray[np.uint8]) -> bytes:
+    """Code lengths as bytes: u16 symbols, u16 first used, u16 used span, then 5 bits each."""
+    used = np.flatnonzero(lengths)
+    first, last = (int(used[0]), int(used[-1])) if used.size else (0, -1)
+    span = lengths[first : last + 1].astype(np.uint16)
+    return struct.pack("<HHH", lengths.size, first, span.size) + pack_fixed(span, 5)
+
+
+def unpack_lengths(data: bytes) -> NDArray[np.uint8]:
+    """Undo :func:`pack_lengths`.
+
+    Raises:
+        PayloadError: not such bytes, or lengths that are no prefix code.
+    """
+    if len(data) < 6:
+        raise PayloadError("code lengths are too short")
+    size, first, count = struct.unpack_from("<HHH", data)
+    if first + count > size:
+        raise PayloadError("code lengths name symbols beyond the alphabet")
+    lengths = np.zeros(size, np.uint8)
+    lengths[first : first + count] = unpack_fixed(data[6:], count, 5, 32)
+    try:
+        huffman_code(lengths.tobytes())
+    except UsageError as error:
+        raise PayloadError(f"shared bytes: {error}") from None
+    return lengths

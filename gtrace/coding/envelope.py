@@ -1,0 +1,52 @@
+"""The header that every payload carries, so that foreign or damaged bytes are refused before they are decoded."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from gtrace.errors import PayloadError
+
+MAGIC = b"GTP1"
+_HEADER = struct.Struct("<4sHHQII")
+#: bytes of the envelope; counted apart from the payload so that counts compare with the papers'
+ENVELOPE_BYTES = _HEADER.size
+
+
+def codec_number(name: str) -> int:
+    """The 16-bit number that stands for a codec's name in the envelope."""
+    return zlib.crc32(name.encode()) & 0xFFFF
+
+
+def seal(body: bytes, *, codec: str, size: int, shared: bytes, flags: int = 0) -> bytes:
+    """Put the envelope before a payload body: magic, codec, flags, elements, checksums of shared and body."""
+    return _HEADER.pack(MAGIC, codec_number(codec), flags, size, zlib.crc32(shared), zlib.crc32(body)) + body
+
+
+def open_envelope(payload: bytes, *, codec: str, size: int, shared: bytes) -> tuple[memoryview, int]:
+    """Check the envelope and return the body and the flags.
+
+    Args:
+        payload: what :func:`seal` returned.
+        codec: name of the codec that decodes.
+        size: number of elements that the receiver expects.
+        shared: the shared bytes that the receiver holds.
+
+    Raises:
+        PayloadError: too short, no gtrace payload, of another codec, size or shared state, or damaged.
+    """
+    if len(payload) < ENVELOPE_BYTES:
+        raise PayloadError(f"payload of {len(payload)} bytes is shorter than its envelope of {ENVELOPE_BYTES}")
+    magic, number, flags, count, shared_sum, body_sum = _HEADER.unpack_from(payload)
+    if magic != MAGIC:
+        raise PayloadError("not a gtrace payload: it does not begin with GTP1")
+    if number != codec_number(codec):
+        raise PayloadError(f"payload of another codec than {codec}")
+    if count != size:
+        raise PayloadError(f"payload of {count} elements where {size} were expected")
+    if shared_sum != zlib.crc32(shared):
+        raise PayloadError("payload made with other shared bytes (levels, code) than the receiver holds")
+    body = memoryview(payload)[ENVELOPE_BYTES:]
+    if body_sum != zlib.crc32(body):
+        raise PayloadError("payload damaged: the checksum of its body does not match")
+    return body, int(flags)

@@ -1,0 +1,62 @@
+"""Fixed-width symbols."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.errors import PayloadError
+from gtrace.kernels import bits as _bits
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+    from numpy.typing import NDArray
+
+
+def width_for(symbols: int) -> int:
+    """Bits that number ``symbols`` different symbols; 0 for a single one.
+
+    >>> [width_for(n) for n in (1, 2, 3, 7, 8, 9)]
+    [0, 1, 2, 3, 3, 4]
+    """
+    return max(0, symbols - 1).bit_length()
+
+
+def fixed_size(count: int, width: int) -> int:
+    """Bytes of ``count`` symbols of ``width`` bits."""
+    return -(-count * width // 8)
+
+
+def pack_fixed(symbols: NDArray[np.uint16], width: int) -> bytes:
+    """Write symbols (uint16, below 2^width) in ``width`` bits each; the last byte is padded with zeros.
+
+    >>> pack_fixed(np.array([1, 2, 3], np.uint16), 4).hex()
+    '2103'
+    """
+    out = np.empty(fixed_size(symbols.size, width), np.uint8)
+    if width:
+        _bits.pack(symbols, width, out)
+    return out.tobytes()
+
+
+def unpack_fixed(data: Buffer, count: int, width: int, symbols: int) -> NDArray[np.uint16]:
+    """Read ``count`` symbols of ``width`` bits.
+
+    Raises:
+        PayloadError: ``data`` is too short or too long, its padding is not zero, or a symbol is not below
+            ``symbols``.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    if raw.size != fixed_size(count, width):
+        raise PayloadError(f"{raw.size} bytes of symbols where {fixed_size(count, width)} were expected")
+    if width == 0:
+        return np.zeros(count, np.uint16)
+    spare = raw.size * 8 - count * width
+    if spare and raw[-1] >> (8 - spare):
+        raise PayloadError("padding after the last symbol is not zero")
+    out = np.empty(count, np.uint16)
+    if count and _bits.unpack(raw, width, out) >= symbols:
+        raise PayloadError(f"a symbol lies outside the {symbols} that this codec has")
+    return out

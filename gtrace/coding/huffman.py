@@ -1,0 +1,172 @@
+"""Canonical Huffman codes over small alphabets."""
+
+from __future__ import annotations
+
+import heapq
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import bits as _bits
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+    from numpy.typing import NDArray
+
+#: longest code in bits; longer ones would cost the encoder its 64-bit window and save nothing measurable
+MAX_LENGTH = 24
+_QUICK = 12
+
+
+def entropy(probabilities: NDArray[np.float64]) -> float:
+    """Shannon entropy in bits per symbol; zero probabilities count nothing.
+
+    >>> entropy(np.array([0.5, 0.25, 0.25, 0.0]))
+    1.5
+    """
+    p = probabilities[probabilities > 0]
+    return float(-np.sum(p * np.log2(p))) + 0.0
+
+
+def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Code lengths of a Huffman code for symbols of these weights, limited to ``MAX_LENGTH`` bits.
+
+    Args:
+        weights: float64[m], not negative. Symbols of weight 0 get no code (length 0); a single symbol
+            gets length 1.
+
+    Returns:
+        uint8[m].
+
+    >>> huffman_lengths(np.array([0.5, 0.25, 0.25, 0.0])).tolist()
+    [1, 2, 2, 0]
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    lengths = np.zeros(w.size, np.uint8)
+    live = np.flatnonzero(w > 0)
+    if live.size == 1:
+        lengths[live] = 1
+    if live.size < 2:
+        return lengths
+    heap: list[tuple[float, int, int]] = [(float(w[s]), 0, int(s)) for s in live]
+    heapq.heapify(heap)
+    children: dict[int, tuple[int, int]] = {}
+    node = w.size
+    while len(heap) > 1:
+        # The second entry, the depth, breaks ties: the flattest of the optimal trees.
+        a, depth_a, left = heapq.heappop(heap)
+        b, depth_b, right = heapq.heappop(heap)
+        children[node] = (left, right)
+        heapq.heappush(heap, (a + b, max(depth_a, depth_b) + 1, node))
+        node += 1
+    stack = [(node - 1, 0)]
+    depths = np.zeros(w.size, np.int64)
+    while stack:
+        at, depth = stack.pop()
+        if at < w.size:
+            depths[at] = depth
+        else:
+            stack.extend((child, depth + 1) for child in children[at])
+    if depths.max() > MAX_LENGTH:
+        # A weight below 2^-MAX_LENGTH of the whole is what makes codes so long: raise it to that.
+        return huffman_lengths(np.where(w > 0, np.maximum(w, w.sum() * 2.0 ** (1 - MAX_LENGTH)), 0.0))
+    lengths[:] = depths
+    return lengths
+
+
+class HuffmanCode:
+    """A canonical prefix code, defined by its lengths alone.
+
+    Args:
+        lengths: uint8[m], 0 for a symbol without a code.
+
+    Raises:
+        UsageError: the lengths are no prefix code.
+    """
+
+    def __init__(self, lengths: NDArray[np.uint8]) -> None:
+        self.lengths = np.ascontiguousarray(lengths, dtype=np.uint8)
+        used = self.lengths[self.lengths > 0].astype(np.int64)
+        if self.lengths.size > 1 << 16 or (used.size and used.max() > MAX_LENGTH):
+            raise UsageError(f"Huffman code: at most 65536 symbols and {MAX_LENGTH} bits")
+        if used.size and int(np.sum(1 << (MAX_LENGTH - used))) > 1 << MAX_LENGTH:
+            raise UsageError("Huffman code: these lengths are no prefix code")
+        longest = int(used.max()) if used.size else 0
+        ordered = np.flatnonzero(self.lengths)
+        ordered = ordered[np.argsort(self.lengths[ordered], kind="stable")]
+        counts = np.bincount(used, minlength=longest + 2)
+        first_code = np.zeros(longest + 2, np.int64)
+        for length in range(1, longest + 1):
+            first_code[length] = (first_code[length - 1] + counts[length - 1]) << 1 if length > 1 else 0
+        first_index = np.zeros(longest + 2, np.int64)
+        first_index[1:] = np.cumsum(counts[: longest + 1])
+        sorted_lengths = self.lengths[ordered].astype(np.int64)
+        numbers = first_code[sorted_lengths] + np.arange(ordered.size) - first_index[sorted_lengths]
+        self._codes = np.zeros(self.lengths.size, np.uint64)
+        self._quick_symbol = np.zeros(1 << _QUICK, np.uint16)
+        self._quick_length = np.zeros(1 << _QUICK, np.uint8)
+        for symbol, length, number in zip(ordered.tolist(), sorted_lengths.tolist(), numbers.tolist(), strict=True):
+            reversed_bits = int(f"{number:0{length}b}"[::-1], 2)
+            self._codes[symbol] = reversed_bits
+            if length <= _QUICK:
+                self._quick_symbol[reversed_bits :: 1 << length] = symbol
+                self._quick_length[reversed_bits :: 1 << length] = length
+        self._first_code, self._first_index = first_code, first_index
+        self._ordered = ordered.astype(np.uint16)
+
+    def bits(self, symbols: NDArray[np.uint16]) -> int:
+        """Length of the encoded symbols in bits; -1 when one of them has no code."""
+        return int(_bits.prefix_length(symbols, self.lengths))
+
+    def expected_bits(self, probabilities: NDArray[np.float64]) -> float:
+        """Mean bits per symbol; infinite when a symbol without a code has a positive probability."""
+        if (probabilities[self.lengths == 0] > 0).any():
+            return float("inf")
+        return float(probabilities @ self.lengths)
+
+    def encode(self, symbols: NDArray[np.uint16]) -> bytes:
+        """Encode uint16[n]; the last byte is padded with zeros.
+
+        Raises:
+            UsageError: a symbol has no code.
+        """
+        total = self.bits(symbols)
+        if total < 0:
+            raise UsageError("Huffman code: a symbol to be sent has no code")
+        out = np.empty(-(-total // 8), np.uint8)
+        _bits.prefix_encode(symbols, self._codes, self.lengths, out)
+        return out.tobytes()
+
+    def decode(self, data: Buffer, count: int) -> NDArray[np.uint16]:
+        """Decode ``count`` symbols that take up all of ``data``.
+
+        Raises:
+            PayloadError: too short (checked before memory is taken), too long, or not this code.
+        """
+        raw = np.frombuffer(data, np.uint8)
+        if raw.size * 8 < count:
+            raise PayloadError(f"{raw.size} bytes cannot hold {count} Huffman codes")
+        out = np.empty(count, np.uint16)
+        used = int(
+            _bits.prefix_decode(
+                raw,
+                self._quick_symbol,
+                self._quick_length,
+                self._first_code,
+                self._first_index,
+                self._ordered,
+                out,
+            )
+        )
+        if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
+            raise PayloadError("the Huffman stream ends early, is too long or holds no code")
+        return out
+
+
+@lru_cache(maxsize=512)
+def huffman_code(lengths: bytes) -> HuffmanCode:
+    """The code of these lengths, one byte a symbol; codes in use are kept, their tables take time to build."""
+    return HuffmanCode(np.frombuffer(lengths, np.uint8))

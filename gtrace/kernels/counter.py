@@ -1,0 +1,63 @@
+"""Counter-based randomness: element i of a stream is a hash of (key, i), with no state in between."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gtrace.kernels._jit import inline, jit
+
+MASK32 = np.uint64(0xFFFFFFFF)
+_M1 = np.uint64(0x21F0AAAD)
+_M2 = np.uint64(0x735A2D97)
+_S8 = np.uint64(8)
+_S15 = np.uint64(15)
+_S16 = np.uint64(16)
+_S32 = np.uint64(32)
+#: one step of the 24-bit grid on which uniforms lie
+STEP24 = np.float32(2.0**-24)
+
+
+@inline
+def mix(counter: np.uint64, add: np.uint64, flip: np.uint64, last: np.uint64) -> np.uint64:
+    """32 random bits of one counter under three 32-bit words of a key.
+
+    Two multiplications with the constants of a low-bias integer hash. Everything is masked in 64 bits, so
+    products wrap the same with and without compilation; the compiler narrows it to 32-bit lanes.
+    """
+    x = (counter + add) & MASK32
+    x ^= x >> _S16
+    x = (x * _M1) & MASK32
+    x ^= flip
+    x ^= x >> _S15
+    x = (x * _M2) & MASK32
+    x = (x + last) & MASK32
+    return x ^ (x >> _S15)
+
+
+@inline
+def words(high: np.uint64, low: np.uint64, index: int) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """The three 32-bit words of a 128-bit key for the block of 2^32 elements that ``index`` lies in."""
+    block = np.uint64(index) >> _S32
+    a = high & MASK32
+    b = high >> _S32
+    c = low & MASK32
+    d = low >> _S32
+    add = mix(block, a, d, c)
+    flip = mix(block, b, c, d)
+    last = mix(block, (a + d) & MASK32, b, (c + b) & MASK32)
+    return add, flip, last
+
+
+@inline
+def uniform(counter: np.uint64, add: np.uint64, flip: np.uint64, last: np.uint64) -> np.float32:
+    """A uniform number k / 2^24, 0 <= k < 2^24, exact in float32."""
+    return np.float32(np.int32(mix(counter, add, flip, last) >> _S8)) * STEP24
+
+
+@jit
+def fill_uniform(out, high, low, start):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Uniforms of the elements start, start + 1, ... of a stream into ``out`` (float32); one 2^32 block."""
+    add, flip, last = words(high, low, start)
+    base = np.uint64(start) & MASK32
+    for i in range(out.size):
+        out[i] = uniform(base + np.uint64(i), add, flip, last)

@@ -1,0 +1,249 @@
+"""The moment sketch: one pass over the data, and closed forms over its bins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.kernels._jit import inline, jit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: bits of a float64 below the ten leading ones of its mantissa
+SHIFT = 42
+#: columns of a bin: count, sum d, sum d^2, and the same weighted by the squared scale; d = r - lower edge
+COLUMNS = 6
+_CHUNK = 512
+
+
+@jit
+def accumulate(
+    x: NDArray[np.float32],
+    start: int,
+    stop: int,
+    bucket: int,
+    scales: NDArray[np.float32],
+    base: int,
+    table: NDArray[np.float64],
+) -> tuple[int, int]:
+    """Add the elements start..stop of ``x`` to the bins of ``table``; returns the lowest and highest row touched.
+
+    Row 0 takes zeros, row k > 0 the values whose float64 pattern, cut after ten bits of mantissa, is base + k;
+    smaller values go to row 1. Loops are split in two: the first, without branches, is vectorized, the
+    second scatters.
+    """
+    r = np.empty(_CHUNK)
+    edge = np.empty(_CHUNK)
+    row = np.empty(_CHUNK, np.int64)
+    r_bits = r.view(np.int64)
+    edge_bits = edge.view(np.int64)
+    low, high = table.shape[0], -1
+    first_edge = base + 1
+    p = start
+    while p < stop:
+        b = p // bucket
+        end = min(stop, (b + 1) * bucket)
+        scale = np.float64(scales[b])
+        weight = scale * scale
+        inverse_free = scale if scale > 0.0 else 1.0
+        while p < end:
+            q = min(p + _CHUNK, end)
+            m = q - p
+            xb = x[p:q]
+            for i in range(m):
+                r[i] = abs(np.float64(xb[i])) / inverse_free
+            for i in range(m):
+                key = r_bits[i] >> SHIFT
+                inside = key >= first_edge
+                edge_bits[i] = (key << SHIFT) if inside else 0
+                row[i] = (key - base) if inside else (1 if r_bits[i] > 0 else 0)
+            for i in range(m):
+                edge[i] = r[i] - edge[i]
+            for i in range(m):
+                k = row[i]
+                low = min(low, k)
+                high = max(high, k)
+                d = edge[i]
+                cell = table[k]
+                cell[0] += 1.0
+                cell[1] += d
+                cell[2] += d * d
+                cell[3] += weight
+                cell[4] += weight * d
+                cell[5] += weight * d * d
+            p = q
+    return low, high
+
+
+@jit
+def fold(table: NDArray[np.float64], low: int, high: int, total: NDArray[np.float64]) -> None:
+    """Add the rows low..high of ``table`` to ``total`` and clear them."""
+    for k in range(low, high + 1):
+        if table[k, 0] != 0.0:
+            for j in range(COLUMNS):
+                total[k, j] += table[k, j]
+                table[k, j] = 0.0
+
+
+@jit
+def compact(
+    table: NDArray[np.float64], low: int, high: int, rows: NDArray[np.int32], sums: NDArray[np.float64]
+) -> int:
+    """Move the non-empty rows low..high out of ``table``, which is left clear; returns how many there are."""
+    count = 0
+    for k in range(low, high + 1):
+        if table[k, 0] != 0.0:
+            rows[count] = k
+            for j in range(COLUMNS):
+                sums[count, j] = table[k, j]
+                table[k, j] = 0.0
+            count += 1
+    return count
+
+
+@inline
+def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) -> tuple[float, float]:
+    """Estimate sum (t - r)_+ over a bin from its moments, and bound the estimate's error.
+
+    The estimate integrates the quadratic density that has the bin's three moments. The bounds are sharp for
+    a law of known mean and variance on an interval: Jensen's from below, the chord and Scarf's from above.
+    """
+    if n <= 0.0:
+        return 0.0, 0.0
+    u = (t - low) / width
+    m1 = d1 / (n * width)
+    m2 = d2 / (n * width * width)
+    c1 = 2.0 * m1 - 1.0
+    c2 = 0.5 * (3.0 * (4.0 * m2 - 4.0 * m1 + 1.0) - 1.0)
+    u2 = u * u
+    u3 = u2 * u
+    value = 0.5 * u2 + c1 * (u3 - 1.5 * u2) + 5.0 * c2 * (0.5 * u2 * u2 - u3 + 0.5 * u2)
+    gap = u - m1
+    least = max(0.0, gap)
+    variance = max(0.0, m2 - m1 * m1)
+    most = max(least, min(u * (1.0 - m1), 0.5 * (np.sqrt(variance + gap * gap) + gap)))
+    value = min(max(value, least), most)
+    scale = n * width
+    return value * scale, max(most - value, value - least) * scale
+
+
+@jit
+def expect_levels(
+    lower: NDArray[np.float64],
+    upper: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    levels: NDArray[np.float64],
+    mirrored: bool,
+    mass: NDArray[np.float64],
+) -> tuple[float, float, float]:
+    """Expected squared error of stochastic rounding of the sketched values to ``levels``.
+
+    Args:
+        lower: float64[k], ascending lower edges of the bins.
+        upper: float64[k], their upper edges.
+        sums: float64[k, 6].
+        levels: float64[m], ascending magnitudes.
+        mirrored: values below the first level are rounded to plus or minus that level (no zero level).
+        mass: float64[m], overwritten with the expected number of values at each level.
+
+    Returns:
+        the weighted error, the unweighted one, and how far the weighted one can be off.
+
+    Error and level masses are piecewise quadratic and linear in r with kinks at the levels. Over a bin, the
+    piece of its left end needs only the bin's moments, and each kink inside adds a multiple of
+    sum (r - level)_+.
+    """
+    m = levels.size
+    for j in range(m):
+        mass[j] = 0.0
+    weighted, plain, bound = 0.0, 0.0, 0.0
+    c = -1
+    for k in range(lower.size):
+        low, high = lower[k], upper[k]
+        n, d1, d2 = sums[k, 0], sums[k, 1], sums[k, 2]
+        w, w1, w2 = sums[k, 3], sums[k, 4], sums[k, 5]
+        while c + 1 < m and levels[c + 1] <= low:
+            c += 1
+        if c == m - 1:
+            over = low - levels[m - 1]
+            plain += n * over * over + 2.0 * over * d1 + d2
+            weighted += w * over * over + 2.0 * over * w1 + w2
+            mass[m - 1] += n
+            continue
+        b = levels[c + 1]
+        a = levels[c] if c >= 0 else (-b if mirrored else 0.0)
+        # (b - r)(r - a) about the lower edge: no cancellation however narrow the cell is
+        both = (b - low) * (low - a)
+        tilt = (b - low) - (low - a)
+        plain += n * both + tilt * d1 - d2
+        weighted += w * both + tilt * w1 - w2
+        if c >= 0:
+            up = (n * (low - a) + d1) / (b - a)
+            mass[c] += n - up
+            mass[c + 1] += up
+        else:
+            mass[0] += n
+        j = c + 1
+        while j < m and levels[j] < high:
+            t = levels[j]
+            below = levels[j - 1] if j > 0 else (-t if mirrored else 0.0)
+            last = j == m - 1
+            above = t if last else levels[j + 1]
+            under, slack = hinge(t, low, high - low, n, d1, d2)
+            over_n = under + (n * (low - t) + d1)
+            plain += (above - below) * over_n
+            under_w, slack_w = hinge(t, low, high - low, w, w1, w2)
+            weighted += (above - below) * (under_w + (w * (low - t) + w1))
+            bound += (above - below) * slack_w
+            if j > 0:
+                # the tents of t's two neighbours bend here
+                mass[j - 1] += over_n / (t - below)
+                mass[j] -= over_n / (t - below)
+            if not last:
+                mass[j] -= over_n / (above - t)
+                mass[j + 1] += over_n / (above - t)
+            else:
+                bound += 2.0 * w * (high - t) * (high - t)
+            j += 1
+    return weighted, plain, bound
+
+
+@jit
+def partial_moments(
+    lower: NDArray[np.float64],
+    upper: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    first: int,
+    points: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None:
+    """Mass and first moment of r up to each of the ascending ``points``, and sum (point - r)_+, into out[p, 3].
+
+    ``first`` is 0 for plain sums and 3 for weighted ones. A point inside a bin splits it by the same density
+    as :func:`hinge`, whose derivative is the mass.
+    """
+    mass, moment = 0.0, 0.0
+    k = 0
+    for p in range(points.size):
+        t = points[p]
+        while k < lower.size and upper[k] <= t:
+            mass += sums[k, first]
+            moment += sums[k, first] * lower[k] + sums[k, first + 1]
+            k += 1
+        below, moment_below = mass, moment
+        if k < lower.size and lower[k] < t and sums[k, first] > 0.0:
+            low, width = lower[k], upper[k] - lower[k]
+            n, d1, d2 = sums[k, first], sums[k, first + 1], sums[k, first + 2]
+            area, _ = hinge(t, low, width, n, d1, d2)
+            u = (t - low) / width
+            c1 = 2.0 * d1 / (n * width) - 1.0
+            c2 = 0.5 * (3.0 * (4.0 * d2 / (n * width * width) - 4.0 * d1 / (n * width) + 1.0) - 1.0)
+            part = u + 3.0 * c1 * (u * u - u) + 5.0 * c2 * (2.0 * u * u * u - 3.0 * u * u + u)
+            inside = n * min(max(part, area / (n * width) / max(u, 1e-300)), 1.0)
+            below += inside
+            moment_below += t * inside - area
+        out[p, 0] = below
+        out[p, 1] = moment_below
+        out[p, 2] = t * below - moment_below

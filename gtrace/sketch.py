@@ -1,0 +1,380 @@
+"""The moment sketch: one mergeable summary of a tensor that every level codec can be judged from.
+
+For coordinate-wise rounding of r = |v| / scale, expected error, symbol probabilities, sparsity and the best
+levels depend on the data only through the law of r, and inside one cell of a grid only through the count, the sum
+of r and the sum of r^2. The sketch is a histogram of r keyed by the exponent and ten bits of mantissa, each
+bin holding those three sums, plain and weighted by the squared scale of the value's bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.errors import UsageError, suggest
+from gtrace.kernels import norms as _norms
+from gtrace.kernels import sketching as _sketching
+from gtrace.types import NORMS, Norm, SummarySpec
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+#: mantissa bits that tell two bins of one octave apart
+MANTISSA = 10
+#: the smallest normalized value with bins of its own is 2^-OCTAVES; all below share one bin
+OCTAVES = 40
+_ROUNDING = 1e-12
+
+_NORM_CODES: dict[str, int] = {
+    "l2": _norms.L2,
+    "linf": _norms.LINF,
+    "l1": _norms.L1,
+    "none": _norms.NONE,
+}
+# Row k of a table starts at the float64 whose leading bits are base + k; row 0 is for zeros, row 1 the catch-all.
+_BASE_UNIT = ((1023 - OCTAVES) << MANTISSA) - 2
+_ROWS_UNIT = (OCTAVES << MANTISSA) + 3
+_BASE_FREE = ((1023 - 149) << MANTISSA) - 2
+_ROWS_FREE = ((149 + 128) << MANTISSA) + 2
+
+
+class _Workspace(threading.local):
+    """Dense tables, one pair per thread: fresh memory would cost more in page faults than the pass itself."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+
+    def tables(self, rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if rows not in self._tables:
+            shape = (rows, _sketching.COLUMNS)
+            self._tables[rows] = (np.zeros(shape), np.zeros(shape))
+        return self._tables[rows]
+
+
+_workspace = _Workspace()
+
+
+def as_values(values: ArrayLike) -> NDArray[np.float32]:
+    """Any array of real numbers as contiguous 1-D float32; no copy when it is that already.
+
+    Raises:
+        UsageError: complex or non-numeric values.
+    """
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise UsageError(f"values of dtype {array.dtype} cannot be compressed; pass real numbers")
+    return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
+
+
+def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:
+    """Check a set of magnitudes: finite, ascending, not negative, 0 first exactly when ``zero``.
+
+    Raises:
+        UsageError: they are not.
+    """
+    grid = np.asarray(levels, dtype=np.float64).reshape(-1)
+    if grid.size == 0 or not np.isfinite(grid).all():
+        raise UsageError("levels: give at least one finite magnitude")
+    if (np.diff(grid) <= 0).any() or grid[0] < 0:
+        raise UsageError("levels: magnitudes must be ascending, distinct and not negative")
+    if zero and grid[0] != 0:
+        raise UsageError(f"levels: with zero=True the first level must be 0, not {grid[0]:g}")
+    if not zero and grid[0] == 0:
+        raise UsageError("levels: with zero=False 0 is no level; drop it or pass zero=True")
+    return grid
+
+
+@dataclass(frozen=True, slots=True)
+class MomentSketch:
+    """Summary of one tensor, or of several merged ones. Build it with :meth:`of`; add sketches with ``+``.
+
+    Attributes:
+        spec: norm, bucket size and the other choices that two sketches must share to be merged.
+        rows: int32[k], ascending numbers of the non-empty bins.
+        sums: float64[k, 6], per bin the count, sum d and sum d^2, then the same weighted by the squared
+            bucket scale, where d = r - lower edge: moments about the edge keep the digits that raw
+            moments of a narrow bin would lose.
+        zeros: how many values are exactly zero.
+        zero_weight: their summed squared bucket scale.
+        nonfinite: how many values were NaN or infinite; they were taken as absent.
+        size: number of values summarized, exact tail and zeros included, non-finite ones not.
+        buckets: number of bucket norms that an encoder sends.
+        exact: values of short last buckets that are sent in full precision (tail="exact").
+        exact_energy: their summed squares.
+        clipped: values that clipping changed.
+        clip_error: the squared error that clipping alone costs.
+        dead: values of buckets whose norm is zero; they decode to zero whatever the levels.
+    """
+
+    spec: SummarySpec
+    rows: NDArray[np.int32]
+    sums: NDArray[np.float64]
+    zeros: int = 0
+    zero_weight: float = 0.0
+    nonfinite: int = 0
+    size: int = 0
+    buckets: int = 0
+    exact: int = 0
+    exact_energy: float = 0.0
+    clipped: int = 0
+    clip_error: float = 0.0
+    dead: int = 0
+    _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        values: ArrayLike,
+        norm: Norm = "l2",
+        bucket_size: int | None = None,
+        *,
+        tail: str = "quantized",
+        clip: float | None = None,
+    ) -> MomentSketch:
+        """Sketch a tensor in one pass.
+
+        Args:
+            values: any shape; taken as float32 in C order.
+            norm: what a bucket is divided by: "l2", "linf", "l1", or "none".
+            bucket_size: consecutive values that share a scale; None for all of them.
+            tail: "quantized", or "exact" when a short last bucket is sent in full precision.
+            clip: clip at this many standard deviations of the tensor before norms are taken.
+
+        Raises:
+            UsageError: unknown norm, a bucket size below 1, or values that are not real numbers.
+
+        >>> sketch = MomentSketch.of([3.0, -4.0, 0.0, 0.0], norm="l2")
+        >>> float(sketch.energy), sketch.zeros
+        (25.0, 2)
+        """
+        if tail not in ("quantized", "exact"):
+            raise UsageError(f"tail: '{tail}' is unknown; choose quantized or exact")
+        return cls.from_spec(values, SummarySpec(norm, bucket_size, tail, clip))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_spec(cls, values: ArrayLike, spec: SummarySpec) -> MomentSketch:
+        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`."""
+        if spec.norm not in NORMS:
+            raise UsageError(f"norm: '{spec.norm}' is unknown; {suggest(str(spec.norm), NORMS)}")
+        if spec.bucket_size is not None and spec.bucket_size < 1:
+            raise UsageError(f"bucket size: {spec.bucket_size} is below 1; give a positive number or none")
+        x = as_values(values)
+        total = x.size
+        bad = int(_norms.count_nonfinite(x))
+        if bad:
+            x = np.where(np.isfinite(x), x, np.float32(0))
+        clipped, clip_error = 0, 0.0
+        if spec.clip is not None:
+            x, clipped, clip_error = clip_values(x, spec.clip)
+        bucket = spec.bucket_size or max(1, x.size)
+        quantized = x.size - (x.size % bucket if spec.tail == "exact" else 0)
+        exact = x[quantized:]
+        x = x[:quantized]
+        scales = bucket_scales(x, spec.norm, spec.bucket_size)
+        table, total_table = _workspace.tables(_ROWS_FREE if spec.norm == "none" else _ROWS_UNIT)
+        base = _BASE_FREE if spec.norm == "none" else _BASE_UNIT
+        low, high = table.shape[0], -1
+        for start in range(0, x.size, _norms.BLOCK):
+            stop = min(start + _norms.BLOCK, x.size)
+            block_low, block_high = _sketching.accumulate(x, start, stop, bucket, scales, base, table)
+            low, high = min(low, block_low), max(high, block_high)
+            if x.size > _norms.BLOCK:
+                _sketching.fold(table, block_low, block_high, total_table)
+        if x.size > _norms.BLOCK:
+            table = total_table
+        zeros, zero_weight = 0, 0.0
+        if high >= 0:
+            zeros, zero_weight = int(table[0, 0]), float(table[0, 3])
+            table[0] = 0.0
+        span = max(0, high - max(low, 1) + 1)
+        rows, sums = np.empty(span, np.int32), np.empty((span, _sketching.COLUMNS))
+        count = _sketching.compact(table, max(low, 1), high, rows, sums)
+        return cls(
+            spec=spec,
+            rows=rows[:count].copy(),
+            sums=sums[:count].copy(),
+            zeros=zeros - min(zeros, bad),
+            zero_weight=zero_weight,
+            nonfinite=bad,
+            size=total - bad,
+            buckets=0 if spec.norm == "none" else scales.size,
+            exact=exact.size,
+            exact_energy=float(_norms.power_sum(exact, 2)),
+            clipped=clipped,
+            clip_error=clip_error,
+            dead=_dead(scales, bucket, x.size),
+        )
+
+    def merge(self, other: MomentSketch) -> MomentSketch:
+        """The sketch of both inputs together.
+
+        Raises:
+            UsageError: the two were built with different specs.
+        """
+        if self.spec != other.spec:
+            raise UsageError(f"sketches of {self.spec} and {other.spec} cannot be merged; build both alike")
+        rows, where = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
+        sums = np.zeros((rows.size, _sketching.COLUMNS))
+        sums[where[: self.rows.size]] = self.sums
+        sums[where[self.rows.size :]] += other.sums
+        return MomentSketch(
+            spec=self.spec,
+            rows=rows,
+            sums=sums,
+            zeros=self.zeros + other.zeros,
+            zero_weight=self.zero_weight + other.zero_weight,
+            nonfinite=self.nonfinite + other.nonfinite,
+            size=self.size + other.size,
+            buckets=self.buckets + other.buckets,
+            exact=self.exact + other.exact,
+            exact_energy=self.exact_energy + other.exact_energy,
+            clipped=self.clipped + other.clipped,
+            clip_error=self.clip_error + other.clip_error,
+            dead=self.dead + other.dead,
+        )
+
+    __add__ = merge
+
+    @property
+    def norm(self) -> Norm:
+        """What a bucket was divided by."""
+        return self.spec.norm
+
+    @property
+    def bucket_size(self) -> int | None:
+        """Values per bucket; None for the whole tensor."""
+        return self.spec.bucket_size
+
+    @property
+    def lower(self) -> NDArray[np.float64]:
+        """float64[k], lower edges of the bins in units of r."""
+        return self._both_edges()[0]
+
+    @property
+    def upper(self) -> NDArray[np.float64]:
+        """float64[k], upper edges of the bins in units of r."""
+        return self._both_edges()[1]
+
+    def _both_edges(self) -> list[NDArray[np.float64]]:
+        if not self._edges:
+            base = np.int64(_BASE_FREE if self.norm == "none" else _BASE_UNIT)
+            keys = self.rows.astype(np.int64) + base
+            lower = (keys << _sketching.SHIFT).view(np.float64)
+            upper = ((keys + 1) << _sketching.SHIFT).view(np.float64)
+            if self.rows.size and self.rows[0] == 1:
+                lower[0] = 0.0
+            self._edges.extend((lower, upper))
+        return self._edges
+
+    @property
+    def energy(self) -> float:
+        """Sum of the squared values (of the clipped ones where clipping is on), in squared gradient units."""
+        w, w1, w2 = self.sums[:, 3], self.sums[:, 4], self.sums[:, 5]
+        low = self.lower
+        return float(np.sum(w * low * low + 2 * low * w1 + w2)) + self.exact_energy
+
+    @property
+    def quantized(self) -> int:
+        """How many values a level codec rounds: all but the exact tail."""
+        return self.size - self.exact
+
+    def expected_error(self, levels: ArrayLike, zero: bool = True) -> float:
+        """E ||Q(v) - v||^2 of stochastic rounding to ``levels``, summed, in squared gradient units.
+
+        Args:
+            levels: ascending magnitudes in units of r; the last is 1 (any value for norm "none").
+            zero: whether 0 is a level (then it is the first one); without, the grid is mirrored.
+
+        Returns:
+            the exact value to about 1e-12 when every level lies on a bin edge; else within
+            :meth:`error_bound` of it. What clipping costs is included.
+
+        Raises:
+            UsageError: levels that are not ascending magnitudes, or do not fit ``zero``.
+        """
+        return self.expect(levels, zero=zero)[0]
+
+    def error_bound(self, levels: ArrayLike, zero: bool = True) -> float:
+        """A proven bound on |expected_error - truth|: what the values inside split bins could do at worst."""
+        return self.expect(levels, zero=zero)[2]
+
+    def probabilities(self, levels: ArrayLike, zero: bool = True) -> NDArray[np.float64]:
+        """Expected frequency of each magnitude in ``levels`` among the quantized values; they add up to 1."""
+        return self.expect(levels, zero=zero)[3]
+
+    def expect(
+        self, levels: ArrayLike, *, zero: bool = True
+    ) -> tuple[float, float, float, NDArray[np.float64]]:
+        """Everything about one level set in one pass over the bins.
+
+        Returns:
+            expected squared error (gradient units squared), the same with every weight 1 (units of r squared),
+            the bound on the first, and the probabilities of the magnitudes (float64[m]).
+        """
+        grid = as_levels(levels, zero=zero)
+        mass = np.empty(grid.size)
+        weighted, plain, bound = _sketching.expect_levels(
+            self.lower, self.upper, self.sums, grid, not zero, mass
+        )
+        if not zero:
+            weighted += self.zero_weight * grid[0] ** 2
+            plain += self.zeros * grid[0] ** 2
+        mass[0] += self.zeros
+        count = self.quantized
+        if count:
+            np.maximum(mass, 0.0, out=mass)
+            mass /= count
+        weighted = max(weighted, 0.0) + self.clip_error
+        return weighted, max(plain, 0.0), bound + _ROUNDING * weighted, mass
+
+    def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
+        """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.
+
+        Args:
+            points: float64[p], ascending, in units of r.
+            weighted: weigh each value by its squared bucket scale.
+
+        Returns:
+            float64[p, 3]. Zeros count as r = 0, at and above which every non-negative point has them.
+        """
+        at = np.ascontiguousarray(points, dtype=np.float64)
+        out = np.empty((at.size, 3))
+        _sketching.partial_moments(self.lower, self.upper, self.sums, 3 if weighted else 0, at, out)
+        zeros = self.zero_weight if weighted else float(self.zeros)
+        out[:, 0] += np.where(at >= 0, zeros, 0.0)
+        out[:, 2] += np.where(at >= 0, zeros, 0.0) * at
+        return out
+
+    def with_spec(self, **changes: object) -> MomentSketch:
+        """A copy labelled with another spec; for merging what is known to be comparable."""
+        return replace(self, spec=self.spec._replace(**changes), _edges=[])  # type: ignore[arg-type]
+
+
+def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) -> NDArray[np.float32]:
+    """float32 norms of the buckets of a finite float32[n]; none for n = 0, and one for bucket_size None."""
+    bucket = bucket_size or max(1, x.size)
+    scales = np.empty(-(-x.size // bucket), np.float32)
+    _norms.bucket_scales(x, bucket, _NORM_CODES[norm], scales)
+    return scales
+
+
+def _dead(scales: NDArray[np.float32], bucket: int, size: int) -> int:
+    zero = np.flatnonzero(scales == 0)
+    return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket))
+
+
+def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float32], int, float]:
+    """Clip a finite tensor at ``sigmas`` standard deviations (about 0, the deviation about its mean).
+
+    Returns:
+        the clipped float32[n], how many values changed, and the sum of the squared changes.
+    """
+    if x.size == 0:
+        return x, 0, 0.0
+    limit = min(sigmas * float(np.std(x, dtype=np.float64)), _norms.FLOAT32_MAX)
+    out = np.clip(x, np.float32(-limit), np.float32(limit))
+    change = out.astype(np.float64) - x
+    return out, int(np.count_nonzero(change)), float(change @ change)

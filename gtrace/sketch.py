@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 #: mantissa bits that tell two bins of one octave apart
 MANTISSA = 10
-#: the smallest normalized value with bins of its own is 2^-OCTAVES; all below share one bin
-OCTAVES = 40
+#: The smallest normalized value with bins of its own is 2^-OCTAVES; all below share one bin. Rows that nothing
+#: falls into cost address space and no memory, so the range covers every level that float32 can hold.
+OCTAVES = 149
 _ROUNDING = 1e-12
 
 _NORM_CODES: dict[str, int] = {
@@ -104,6 +105,7 @@ class MomentSketch:
         buckets: number of bucket norms that an encoder sends.
         exact: values of short last buckets that are sent in full precision (tail="exact").
         exact_energy: their summed squares.
+        exact_zeros: how many of them are zero.
         clipped: values that clipping changed.
         clip_error: the squared error that clipping alone costs.
         dead: values of buckets whose norm is zero; they decode to zero whatever the levels.
@@ -119,6 +121,7 @@ class MomentSketch:
     buckets: int = 0
     exact: int = 0
     exact_energy: float = 0.0
+    exact_zeros: int = 0
     clipped: int = 0
     clip_error: float = 0.0
     dead: int = 0
@@ -147,7 +150,7 @@ class MomentSketch:
             UsageError: unknown norm, a bucket size below 1, or values that are not real numbers.
 
         >>> sketch = MomentSketch.of([3.0, -4.0, 0.0, 0.0], norm="l2")
-        >>> float(sketch.energy), sketch.zeros
+        >>> round(sketch.energy, 9), sketch.zeros
         (25.0, 2)
         """
         if tail not in ("quantized", "exact"):
@@ -203,6 +206,7 @@ class MomentSketch:
             buckets=0 if spec.norm == "none" else scales.size,
             exact=exact.size,
             exact_energy=float(_norms.power_sum(exact, 2)),
+            exact_zeros=exact.size - int(np.count_nonzero(exact)),
             clipped=clipped,
             clip_error=clip_error,
             dead=_dead(scales, bucket, x.size),
@@ -231,6 +235,7 @@ class MomentSketch:
             buckets=self.buckets + other.buckets,
             exact=self.exact + other.exact,
             exact_energy=self.exact_energy + other.exact_energy,
+            exact_zeros=self.exact_zeros + other.exact_zeros,
             clipped=self.clipped + other.clipped,
             clip_error=self.clip_error + other.clip_error,
             dead=self.dead + other.dead,
@@ -305,9 +310,7 @@ class MomentSketch:
         """Expected frequency of each magnitude in ``levels`` among the quantized values; they add up to 1."""
         return self.expect(levels, zero=zero)[3]
 
-    def expect(
-        self, levels: ArrayLike, *, zero: bool = True
-    ) -> tuple[float, float, float, NDArray[np.float64]]:
+    def expect(self, levels: ArrayLike, *, zero: bool = True) -> tuple[float, float, float, NDArray[np.float64]]:
         """Everything about one level set in one pass over the bins.
 
         Returns:
@@ -316,9 +319,7 @@ class MomentSketch:
         """
         grid = as_levels(levels, zero=zero)
         mass = np.empty(grid.size)
-        weighted, plain, bound = _sketching.expect_levels(
-            self.lower, self.upper, self.sums, grid, not zero, mass
-        )
+        weighted, plain, bound = _sketching.expect_levels(self.lower, self.upper, self.sums, grid, not zero, mass)
         if not zero:
             weighted += self.zero_weight * grid[0] ** 2
             plain += self.zeros * grid[0] ** 2

@@ -65,9 +65,7 @@ def gtrace() -> None:
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line; every error that is not a bug ends in one line on stderr and its exit code."""
     try:
-        code = gtrace.main(
-            args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False
-        )
+        code = gtrace.main(args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("gtrace: interrupted; what was finished is kept", err=True)
         code = EXIT_INTERRUPTED

@@ -6,12 +6,14 @@ import json
 import re
 import sys
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gtrace.errors import OutputExistsError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _RANGE = re.compile(r"^(?P<low>[^:]*?\d)-(?P<high>\d[^:]*|\.\d[^:]*)(?::(?P<step>.+))?$")
 #: A typo like 2-80000000 must not fill the memory.
@@ -34,7 +36,7 @@ def parse_range(text: str, where: str = "range") -> list[Decimal]:
     >>> [str(v) for v in parse_range("2-4,8")]
     ['2', '3', '4', '8']
     >>> [str(v) for v in parse_range("0.5-0.6:0.05")]
-    ['0.5', '0.55', '0.60']
+    ['0.50', '0.55', '0.60']
 
     Raises:
         UsageError: not a range, falling, or more than a hundred thousand values.
@@ -56,7 +58,7 @@ def parse_range(text: str, where: str = "range") -> list[Decimal]:
     return list(values)
 
 
-class Integers(click.ParamType):
+class Integers(click.ParamType[tuple[int, ...]]):
     """A range of integers such as ``2-8`` or ``2,4,8``."""
 
     name = "range"
@@ -71,14 +73,12 @@ class Integers(click.ParamType):
         return tuple(int(v) for v in numbers)
 
 
-class Fractions(click.ParamType):
+class Fractions(click.ParamType[tuple[float, ...]]):
     """A range of numbers such as ``0.5-0.95:0.05``."""
 
     name = "range"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         if isinstance(value, tuple):
             return value
         where = f"--{param.name}" if param is not None and param.name else "range"

@@ -222,6 +222,8 @@ def _checked(name: str, item: dataclasses.Field[Any], value: Any) -> Any:
         raise UsageError(f"{where}={value} is not {wanted}") from None
     low, high = meta["minimum"], meta["maximum"]
     if number != number or (low is not None and number < low) or (high is not None and number > high):
-        allowed = f"at least {low:g}" if high is None else f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
+        allowed = (
+            f"at least {low:g}" if high is None else f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
+        )
         raise UsageError(f"{where}={value} is out of range; it must be {allowed}")
     return number

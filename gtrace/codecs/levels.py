@@ -51,9 +51,7 @@ class LevelCodec(ExpectingCodec):
     tail: Tail = parameter(
         "quantized", "a short last bucket: its own norm, or sent in float32", choices=("quantized", "exact")
     )
-    clip: float | None = parameter(
-        None, "clip at this many standard deviations before the norm is taken", minimum=0.0
-    )
+    clip: float | None = parameter(None, "clip at this many standard deviations before the norm is taken", minimum=0.0)
     coder: str = parameter("huffman", "how symbols become bits", choices=("huffman", "fixed"))
     scope: Scope = parameter(
         "tensor", "buckets run over one tensor or over the whole model", choices=("tensor", "model")
@@ -164,7 +162,7 @@ class LevelCodec(ExpectingCodec):
         return Expectation(
             squared_error=error,
             bias=float(np.sqrt(sketch.clip_error)),
-            sparsity=float(zeros) / size,
+            sparsity=(float(zeros) + sketch.exact_zeros) / size,
             bits_fixed=fixed * share + norms,
             bits_entropy=entropy(probabilities) * share + norms,
             bits_huffman=huffman * share + norms,
@@ -216,9 +214,7 @@ class LevelCodec(ExpectingCodec):
         flags = FLAG_FIXED if self.coder != "fixed" else 0
         return pack_fixed(symbols, width_for(self._signed_values(state).size)), flags
 
-    def _uncode(
-        self, state: State, data: memoryview, count: int, symbols: int, flags: int
-    ) -> NDArray[np.uint16]:
+    def _uncode(self, state: State, data: memoryview, count: int, symbols: int, flags: int) -> NDArray[np.uint16]:
         lengths = state.arrays.get("lengths")
         if flags not in (0, FLAG_FIXED):
             raise PayloadError(f"payload has unknown flags {flags:#x}")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from gtrace.types import Norm, State
 
-_LEVELS = np.concatenate(
-    [[0.0], 2.0 ** np.arange(-126, 128, dtype=np.float64), [np.finfo(np.float32).max]]
-).astype(np.float32)
+_LEVELS = np.concatenate([[0.0], 2.0 ** np.arange(-126, 128, dtype=np.float64), [np.finfo(np.float32).max]]).astype(
+    np.float32
+)
 
 
 @register

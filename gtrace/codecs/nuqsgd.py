@@ -24,7 +24,9 @@ class Nuqsgd(LevelCodec):
 
     name: ClassVar[str] = "nuqsgd"
     summary: ClassVar[str] = "levels at powers of 1/2, buckets scaled by their l2 norm"
-    formula: ClassVar[str] = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
+    formula: ClassVar[str] = (
+        "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
+    )
     paper: ClassVar[str] = "Ramezani-Kebrya et al., NUQSGD: Provably Communication-Efficient Data-Parallel SGD, 2021"
 
     bits: int = parameter(4, "2^(bits - 1) magnitudes and a sign", minimum=2, maximum=8)

@@ -32,7 +32,7 @@ class UniformCodec(LevelCodec):
 
     @property
     def _steps(self) -> int:
-        return 2 ** (self.bits - 1) - 1 if self.zero else 2**self.bits - 1
+        return (1 << self.bits - 1) - 1 if self.zero else (1 << self.bits) - 1
 
     def levels(self, state: State) -> NDArray[np.float32]:
         """k / s for k = 0..s, or the odd multiples of 1 / (2^bits - 1)."""
@@ -60,8 +60,12 @@ class Qsgd(UniformCodec):
 
     name: ClassVar[str] = "qsgd"
     summary: ClassVar[str] = "uniform levels, buckets scaled by their l2 norm"
-    formula: ClassVar[str] = "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
-    paper: ClassVar[str] = "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
+    formula: ClassVar[str] = (
+        "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
+    )
+    paper: ClassVar[str] = (
+        "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
+    )
 
     norm: Norm = parameter("l2", "what a bucket is divided by", choices=("l2", "linf", "l1"))
 
@@ -73,7 +77,9 @@ class QsgdInf(UniformCodec):
 
     name: ClassVar[str] = "qsgdinf"
     summary: ClassVar[str] = "uniform levels, buckets scaled by their largest magnitude"
-    formula: ClassVar[str] = "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
+    formula: ClassVar[str] = (
+        "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
+    )
     paper: ClassVar[str] = "Alistarh et al., QSGD, 2017 (max-norm variant, as in Faghri et al., 2020)"
 
     norm: Norm = parameter("linf", "what a bucket is divided by", choices=("l2", "linf", "l1"))

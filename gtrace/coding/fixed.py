@@ -10,8 +10,6 @@ from gtrace.errors import PayloadError
 from gtrace.kernels import bits as _bits
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
-
     from numpy.typing import NDArray
 
 
@@ -41,7 +39,7 @@ def pack_fixed(symbols: NDArray[np.uint16], width: int) -> bytes:
     return out.tobytes()
 
 
-def unpack_fixed(data: Buffer, count: int, width: int, symbols: int) -> NDArray[np.uint16]:
+def unpack_fixed(data: bytes | memoryview, count: int, width: int, symbols: int) -> NDArray[np.uint16]:
     """Read ``count`` symbols of ``width`` bits.
 
     Raises:

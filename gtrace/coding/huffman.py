@@ -12,8 +12,6 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import bits as _bits
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
-
     from numpy.typing import NDArray
 
 #: longest code in bits; longer ones would cost the encoder its 64-bit window and save nothing measurable
@@ -140,7 +138,7 @@ class HuffmanCode:
         _bits.prefix_encode(symbols, self._codes, self.lengths, out)
         return out.tobytes()
 
-    def decode(self, data: Buffer, count: int) -> NDArray[np.uint16]:
+    def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:
         """Decode ``count`` symbols that take up all of ``data``.
 
         Raises:

@@ -190,9 +190,7 @@ def round_many(
 
 
 @jit
-def round_powers(
-    x: NDArray[np.float32], high: np.uint64, low: np.uint64, out: NDArray[np.uint16]
-) -> None:
+def round_powers(x: NDArray[np.float32], high: np.uint64, low: np.uint64, out: NDArray[np.uint16]) -> None:
     """Round each value to one of the two powers of two around it (natural compression), on the bits alone.
 
     Magnitude codes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends

@@ -88,9 +88,7 @@ def fold(table: NDArray[np.float64], low: int, high: int, total: NDArray[np.floa
 
 
 @jit
-def compact(
-    table: NDArray[np.float64], low: int, high: int, rows: NDArray[np.int32], sums: NDArray[np.float64]
-) -> int:
+def compact(table: NDArray[np.float64], low: int, high: int, rows: NDArray[np.int32], sums: NDArray[np.float64]) -> int:
     """Move the non-empty rows low..high out of ``table``, which is left clear; returns how many there are."""
     count = 0
     for k in range(low, high + 1):
@@ -191,7 +189,7 @@ def expect_levels(
             below = levels[j - 1] if j > 0 else (-t if mirrored else 0.0)
             last = j == m - 1
             above = t if last else levels[j + 1]
-            under, slack = hinge(t, low, high - low, n, d1, d2)
+            under, _ = hinge(t, low, high - low, n, d1, d2)
             over_n = under + (n * (low - t) + d1)
             plain += (above - below) * over_n
             under_w, slack_w = hinge(t, low, high - low, w, w1, w2)

@@ -7,7 +7,6 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from gtrace.errors import OutputExistsError, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -52,7 +52,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "bits_fixed": ("REAL", "bits per coordinate, fixed width, norms included"),
     "bits_entropy": ("REAL", "bits per coordinate at the entropy, norms included"),
     "bits_huffman": ("REAL", "bits per coordinate, Huffman, norms included"),
-    "bits_payload": ("REAL", "bits per coordinate of the payload body: measured in a draw, expected otherwise"),
+    "bits_payload": (
+        "REAL",
+        "bits per coordinate of the payload body: measured in a draw, expected otherwise",
+    ),
     "bits_norms": ("REAL", "part of bits_payload that norms take"),
     "bits_shared": ("REAL", "bits per coordinate of shared bytes sent at this step (0 when unchanged)"),
     "bits_envelope": ("REAL", "bits per coordinate of the envelope, not in bits_payload"),
@@ -105,7 +108,7 @@ class SweepResult:
         Raises:
             ImportError: pandas is not there.
         """
-        import pandas as pd  # noqa: PLC0415
+        import pandas as pd
 
         return pd.DataFrame(self.columns)
 
@@ -158,7 +161,12 @@ class ResultStore:
                 "CREATE TABLE times (tensor TEXT, step INTEGER, codec TEXT, draw INTEGER, stage TEXT, seconds REAL)"
             )
             sql.execute("CREATE TABLE warnings (text TEXT PRIMARY KEY) WITHOUT ROWID")
-            meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}
+            meta = {
+                "format": FORMAT,
+                "version": VERSION,
+                "fingerprint": fingerprint,
+                "provenance": provenance,
+            }
             sql.executemany("INSERT INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in meta.items()])
         return store
 
@@ -237,7 +245,10 @@ class ResultStore:
         kinds = ["TEXT", "INTEGER", "TEXT", "INTEGER", "TEXT", "REAL"]
         time_names = ["tensor", "step", "codec", "draw", "stage", "seconds"]
         return SweepResult(
-            columns, dict(meta.get("provenance") or {}), warnings, _columns(times, list(zip(time_names, kinds, strict=True)))
+            columns,
+            dict(meta.get("provenance") or {}),
+            warnings,
+            _columns(times, list(zip(time_names, kinds, strict=True))),
         )
 
 

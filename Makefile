@@ -1,0 +1,34 @@
+# Both targets create or reuse .venv and install what is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One thread per library: two spinning pools on a shared machine are slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint benchmarks clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gtrace needs Python 3.11 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch first: asked for by another package, an installer may pick a build with gigabytes of CUDA.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/gtrace demo --force
+
+test: $(VENV)/.installed lint
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+benchmarks: $(VENV)/.installed
+	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -q
+
+clean:
+	rm -rf $(VENV) demo

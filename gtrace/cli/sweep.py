@@ -1,0 +1,178 @@
+"""``gtrace sweep``: measure codecs on a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.options import Integers, parse_range, print_json
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_REFITS = ("previous", "each", "once")
+
+
+@click.command("sweep")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--methods", default="all", show_default=True, help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.")
+@click.option(
+    "--bits", type=Integers(), default="2-8", show_default=True, help="Nominal bits of codecs that have them."
+)
+@click.option("--bucket-size", default=None, help="Values per norm: a range such as 128,8192; none for a tensor.")
+@click.option("--norm", default=None, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
+@click.option("--scope", default=None, help="Buckets over one tensor, or over the whole model: tensor, model.")
+@click.option(
+    "--draws",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Encodings per tensor and step; 0: closed forms only.",
+)
+@click.option("--tensors", default=None, help="Only tensors that match one of these globs, comma-separated.")
+@click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.")
+@click.option(
+    "--refit",
+    default="previous",
+    show_default=True,
+    help="Data that levels and codes are fitted on: previous step, each (itself), once, or steps.",
+)
+@click.option(
+    "--nonfinite",
+    type=click.Choice(["skip", "zero", "error"]),
+    default="skip",
+    show_default=True,
+    help="What to do with a tensor that holds NaN or infinity.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the stochastic rounding.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Threads; rows do not depend on it.  [default: all processors]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Result file.  [default: TRACE.sweep.db]",
+)
+@click.option("--force", is_flag=True, help="Overwrite a result file that belongs to another sweep.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON summary instead of text.")
+def command(**options: Any) -> None:
+    """Measure codecs on the gradients of TRACE: error, bits, distance, at every tensor and step.
+
+    A sweep that was interrupted, or that gets more codecs, continues where it stopped.
+
+    \b
+    Example:
+      gtrace sweep digits_cnn.zarr --methods qsgd,qsgdinf,terngrad --bits 2-8
+    """
+    run(**options)
+
+
+def run(
+    *,
+    trace: Path,
+    methods: str,
+    bits: tuple[int, ...],
+    bucket_size: str | None,
+    norm: str | None,
+    scope: str | None,
+    draws: int,
+    tensors: str | None,
+    steps: str | None,
+    refit: str,
+    nonfinite: str,
+    seed: int,
+    jobs: int | None,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """The command without its options' parsing."""
+    from gtrace.sweep import expand, run_sweep
+
+    ranges: dict[str, list[Any]] = {"bits": list(bits)}
+    if bucket_size:
+        ranges["bucket_size"] = [
+            None if part.strip() == "none" else int(value)
+            for part in bucket_size.split(",")
+            for value in ([0] if part.strip() == "none" else parse_range(part, "--bucket-size"))
+        ]
+    for name, text in (("norm", norm), ("scope", scope)):
+        if text:
+            ranges[name] = [part.strip() for part in text.split(",")]
+    codecs = expand(methods, ranges)
+    path = output or Path(f"{trace.stem}.sweep.db")
+    with _progress(as_json=as_json) as progress:
+        result = run_sweep(
+            trace,
+            codecs,
+            steps=None if steps is None else [int(v) for v in parse_range(steps, "--steps")],
+            tensors=None if tensors is None else [part.strip() for part in tensors.split(",")],
+            draws=draws,
+            seed=seed,
+            refit=_refit(refit),  # type: ignore[arg-type]
+            nonfinite=nonfinite,  # type: ignore[arg-type]
+            jobs=jobs,
+            output=path,
+            force=force,
+            command=sys.argv,
+            progress=progress,
+        )
+    tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
+    if as_json:
+        print_json(
+            {
+                "output": str(path),
+                "rows": len(result),
+                "tensors": tensors_seen,
+                "steps": steps_seen,
+                "codecs": sorted(set(result["codec"])),
+                "warnings": list(result.warnings),
+            }
+        )
+        return
+    for text in result.warnings:
+        click.echo(f"gtrace: warning: {text}", err=True)
+    click.echo(
+        f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps"
+    )
+    click.echo(f"{path}\nnext: gtrace report {path}")
+
+
+def _refit(text: str) -> str | list[int]:
+    if text in _REFITS:
+        return text
+    if not text[:1].isdigit():
+        raise UsageError(f"--refit: '{text}' is unknown; choose previous, each, once or steps such as 0,100")
+    return [int(v) for v in parse_range(text, "--refit")]
+
+
+@contextlib.contextmanager
+def _progress(*, as_json: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, nothing in a pipe."""
+    if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("sweep"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps of tensors"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("sweep", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,62 @@
+"""What a decoded tensor has in common with the exact one, in one pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.kernels._jit import jit
+from gtrace.kernels.norms import BLOCK, LANES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: squared error, |error|, |error| / |g| over non-zero g, g q, q^2, zeros of q, non-zeros of g
+SUMS = 7
+
+
+@jit
+def compare(g: NDArray[np.float32], q: NDArray[np.float32], out: NDArray[np.float64]) -> None:
+    """Sums over all elements into ``out`` (float64[7], see SUMS), over fixed blocks in index order."""
+    lanes = np.zeros((SUMS, LANES))
+    e2, e1, er, gq, qq, zeros, alive = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4], lanes[5], lanes[6]
+    for j in range(SUMS):
+        out[j] = 0.0
+    for start in range(0, g.size, BLOCK):
+        stop = min(g.size, start + BLOCK)
+        lanes[:] = 0.0
+        for p in range(start, stop, LANES):
+            gb = g[p : min(p + LANES, stop)]
+            qb = q[p : min(p + LANES, stop)]
+            for k in range(gb.size):
+                a, b = np.float64(gb[k]), np.float64(qb[k])
+                error = abs(b - a)
+                some = a != 0.0
+                e2[k] += error * error
+                e1[k] += error
+                er[k] += (error / abs(a)) if some else 0.0
+                gq[k] += a * b
+                qq[k] += b * b
+                zeros[k] += 1.0 if b == 0.0 else 0.0
+                alive[k] += 1.0 if some else 0.0
+        for j in range(SUMS):
+            total = 0.0
+            for k in range(LANES):
+                total += lanes[j, k]
+            out[j] += total
+
+
+@jit
+def distance(a: NDArray[np.float32], b: NDArray[np.float32], scale_a: float, scale_b: float) -> float:
+    """Mean |a scale_a - b scale_b| over all elements, in a fixed order."""
+    lanes = np.zeros(LANES)
+    for p in range(0, a.size, LANES):
+        ab = a[p : p + LANES]
+        bb = b[p : p + LANES]
+        for k in range(ab.size):
+            lanes[k] += abs(np.float64(ab[k]) * scale_a - np.float64(bb[k]) * scale_b)
+    total = 0.0
+    for k in range(LANES):
+        total += lanes[k]
+    return total / max(1, a.size)

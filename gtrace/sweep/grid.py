@@ -1,0 +1,53 @@
+"""What to run: methods, bits and other ranges turned into a list of codecs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from gtrace.codecs import Codec, codec, codec_class, codec_names, split_specs
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+def expand(methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | None = None) -> list[Codec]:
+    """Every codec that the methods and ranges name, each once, in order.
+
+    Args:
+        methods: specs such as ``qsgd,nuqsgd:p=0.3``, as text or a list; ``all`` stands for every codec.
+        ranges: parameter -> values. A codec takes those that it has and that its spec does not fix; one
+            without the parameter runs once.
+
+    Raises:
+        UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec takes.
+
+    >>> [str(c) for c in expand("qsgd,terngrad", {"bits": [2, 3]})]
+    ['qsgd:bits=2', 'qsgd:bits=3', 'terngrad']
+    """
+    specs = split_specs(methods) if isinstance(methods, str) else list(methods)
+    specs = [name for spec in specs for name in (codec_names() if spec == "all" else (spec,))]
+    found: dict[str, Codec] = {}
+    unused = {name for name, values in (ranges or {}).items() if values}
+    for spec in specs:
+        name, _, rest = spec.partition(":")
+        fixed = {part.partition("=")[0].strip() for part in rest.split(",")}
+        known = {item.name for item in dataclasses.fields(codec_class(name.strip())) if _leaves_choice(item)}
+        options: list[dict[str, Any]] = [{}]
+        for key, values in (ranges or {}).items():
+            if key in known and values:
+                unused.discard(key)
+                if key not in fixed:
+                    options = [{**option, key: value} for option in options for value in values]
+        for option in options:
+            made = codec(spec, **option)
+            found[str(made)] = made
+    if unused - {"bits"}:
+        raise UsageError(f"--{min(unused - {'bits'}).replace('_', '-')}: none of the chosen codecs takes it")
+    return list(found.values())
+
+
+def _leaves_choice(item: dataclasses.Field[Any]) -> bool:
+    """Whether a parameter leaves a choice at all: natural has a norm, but only one."""
+    return len(item.metadata["choices"]) != 1 and item.metadata["maximum"] != 0

@@ -1,0 +1,175 @@
+"""``run_sweep``: from a trace and a list of codecs to rows."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace import __version__
+from gtrace.codecs import Codec, ExpectingCodec, codec
+from gtrace.errors import UsageError, suggest
+from gtrace.sweep.engine import Block, Job, Nonfinite, Refit, Settings, run_jobs
+from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.trace import open_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gtrace.trace import TensorInfo, Trace
+
+_FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+
+
+def run_sweep(
+    trace: Trace | str | os.PathLike[str],
+    codecs: Sequence[Codec | str],
+    *,
+    steps: Sequence[int] | None = None,
+    tensors: Sequence[str] | None = None,
+    draws: int = 1,
+    seed: int = 0,
+    refit: Refit | Sequence[int] = "previous",
+    nonfinite: Nonfinite = "skip",
+    jobs: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> SweepResult:
+    """Run codecs over a trace.
+
+    Args:
+        trace: an open trace, or the path of one.
+        codecs: codecs or their specs.
+        steps: only these steps; all by default.
+        tensors: only tensors whose name matches one of these globs.
+        draws: keyed encodings per (tensor, step, codec); 0 for expectations alone.
+        seed: of the encodings.
+        refit: which step's summary fits a codec, see :class:`~gtrace.sweep.engine.Settings`.
+        nonfinite: what happens to a tensor with NaN or infinite gradients.
+        jobs: threads; the number of processors by default. Rows do not depend on it.
+        output: SQLite file to write or resume; without one nothing is kept on disk.
+        force: overwrite an ``output`` that belongs to another sweep.
+        command: the command line, for the provenance.
+        progress: called with (steps of tensors done, all of them).
+
+    Returns:
+        all rows of the store, also those of earlier runs that this one resumed or extended.
+
+    Raises:
+        UsageError: an unknown codec, tensor or step.
+        TraceError: the trace cannot be read.
+        OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
+    """
+    chosen = list({str(c): c for c in (codec(c) if isinstance(c, str) else c for c in codecs)}.values())
+    if not chosen:
+        raise UsageError("sweep: no codec given; name some with --methods, or write all")
+    if draws < 0:
+        raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
+        settings = Settings(seed, refit if isinstance(refit, str) else tuple(sorted(refit)), nonfinite)
+        fingerprint = _digest([opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, 1])
+        if output is None:
+            output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
+        path = Path(output)
+        wanted_tensors = _choose_tensors(opened, tensors)
+        wanted_steps = _choose_steps(opened, wanted_tensors, steps)
+        provenance = {
+            "command": list(command),
+            "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else opened.fingerprint,
+            "trace_fingerprint": opened.fingerprint,
+            "trace_attrs": opened.attrs,
+            "seed": seed,
+            "refit": settings.refit,
+            "nonfinite": nonfinite,
+            "versions": versions(),
+        }
+        store = ResultStore.create(path, provenance, fingerprint, force=force)
+        try:
+            plan = _plan(opened, wanted_tensors, wanted_steps, chosen, draws, store.done())
+            total = sum(len(job.wanted) for job in plan)
+            count = 0
+
+            def sink(block: Block) -> None:
+                nonlocal count
+                store.add(block.rows, block.times, block.warnings)
+                count += 1
+                if progress is not None:
+                    progress(count, total)
+
+            run_jobs(opened, plan, settings, jobs or os.cpu_count() or 1, sink)
+        finally:
+            store.close()
+        return ResultStore.load(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a number may depend on."""
+    return {"gtrace": __version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
+
+
+def _choose_tensors(trace: Trace, globs: Sequence[str] | None) -> list[TensorInfo]:
+    if not globs:
+        return list(trace.tensors)
+    names = [info.name for info in trace.tensors]
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
+    return [info for info in trace.tensors if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
+
+
+def _choose_steps(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None) -> frozenset[int]:
+    there = {int(step) for info in infos for step in trace.steps(info.name)}
+    if steps is None:
+        return frozenset(there)
+    chosen = there.intersection(steps)
+    if not chosen:
+        known = sorted(there)
+        span = f"it has {len(known)} steps from {known[0]} to {known[-1]}" if known else "it has no steps"
+        raise UsageError(f"--steps: none of these steps is in the trace; {span}")
+    return frozenset(chosen)
+
+
+def _plan(
+    trace: Trace,
+    infos: Sequence[TensorInfo],
+    steps: frozenset[int],
+    codecs: Sequence[Codec],
+    draws: int,
+    done: set[tuple[str, int, str, int]],
+) -> list[Job]:
+    """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
+    jobs = []
+    for info in sorted(infos, key=lambda info: -info.size):
+        all_steps = tuple(int(step) for step in trace.steps(info.name))
+        wanted = []
+        for index, step in enumerate(all_steps):
+            if step not in steps:
+                continue
+            missing = []
+            for item in codecs:
+                rows = ([EXPECTATION] if isinstance(item, ExpectingCodec) else []) + list(range(draws))
+                spec = str(item)
+                left = tuple(draw for draw in rows if (info.name, step, spec, draw) not in done)
+                if left:
+                    missing.append((item, left))
+            if missing:
+                wanted.append((index, tuple(missing)))
+        if wanted:
+            bits = _FLOAT_BITS.get(str(info.dtype).removeprefix("torch."), 32)
+            jobs.append(Job(info.name, bits, all_steps, tuple(wanted)))
+    return jobs

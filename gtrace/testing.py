@@ -1,0 +1,245 @@
+"""The laws that every codec obeys, to be run on one's own: ``gtrace.testing.check_codec(MyCodec())``.
+
+What a codec says about itself (expected error, bits, unbiasedness) is measured against encode and decode.
+All randomness is keyed, so a check gives the same result every time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.codecs import Codec, ExpectingCodec, codec
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import GtraceError, PayloadError
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+#: standard errors that a sampled mean may be off; about one correct check in 30,000 would be
+LIMIT = 4.2
+
+
+def tensors(seed: int = 0) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Named float32 tensors that break codecs: empty, degenerate, extreme, odd-sized, heavy-tailed."""
+    rng = np.random.default_rng(seed)
+    tiny = np.finfo(np.float32).smallest_subnormal
+    huge = np.finfo(np.float32).max
+    yield "empty", np.empty(0, np.float32)
+    yield "one element", np.array([-0.3], np.float32)
+    yield "one zero", np.zeros(1, np.float32)
+    yield "zeros", np.zeros(1000, np.float32)
+    yield "constant", np.full(777, 0.25, np.float32)
+    yield "negative constant", np.full(65, -3.0, np.float32)
+    yield "denormal", (tiny * rng.integers(-5, 6, 300)).astype(np.float32)
+    yield "huge", (huge * rng.uniform(-1, 1, 300)).astype(np.float32)
+    yield "largest", np.array([huge, -huge, huge, 0.0], np.float32)
+    yield "wide", (rng.choice([-1, 1], 500) * 2.0 ** rng.uniform(-120, 120, 500)).astype(np.float32)
+    yield "one outlier", np.concatenate([rng.normal(0, 1e-6, 999), [1e3]]).astype(np.float32)
+    yield "alternating", np.where(np.arange(2049) % 2 == 0, 1.0, -1.0).astype(np.float32)
+    yield "zero bucket", np.concatenate([np.zeros(8192), rng.normal(size=100)]).astype(np.float32)
+    yield "normal", rng.normal(0, 0.01, 8193).astype(np.float32)
+    yield "heavy", rng.standard_t(3, 20_011).astype(np.float32)
+
+
+def fitted(c: Codec, values: NDArray[np.float32], step: int = 0) -> tuple[State, MomentSketch | None]:
+    """The codec's state fitted on the tensor itself, and the sketch it was fitted to."""
+    state = c.init(values.size)
+    if c.needs is None:
+        return state, None
+    sketch = MomentSketch.from_spec(values, c.needs)
+    return c.fit(state, sketch, step), sketch
+
+
+def check_codec(c: Codec, *, seed: int = 0, draws: int = 24, spike: bool = True) -> None:
+    """Run every law on a codec.
+
+    Args:
+        c: the codec.
+        seed: of tensors and keys.
+        draws: encodings behind each sampled mean.
+        spike: run the law on a million values of probability 1e-6, which takes a second.
+
+    Raises:
+        AssertionError: a law is broken; the message says which one and on which tensor.
+    """
+    check_spec(c)
+    for name, values in tensors(seed):
+        check_round_trip(c, name, values, seed)
+    heavy = dict(tensors(seed))["heavy"]
+    check_refusals(c, heavy, seed)
+    for name in ("heavy", "normal", "one outlier", "zero bucket", "constant"):
+        check_expectation(c, name, dict(tensors(seed))[name], seed, draws)
+    check_workers(c, heavy, seed, draws)
+    if spike and c.unbiased:
+        check_spike(c, seed)
+
+
+def check_spec(c: Codec) -> None:
+    """Codec -> spec string -> codec is the identity, and the value cannot be changed."""
+    assert c.name, "a codec needs a name"
+    try:
+        again = codec(str(c))
+    except GtraceError as error:
+        # A codec under test need not be registered; one that is must come back.
+        assert "no codec" in str(error), f"{c}: its own spec is refused: {error}"
+        return
+    assert again == c, f"{c}: its spec makes another codec, {again}"
+    assert str(again) == str(c), f"{c}: its spec is not canonical, {again}"
+    assert hash(again) == hash(c), f"{c}: equal codecs must hash alike"
+
+
+def check_round_trip(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0) -> None:
+    """Size kept, finite, decoded from bytes alone, deterministic for a key, state survives as plain arrays."""
+    where = f"{c} on {name}"
+    state, _ = fitted(c, values)
+    key = Key.derive(seed, tensor=name)
+    before = values.copy()
+    payload = c.encode(state, values, key)
+    assert np.array_equal(values, before), f"{where}: encode changed its input"
+    assert payload == c.encode(state, values, key), f"{where}: the same key gave other bytes"
+    shared = c.shared(state)
+    decoded = c.decode(shared, payload, values.size)
+    assert decoded.dtype == np.float32, f"{where}: decoded {decoded.dtype}, not float32"
+    assert decoded.shape == (values.size,), f"{where}: decoded shape {decoded.shape}"
+    assert np.isfinite(decoded).all(), f"{where}: decoded values are not finite"
+    again = State.from_arrays(state.to_arrays())
+    assert c.encode(again, values, key) == payload, f"{where}: the state did not survive to_arrays"
+    assert c.shared(again) == shared, f"{where}: shared bytes changed with to_arrays"
+    if not values.any():
+        assert not decoded.any(), f"{where}: zeros came back as something else"
+    following = c.update(state, values, decoded)
+    assert following.size == state.size, f"{where}: update changed the size"
+
+
+def check_refusals(c: Codec, values: NDArray[np.float32], seed: int = 0) -> None:
+    """Foreign, truncated, oversized and damaged payloads raise PayloadError."""
+    state, _ = fitted(c, values)
+    shared = c.shared(state)
+    payload = c.encode(state, values, Key.derive(seed, tensor="refusals"))
+    rng = np.random.default_rng(seed)
+    flipped = bytearray(payload)
+    flipped[len(payload) // 2] ^= 16
+    bad = {
+        "empty": b"",
+        "foreign": rng.bytes(len(payload)),
+        "envelope alone": payload[:ENVELOPE_BYTES],
+        "truncated": payload[:-1],
+        "cut in the envelope": payload[: ENVELOPE_BYTES - 3],
+        "oversized": payload + b"\0",
+        "bit flipped": bytes(flipped),
+    }
+    for what, data in bad.items():
+        _must_refuse(c, shared, data, values.size, what)
+    _must_refuse(c, shared, payload, values.size + 1, "another size")
+    _must_refuse(c, shared, payload, 2**40, "a size that no memory holds")
+    _must_refuse(c, shared + b"\1\2\3\4", payload, values.size, "other shared bytes")
+
+
+def _must_refuse(c: Codec, shared: bytes, data: bytes, size: int, what: str) -> None:
+    try:
+        c.decode(shared, data, size)
+    except PayloadError:
+        return
+    raise AssertionError(f"{c}: a payload that is wrong ({what}) was decoded")
+
+
+def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
+    """Sampled error, payload length, sparsity and mean agree with ``expect`` within standard errors."""
+    if not isinstance(c, ExpectingCodec):
+        return
+    where = f"{c} on {name}"
+    state, sketch = fitted(c, values)
+    assert sketch is not None, f"{where}: a codec with closed forms must say which sketch it needs"
+    expected = c.expect(state, sketch)
+    shared = c.shared(state)
+    exact = values.astype(np.float64)
+    errors, lengths, zeros, sums = np.empty((4, draws))
+    signs = np.sign(exact)
+    for draw in range(draws):
+        # A sketch knows no signs, so bits are expected over both: every other draw encodes the mirrored tensor.
+        sign = np.float32(1 - 2 * (draw % 2))
+        payload = c.encode(state, sign * values, Key.derive(seed, tensor=name, draw=draw))
+        off = sign * c.decode(shared, payload, values.size) - exact
+        errors[draw] = off @ off
+        lengths[draw] = 8 * (len(payload) - ENVELOPE_BYTES)
+        zeros[draw] = np.count_nonzero(off == -exact)
+        sums[draw] = off @ signs
+    energy = float(exact @ exact)
+    rounding = 1e-6 * energy + 1e-30
+    _close(errors, expected.squared_error, rounding + expected.error_bound, f"{where}: squared error")
+    n = values.size
+    _close(lengths, expected.bits_payload * n, 8.0, f"{where}: payload bits")
+    _close(zeros, expected.sparsity * n, 1e-6 * n, f"{where}: zeros")
+    if c.unbiased and expected.bias == 0:
+        # one number that sees a rounding probability that is off by a few per cent
+        _close(sums, 0.0, 1e-6 * float(np.abs(exact).sum()) + 1e-30, f"{where}: mean shrinkage")
+    if expected.probabilities.size and sketch.quantized:
+        total = float(expected.probabilities.sum())
+        assert abs(total - 1) < 1e-9, f"{where}: symbol probabilities add up to {total}"
+
+
+def check_workers(c: Codec, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
+    """Four workers with the same gradient and keys of their own have a quarter of one worker's error."""
+    if not isinstance(c, ExpectingCodec) or not c.unbiased:
+        return
+    state, sketch = fitted(c, values)
+    assert sketch is not None
+    expected = c.expect(state, sketch)
+    if expected.bias or not expected.squared_error:
+        return
+    shared = c.shared(state)
+    exact = values.astype(np.float64)
+    errors = np.empty(draws)
+    for draw in range(draws):
+        decoded = [
+            c.decode(
+                shared,
+                c.encode(state, values, Key.derive(seed, tensor="workers", draw=draw, worker=worker)),
+                values.size,
+            )
+            for worker in range(4)
+        ]
+        off = c.aggregate(decoded) - exact
+        errors[draw] = off @ off
+    slack = 1e-6 * float(exact @ exact) + expected.error_bound
+    _close(errors, expected.squared_error / 4, slack, f"{c}: error of the mean of four workers")
+
+
+def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12) -> None:
+    """One spike and a million values a millionth of it: their mean survives, however rare their symbols are."""
+    values = np.full(size, 1e-6, np.float32)
+    values[size // 2] = 1.0
+    state, sketch = fitted(c, values)
+    shared = c.shared(state)
+    means = np.empty(draws)
+    for draw in range(draws):
+        payload = c.encode(state, values, Key.derive(seed, tensor="spike", draw=draw))
+        decoded = c.decode(shared, payload, size).astype(np.float64)
+        means[draw] = (decoded.sum() - decoded[size // 2]) / (size - 1)
+    if isinstance(c, ExpectingCodec) and sketch is not None:
+        # An event that is rarer than the draws has no sampled deviation; the closed form knows it.
+        deviation = math.sqrt(c.expect(state, sketch).squared_error) / size
+    else:
+        deviation = float(np.std(means, ddof=1))
+    off = abs(float(means.mean()) - float(values[0]))
+    slack = 1e-6 * float(values[0])
+    assert off <= 3.0 * deviation / math.sqrt(draws) + slack, (
+        f"{c}: a million values at probability 1e-6 have a mean of {means.mean():.4g}, "
+        f"{off / max(deviation, 1e-300) * math.sqrt(draws):.1f} standard errors off"
+    )
+
+
+def _close(samples: NDArray[np.float64], expected: float, slack: float, what: str) -> None:
+    mean = float(samples.mean())
+    error = float(samples.std(ddof=1)) / math.sqrt(samples.size)
+    off = abs(mean - expected)
+    assert off <= LIMIT * error + slack, (
+        f"{what}: sampled {mean:.6g}, expected {expected:.6g}, off by {off / max(error, 1e-300):.1f} standard errors"
+    )

@@ -1,0 +1,91 @@
+"""Every registered codec, in the configurations that differ in code path, obeys every law."""
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace import testing
+from gtrace.codecs import codec_class
+from gtrace.errors import UsageError
+
+VARIANTS = [
+    "none",
+    "qsgd:bits=2",
+    "qsgd:bits=4",
+    "qsgd:bits=8,bucket_size=100",
+    "qsgd:bits=4,norm=l1",
+    "qsgd:bits=3,zero=false",
+    "qsgdinf:bits=3",
+    "qsgdinf:bits=3,zero=false,bucket_size=none",
+    "qsgdinf:bits=4,bucket_size=none",
+    "qsgdinf:bits=4,coder=fixed",
+    "qsgdinf:bits=4,tail=exact,bucket_size=1000",
+    "qsgdinf:bits=10",
+    "terngrad",
+    "terngrad:clip=2.5",
+    "terngrad:bucket_size=none",
+    "terngrad:coder=fixed,bucket_size=1",
+    "nuqsgd:bits=3",
+    "nuqsgd:bits=3,zero=false",
+    "nuqsgd:bits=8",
+    "nuqsgd:bits=6,zero=false,p=0.7",
+    "natural",
+    "natural:coder=fixed",
+]
+
+
+def test_every_registered_codec_is_among_the_variants():
+    assert set(gtrace.codec_names()) == {spec.partition(":")[0] for spec in VARIANTS}
+
+
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_laws(spec):
+    c = gtrace.codec(spec)
+    testing.check_codec(c, spike=spec.endswith("bucket_size=none"))
+
+
+def test_default_of_every_codec_obeys_the_spike_law():
+    for name in gtrace.codec_names():
+        testing.check_spike(gtrace.codec(name), seed=1)
+
+
+@pytest.mark.parametrize("name", gtrace.codec_names())
+def test_a_codec_describes_itself(name):
+    cls = codec_class(name)
+    assert cls.summary
+    assert cls.formula
+    assert cls.paper
+    assert cls.__doc__
+
+
+class _Shrinking(type(gtrace.codec("qsgdinf"))):
+    """Scales the probability of rounding up: what the laws must notice."""
+
+    def encode(self, state, values, key):
+        x = np.asarray(values, np.float32)
+        return super().encode(state, (x * np.float32(0.97)).astype(np.float32), key)
+
+
+def test_the_laws_notice_three_per_cent_of_shrinkage():
+    values = dict(testing.tensors())["heavy"]
+    testing.check_expectation(gtrace.codec("qsgdinf:bits=3"), "heavy", values)
+    with pytest.raises(AssertionError, match=r"mean shrinkage|squared error"):
+        testing.check_expectation(_Shrinking(bits=3), "heavy", values)
+
+
+def test_workers_with_shared_randomness_are_noticed(monkeypatch):
+    real = testing.Key.derive
+    monkeypatch.setattr(testing.Key, "derive", lambda seed, **kw: real(seed, **{**kw, "worker": 0}))
+    values = dict(testing.tensors())["heavy"]
+    with pytest.raises(AssertionError, match="four workers"):
+        testing.check_workers(gtrace.codec("qsgdinf:bits=3"), values)
+
+
+def test_encode_refuses_what_it_cannot_take():
+    c = gtrace.codec("qsgd")
+    with pytest.raises(UsageError, match="value 1 is nan"):
+        c.encode(c.init(3), [0.0, np.nan, 1.0], (1, 2))
+    with pytest.raises(UsageError, match="2 values where the state is for 3"):
+        c.encode(c.init(3), [0.0, 1.0], (1, 2))
+    with pytest.raises(UsageError, match="complex"):
+        c.encode(c.init(1), np.array([1j]), (1, 2))

@@ -1,0 +1,23 @@
+"""Small traces for sweeps."""
+
+import numpy as np
+
+import gtrace
+
+
+def write_trace(path, *, steps=(0, 1, 2, 3), seed=0, tensors=(("conv.weight", 3000), ("fc.weight", 700), ("fc.bias", 10))):
+    rng = np.random.default_rng(seed)
+    with gtrace.create_trace(path) as writer:
+        for step in steps:
+            for name, size in tensors:
+                writer.append(step, name, (rng.standard_t(4, size) * 0.01).astype(np.float32))
+            writer.commit(step, loss=1.0 / (step + 1), lr=0.1)
+    return path
+
+
+def rows_of(result):
+    """Rows as plain tuples, NaN made comparable."""
+    out = []
+    for row in result.rows():
+        out.append(tuple(None if isinstance(v, float) and v != v else v for v in row.values()))
+    return out

@@ -1,0 +1,203 @@
+"""Each kernel against its plain twin."""
+
+import math
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtrace.kernels import bits, compare, counter, norms, rounding, sketching
+from gtrace.sketch import bucket_scales
+
+KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
+WORDS = (np.uint64(KEY[0]), np.uint64(KEY[1]))
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@pytest.mark.parametrize("start", [0, 7, 2**32 - 5, 2**33 + 123])
+def test_uniforms_are_the_hash_of_the_index(start):
+    count = 4 if start == 2**32 - 5 else 100
+    out = np.empty(count, np.float32)
+    counter.fill_uniform(out, *WORDS, start)
+    assert out.tolist() == naive.uniforms(*KEY, start, count)
+
+
+def test_uniforms_do_not_depend_on_where_a_chunk_begins():
+    whole, part = np.empty(1000, np.float32), np.empty(400, np.float32)
+    counter.fill_uniform(whole, *WORDS, 0)
+    counter.fill_uniform(part, *WORDS, 600)
+    assert (whole[600:] == part).all()
+
+
+def test_uniforms_are_uniform_and_uncorrelated():
+    n = 1 << 20
+    u = np.empty(n, np.float32)
+    counter.fill_uniform(u, *WORDS, 0)
+    v = np.empty(n, np.float32)
+    counter.fill_uniform(v, WORDS[0], WORDS[1] ^ np.uint64(1), 0)
+    u, v = u.astype(np.float64), v.astype(np.float64)
+    chi2 = ((np.bincount((u * 256).astype(int), minlength=256) - n / 256) ** 2 / (n / 256)).sum()
+    assert abs(chi2 - 255) < 5 * math.sqrt(2 * 255)
+    for other in (v, np.roll(u, 1), np.roll(u, 64), np.roll(u, 1024)):
+        assert abs(np.corrcoef(u, other)[0, 1]) < 5 / math.sqrt(n)
+    low_bits = (u * 2**24).astype(np.int64) & 255
+    chi2 = ((np.bincount(low_bits, minlength=256) - n / 256) ** 2 / (n / 256)).sum()
+    assert abs(chi2 - 255) < 5 * math.sqrt(2 * 255)
+
+
+@given(
+    st.lists(floats, max_size=200),
+    st.sampled_from([1, 3, 64, 65, None]),
+    st.sampled_from(["l2", "linf", "l1", "none"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_scales(values, bucket, norm):
+    x = np.array(values, np.float32)
+    found = bucket_scales(x, norm, bucket)
+    wanted = np.array([naive.norm_of(b, norm) for b in naive.buckets(x, bucket)], np.float32)
+    assert found.size == wanted.size
+    assert np.allclose(found, wanted, rtol=1.2e-7, atol=0)
+    if norm != "none":
+        for scale, b in zip(found, naive.buckets(x, bucket), strict=True):
+            assert (np.abs(b) <= scale).all()
+
+
+def test_sums_run_over_fixed_blocks():
+    x = np.random.default_rng(0).standard_normal(norms.BLOCK + 777).astype(np.float32)
+    total = norms.power_sum(x, 2)
+    assert total == norms.power_sum(x[: norms.BLOCK], 2) + norms.power_sum(x[norms.BLOCK :], 2)
+    assert math.isclose(total, math.fsum(x.astype(np.float64) ** 2), rel_tol=1e-13)
+
+
+def test_nonfinite_values_are_counted():
+    x = np.array([0, -0.0, 1e-45, 3.4e38, np.nan, np.inf, -np.inf, -np.nan], np.float32)
+    assert norms.count_nonfinite(x) == 4
+
+
+GRIDS = [
+    ([0.0, 1.0], True),
+    ([1.0], False),
+    ([0.0, 0.01, 0.1, 1.0], True),
+    ([0.2, 0.3, 1.0], False),
+    (np.linspace(0, 1, 16), True),
+    (np.concatenate([[0], 2.0 ** np.arange(-30, 1)]), True),
+    (np.linspace(0.004, 1, 128), False),
+]
+
+
+@pytest.mark.parametrize(("levels", "zero"), GRIDS)
+@pytest.mark.parametrize("bucket", [1, 100, None])
+def test_both_level_kernels_round_like_the_twin(levels, zero, bucket):
+    rng = np.random.default_rng(3)
+    x = np.concatenate([rng.standard_t(3, 250), [0.0, -0.0, 1e-30], rng.normal(0, 1e-3, 60)]).astype(np.float32)
+    grid = np.asarray(levels, np.float32)
+    scales = bucket_scales(x, "linf", bucket)
+    wanted = naive.round_symbols(x, "linf", bucket, grid, KEY, zero=zero)
+    found = np.empty(x.size, np.uint16)
+    rounding.round_levels(x, bucket or x.size, scales, grid, not zero, *WORDS, found)
+    assert (found == wanted).all()
+    if grid.size > 1:
+        table = np.empty(rounding.TABLE_SIZE, np.int32)
+        rounding.search_table(grid, table)
+        other = np.empty(x.size, np.uint16)
+        rounding.round_many(x, bucket or x.size, scales, grid, table, not zero, *WORDS, other)
+        assert (other == wanted).all()
+
+
+@pytest.mark.parametrize(("steps", "zero"), [(1, True), (3, True), (127, True), (7, False), (255, False), (3, False)])
+def test_uniform_kernel_rounds_like_the_twin_but_for_float_ties(steps, zero):
+    x = np.random.default_rng(4).standard_normal(2000).astype(np.float32)
+    x[::7] = 0
+    grid = (np.arange(0 if zero else 1, steps + 1, 1 if zero else 2) / steps).astype(np.float32)
+    scales = bucket_scales(x, "l2", 64)
+    found = np.empty(x.size, np.uint16)
+    rounding.round_uniform(x, 64, scales, steps, not zero, *WORDS, found)
+    wanted = naive.round_symbols(x, "l2", 64, grid, KEY, zero=zero)
+    # r * steps and r - k / steps differ in the last float32 digit, which decides one case in a million
+    assert np.count_nonzero(found != wanted) <= 1
+    assert (np.abs(found.astype(int) - wanted.astype(int)) <= 1).all()
+
+
+def test_powers_of_two_round_to_their_neighbours():
+    x = np.array([0, -0.0, 1.0, -2.0, 3.0, -0.75, 2.0**-126, 1e-45, 1e-40, -3.4e38, 2.0**127], np.float32)
+    out = np.empty(x.size, np.uint16)
+    seen = [set() for _ in x]
+    for k in range(200):
+        rounding.round_powers(x, np.uint64(k), WORDS[1], out)
+        for s, value in zip(seen, out.astype(int) - 255, strict=True):
+            s.add(int(value))
+    assert seen[:4] == [{0}, {0}, {127}, {-128}]
+    assert seen[4] == {128, 129}
+    assert seen[5] == {-126, -127}
+    assert seen[6] == {1}
+    assert seen[7] == {0}
+    assert seen[8] <= {0, 1}
+    assert seen[9] <= {-254, -255}
+    assert seen[10] == {254}
+
+
+def test_rounding_up_is_strict_at_the_top():
+    x = np.full(100_000, 0.5, np.float32)
+    out = np.empty(x.size, np.uint16)
+    rounding.round_levels(x, 1, x, np.array([0, 0.5, 1], np.float32), False, *WORDS, out)
+    assert (out == 4).all()
+
+
+@given(st.integers(1, 16), st.lists(st.integers(0, 2**16 - 1), max_size=70))
+@settings(max_examples=80, deadline=None)
+def test_packing(width, values):
+    symbols = np.array([v & ((1 << width) - 1) for v in values], np.uint16)
+    out = np.empty(-(-symbols.size * width // 8), np.uint8)
+    bits.pack(symbols, width, out)
+    assert out.tobytes() == naive.pack(symbols, width)
+    back = np.empty(symbols.size, np.uint16)
+    top = bits.unpack(out, width, back)
+    assert (back == symbols).all()
+    assert top == max(symbols.tolist(), default=0)
+
+
+def test_restore_looks_up_and_scales():
+    symbols = np.array([0, 1, 2, 2, 0], np.uint16)
+    out = np.empty(5, np.float32)
+    rounding.restore(symbols, 2, np.array([2, 3, 5], np.float32), np.array([-1, 0, 1], np.float32), out)
+    assert out.tolist() == [-2, 0, 3, 3, -5]
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=150))
+@settings(max_examples=50, deadline=None)
+def test_compare(pairs):
+    g = np.array([p[0] for p in pairs], np.float32)
+    q = np.array([p[1] for p in pairs], np.float32)
+    out = np.empty(compare.SUMS)
+    compare.compare(g, q, out)
+    a, b = g.astype(np.float64), q.astype(np.float64)
+    some = a != 0
+    wanted = [
+        math.fsum((b - a) ** 2),
+        math.fsum(abs(b - a)),
+        math.fsum(abs((b - a)[some] / a[some])),
+        math.fsum(a * b),
+        math.fsum(b * b),
+        np.count_nonzero(b == 0),
+        np.count_nonzero(some),
+    ]
+    scale = [1, 1, 1, math.fsum(abs(a * b)) or 1, 1, 1, 1]
+    for found, want, unit in zip(out.tolist(), wanted, scale, strict=True):
+        assert math.isclose(found, want, rel_tol=1e-12, abs_tol=1e-12 * unit)
+
+
+def test_hinge_is_exact_for_one_point_and_bounded_for_all():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        n = int(rng.integers(1, 6))
+        low, width = rng.uniform(0, 1), rng.uniform(0.01, 1)
+        points = low + width * rng.uniform(0, 1, n)
+        d = points - low
+        t = low + width * rng.uniform(0, 1)
+        value, slack = sketching.hinge(t, low, width, float(n), d.sum(), (d * d).sum())
+        truth = np.maximum(t - points, 0).sum()
+        assert abs(value - truth) <= slack + 1e-12
+        if n == 1:
+            assert math.isclose(value, truth, abs_tol=1e-6)

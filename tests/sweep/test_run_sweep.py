@@ -1,0 +1,298 @@
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import naive
+import numpy as np
+import pytest
+from helpers_sweep import rows_of, write_trace
+
+import gtrace
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.sweep import EXPECTATION, ResultStore, expand
+from gtrace.sweep.engine import Settings
+from gtrace.types import Key
+
+CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "nuqsgd:bits=4", "terngrad", "natural"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return write_trace(tmp_path_factory.mktemp("trace") / "run.zarr")
+
+
+@pytest.fixture(scope="module")
+def result(trace):
+    return gtrace.run_sweep(trace, CODECS, draws=2, jobs=1)
+
+
+def pick(result, **wanted):
+    found = [r for r in result.rows() if all(r[k] == v for k, v in wanted.items())]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_one_row_per_tensor_step_codec_and_draw(result):
+    assert len(result) == 3 * 4 * len(CODECS) * 3
+    assert len({(r["tensor"], r["step"], r["codec"], r["draw"]) for r in result.rows()}) == len(result)
+
+
+def test_a_draw_is_what_the_codec_does(trace, result):
+    c = gtrace.codec("qsgdinf:bits=3,bucket_size=512")
+    with gtrace.open_trace(trace) as opened:
+        before, g = opened.read("conv.weight", 1), opened.read("conv.weight", 2)
+    state = c.fit(c.init(g.size), gtrace.MomentSketch.from_spec(before, c.needs), 1)
+    payload = c.encode(state, g, Key.derive(0, tensor="conv.weight", step=2, draw=1))
+    q = c.decode(c.shared(state), payload, g.size).astype(np.float64)
+    row = pick(result, tensor="conv.weight", step=2, codec=str(c), draw=1)
+    g = g.astype(np.float64)
+    assert math.isclose(row["squared_error"], np.sum((q - g) ** 2), rel_tol=1e-12)
+    assert math.isclose(row["relative_variance"], np.sum((q - g) ** 2) / np.sum(g * g), rel_tol=1e-12)
+    assert math.isclose(row["cosine"], q @ g / np.sqrt((q @ q) * (g @ g)), rel_tol=1e-12)
+    assert math.isclose(row["w1"], np.mean(np.abs(np.sort(q) - np.sort(g))), rel_tol=1e-9)
+    assert math.isclose(
+        row["w1_mcgq"], np.mean(np.abs(np.sort(g / np.abs(g).sum()) - np.sort(q / np.abs(q).sum()))), rel_tol=1e-6
+    )
+    assert math.isclose(row["mean_abs_error"], np.mean(np.abs(q - g)), rel_tol=1e-12)
+    assert row["w1"] <= row["mean_abs_error"] * (1 + 1e-12)
+    assert row["sparsity"] == np.mean(q == 0)
+    assert math.isclose(row["bits_payload"], 8 * (len(payload) - 24) / g.size, rel_tol=1e-12)
+    assert row["bits_total"] == row["bits_payload"] + row["bits_shared"]
+    assert math.isclose(row["ratio_float32"], 32 / row["bits_total"])
+    assert row["fitted_on"] == "previous"
+
+
+def test_an_expectation_is_the_closed_form(trace, result):
+    with gtrace.open_trace(trace) as opened:
+        g = opened.read("fc.weight", 3)
+    row = pick(result, tensor="fc.weight", step=3, codec="nuqsgd:bits=4", draw=EXPECTATION)
+    levels = np.concatenate([[0], 2.0 ** np.arange(-6, 1)])
+    truth = naive.rounding_error(g, "l2", None, levels)
+    assert math.isclose(row["squared_error"], truth, rel_tol=1e-11)
+    assert math.isclose(row["relative_variance"], truth / np.sum(g.astype(np.float64) ** 2), rel_tol=1e-11)
+    assert math.isnan(row["cosine"])
+    assert row["bits_fixed"] == 4 + 32 / 700
+
+
+def test_uncompressed_costs_nothing_but_bits(result):
+    for row in result.rows():
+        if row["codec"] == "none":
+            assert row["squared_error"] == 0
+            assert row["relative_variance"] == 0
+            assert row["bits_total"] == 32
+            assert row["ratio_float32"] == 1
+
+
+def test_rows_do_not_depend_on_the_number_of_threads(trace, result):
+    again = gtrace.run_sweep(trace, CODECS, draws=2, jobs=3)
+    assert rows_of(again) == rows_of(result)
+
+
+def test_results_resume_and_extend(trace, tmp_path, result):
+    path = tmp_path / "out.db"
+    gtrace.run_sweep(trace, CODECS[:2], draws=1, jobs=1, output=path, steps=[1, 3])
+    first = ResultStore.load(path)
+    assert len(first) == 3 * 2 * 2 * 2
+    seen = []
+    full = gtrace.run_sweep(
+        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: seen.append((done, total))
+    )
+    assert rows_of(full) == rows_of(result)
+    assert seen[-1][0] == seen[-1][1]
+    seen.clear()
+    gtrace.run_sweep(
+        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: seen.append((done, total))
+    )
+    assert seen == [], "a finished row was computed again"
+
+
+def test_another_sweep_is_not_overwritten(trace, tmp_path):
+    path = tmp_path / "out.db"
+    gtrace.run_sweep(trace, ["terngrad"], output=path, jobs=1)
+    before = path.read_bytes()
+    with pytest.raises(OutputExistsError, match="other data or settings"):
+        gtrace.run_sweep(trace, ["terngrad"], output=path, seed=1, jobs=1)
+    assert path.read_bytes() == before
+    gtrace.run_sweep(trace, ["terngrad"], output=path, seed=1, jobs=1, force=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputExistsError, match="is not a sweep"):
+        gtrace.run_sweep(trace, ["terngrad"], output=tmp_path / "notes.txt", jobs=1)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+CHILD = """
+import sys, time, gtrace
+from gtrace.sweep import engine
+real = engine._Tensor._block
+def slow(self, *args):
+    time.sleep(0.03)
+    return real(self, *args)
+engine._Tensor._block = slow
+gtrace.run_sweep(sys.argv[1], sys.argv[3:], draws=2, jobs=2, output=sys.argv[2],
+                 progress=lambda done, total: print(done, flush=True))
+"""
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 9])
+def test_kill_9_loses_nothing_that_was_finished(trace, result, tmp_path, blocks):
+    path = tmp_path / "out.db"
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(trace), str(path), *CODECS], stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        while int(child.stdout.readline()) < blocks:
+            pass
+        child.send_signal(signal.SIGKILL)
+    partial = ResultStore.load(path)
+    assert len(partial) >= blocks * len(CODECS) * 3
+    whole = {(r[0], r[1], r[2], r[3]): r for r in rows_of(result)}
+    assert all(whole[r[:4]] == r for r in rows_of(partial))
+    computed = []
+    full = gtrace.run_sweep(
+        trace, CODECS, draws=2, jobs=1, output=path, progress=lambda done, total: computed.append(total)
+    )
+    assert rows_of(full) == rows_of(result)
+    assert len(computed) == 12 - len({(r[0], r[1]) for r in rows_of(partial)})
+
+
+def test_interrupt_keeps_what_is_done(trace, tmp_path):
+    path = tmp_path / "out.db"
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(trace), str(path), *CODECS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=60)
+    assert child.returncode not in (0, -signal.SIGKILL)
+    assert len(ResultStore.load(path)) > 0
+
+
+def test_refit_schedules():
+    steps = (0, 10, 20, 30)
+    assert [Settings(refit="previous").source(k, steps) for k in range(4)] == [0, 0, 1, 2]
+    assert [Settings(refit="each").source(k, steps) for k in range(4)] == [0, 1, 2, 3]
+    assert [Settings(refit="once").source(k, steps) for k in range(4)] == [0, 0, 0, 0]
+    assert [Settings(refit=(10, 30)).source(k, steps) for k in range(4)] == [0, 1, 1, 3]
+
+
+def test_what_a_code_was_fitted_on_is_said(trace):
+    spec = "qsgdinf:bits=4"
+    for refit, wanted in [
+        ("previous", ["itself", "previous", "previous", "previous"]),
+        ("each", ["itself"] * 4),
+        ("once", ["itself", "previous", "step 0", "step 0"]),
+        ([2], ["itself", "previous", "itself", "previous"]),
+    ]:
+        found = gtrace.run_sweep(trace, [spec], tensors=["conv.weight"], refit=refit, jobs=1, draws=0)
+        assert found["fitted_on"].tolist() == wanted
+        shared = found["bits_shared"]
+        assert shared[0] > 0
+        if refit == "once":
+            assert (shared[1:] == 0).all()
+
+
+def test_nonfinite_gradients_are_counted_and_not_quantized(tmp_path):
+    path = tmp_path / "bad.zarr"
+    with gtrace.create_trace(path) as writer:
+        for step in range(2):
+            g = np.ones(100, np.float32)
+            if step == 1:
+                g[[3, 7]] = np.nan, np.inf
+            writer.append(step, "w", g)
+            writer.commit(step)
+    found = gtrace.run_sweep(path, ["qsgd:bits=3"], jobs=1)
+    assert found.warnings == ("w at step 1: 2 of 100 gradients are not finite; skipped",)
+    bad = found["step"] == 1
+    assert np.isnan(found["squared_error"][bad]).all()
+    assert all("2 non-finite" in note for note in found["note"][bad])
+    assert np.isfinite(found["squared_error"][~bad]).all()
+    zeroed = gtrace.run_sweep(path, ["qsgd:bits=3"], jobs=1, nonfinite="zero")
+    assert np.isfinite(zeroed["squared_error"]).all()
+    with pytest.raises(TraceError, match="w at step 1: 2 of 100"):
+        gtrace.run_sweep(path, ["qsgd:bits=3"], jobs=1, nonfinite="error")
+
+
+def test_selection(trace):
+    found = gtrace.run_sweep(trace, ["terngrad"], tensors=["fc.*"], steps=[0, 3], jobs=1, draws=0)
+    assert set(found["tensor"]) == {"fc.weight", "fc.bias"}
+    assert set(found["step"]) == {0, 3}
+    with pytest.raises(UsageError, match=r"no tensor matches 'fc.wieght'; did you mean fc.weight"):
+        gtrace.run_sweep(trace, ["terngrad"], tensors=["fc.wieght"])
+    with pytest.raises(UsageError, match="4 steps from 0 to 3"):
+        gtrace.run_sweep(trace, ["terngrad"], steps=[17])
+    with pytest.raises(UsageError, match="no codec given"):
+        gtrace.run_sweep(trace, [])
+    with pytest.raises(UsageError, match="did you mean qsgd"):
+        gtrace.run_sweep(trace, ["qsdg"])
+
+
+def test_realized_error_agrees_with_expectation(trace):
+    found = gtrace.run_sweep(trace, ["qsgdinf:bits=3"], draws=40, jobs=2, tensors=["conv.weight"])
+    for step in range(4):
+        at = found["step"] == step
+        expected = found["squared_error"][at & (found["draw"] == EXPECTATION)][0]
+        draws = found["squared_error"][at & (found["draw"] >= 0)]
+        assert abs(draws.mean() - expected) < 4 * draws.std(ddof=1) / np.sqrt(draws.size)
+
+
+def test_store_refuses_what_it_did_not_write(tmp_path):
+    with pytest.raises(TraceError, match="no such file"):
+        ResultStore.load(tmp_path / "missing.db")
+    (tmp_path / "text.db").write_text("hello, this is no database at all")
+    with pytest.raises(TraceError, match="not a gtrace sweep"):
+        ResultStore.load(tmp_path / "text.db")
+
+
+def test_newer_store_is_refused(trace, tmp_path):
+    import sqlite3
+
+    path = tmp_path / "new.db"
+    gtrace.run_sweep(trace, ["terngrad"], output=path, jobs=1, draws=0)
+    with sqlite3.connect(path) as sql:
+        sql.execute("UPDATE meta SET value = '99' WHERE key = 'version'")
+    sql.close()
+    with pytest.raises(TraceError, match="newer gtrace"):
+        ResultStore.load(path)
+
+
+def test_expand():
+    assert [str(c) for c in expand("qsgd:bits=5,nuqsgd,natural", {"bits": [2, 3]})] == [
+        "qsgd:bits=5",
+        "nuqsgd:bits=2",
+        "nuqsgd:bits=3",
+        "natural",
+    ]
+    assert {c.name for c in expand("all", {"bits": [3]})} == set(gtrace.codec_names())
+    sizes = expand("qsgd:bits=3", {"bucket_size": [64, None]})
+    assert [c.bucket_size for c in sizes] == [64, None]
+    with pytest.raises(UsageError, match="none of the chosen codecs takes it"):
+        expand("natural", {"bucket_size": [64]})
+    with pytest.raises(UsageError, match="out of range"):
+        expand("qsgd", {"bits": [1]})
+
+
+def test_times_stand_apart_from_rows(result):
+    assert set(result.times["stage"]) == {"sketch", "fit", "encode", "decode", "compare"}
+    assert (result.times["seconds"] >= 0).all()
+    assert "seconds" not in result.columns
+
+
+def test_two_processes_may_read_while_one_writes(trace, tmp_path):
+    path = tmp_path / "out.db"
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(trace), str(path), *CODECS], stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        child.stdout.readline()
+        time.sleep(0.05)
+        assert len(ResultStore.load(path)) > 0
+        assert os.path.exists(path)
+        child.communicate(timeout=60)
+    assert child.returncode == 0

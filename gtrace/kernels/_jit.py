@@ -47,6 +47,28 @@ def jit(function: F) -> F:
     return compiled
 
 
+def jit_slp(function: F) -> F:
+    """As :func:`jit`, with LLVM's vectorizer of straight-line code: the adds to one row of a table become one.
+
+    The switch is global and read while compiling, so it is set around each compilation alone.
+    """
+    compiled: Any = jit(function)
+    compile_plain = getattr(compiled, "compile", None)
+    if compile_plain is None:  # compilation is switched off
+        return compiled  # type: ignore[no-any-return]
+
+    def compile_slp(signature: Any) -> Any:
+        before = config.SLP_VECTORIZE
+        config.SLP_VECTORIZE = 1
+        try:
+            return compile_plain(signature)
+        finally:
+            config.SLP_VECTORIZE = before
+
+    compiled.compile = compile_slp
+    return compiled  # type: ignore[no-any-return]
+
+
 def inline(function: F) -> F:
     """A helper that kernels call; it is compiled into them and never on its own."""
     compiled: F = numba.njit(nogil=True, error_model="numpy")(function)

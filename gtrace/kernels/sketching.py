@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.kernels._jit import inline, jit
+from gtrace.kernels._jit import inline, jit, jit_slp
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +18,7 @@ COLUMNS = 6
 _CHUNK = 512
 
 
-@jit
+@jit_slp
 def accumulate(
     x: NDArray[np.float32],
     start: int,
@@ -47,26 +47,26 @@ def accumulate(
         end = min(stop, (b + 1) * bucket)
         scale = np.float64(scales[b])
         weight = scale * scale
-        inverse_free = scale if scale > 0.0 else 1.0
+        divisor = scale if scale > 0.0 else 1.0
         while p < end:
             q = min(p + _CHUNK, end)
             m = q - p
             xb = x[p:q]
             for i in range(m):
-                r[i] = abs(np.float64(xb[i])) / inverse_free
+                r[i] = abs(np.float64(xb[i])) / divisor
             for i in range(m):
                 key = r_bits[i] >> SHIFT
                 inside = key >= first_edge
-                edge_bits[i] = (key << SHIFT) if inside else 0
-                row[i] = (key - base) if inside else (1 if r_bits[i] > 0 else 0)
+                edge_bits[i] = (key << SHIFT) * np.int64(inside)
+                row[i] = max(key - base, np.int64(r_bits[i] > 0))
             for i in range(m):
                 edge[i] = r[i] - edge[i]
             for i in range(m):
-                k = row[i]
-                low = min(low, k)
-                high = max(high, k)
+                low = min(low, row[i])
+                high = max(high, row[i])
+            for i in range(m):
                 d = edge[i]
-                cell = table[k]
+                cell = table[row[i]]
                 cell[0] += 1.0
                 cell[1] += d
                 cell[2] += d * d

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import OutputExistsError, TraceError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -137,7 +137,10 @@ class ResultStore:
 
         Raises:
             OutputExistsError: something else is there and ``force`` is off.
+            UsageError: its folder does not exist.
         """
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
         if path.exists():
             try:
                 found = cls._fingerprint(path)

@@ -1,1 +1,1 @@
-"""gtrace.workflows."""
+"""Chains of commands."""

@@ -1,0 +1,111 @@
+"""Hot loops as ratios to a copy or to np.sort of the same data, in one process on one core.
+
+Run with ``make benchmarks``. Absolute times mean little on shared machines; the ratio stands in ``extra_info``
+and is printed at the end. Nothing here asserts a speed.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.kernels import bits, rounding
+from gtrace.sketch import MomentSketch, bucket_scales
+
+N = 1 << 20
+BUCKET = 8192
+KEY = (np.uint64(1), np.uint64(2))
+
+
+def best(function, repeats=15):
+    """Least CPU seconds of several calls, after one to warm up."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(0).standard_t(4, N).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def copy_seconds(x):
+    out = np.empty_like(x)
+    return best(lambda: np.copyto(out, x))
+
+
+@pytest.fixture(scope="module")
+def sort_seconds(x):
+    return best(lambda: np.sort(x))
+
+
+def report(benchmark, function, **baselines):
+    seconds = best(function)
+    benchmark.extra_info.update({name: round(seconds / base, 3) for name, base in baselines.items()})
+    benchmark.extra_info["million_per_second"] = round(N / seconds / 1e6)
+    print(f"\n{benchmark.name}: {dict(benchmark.extra_info)}")
+    benchmark.pedantic(function, rounds=5, iterations=1)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf", "l1"])
+def test_norms(benchmark, x, copy_seconds, norm):
+    report(benchmark, lambda: bucket_scales(x, norm, BUCKET), copies=copy_seconds)
+
+
+@pytest.mark.parametrize("bucket", [BUCKET, None])
+def test_sketch(benchmark, x, copy_seconds, sort_seconds, bucket):
+    report(benchmark, lambda: MomentSketch.of(x, "linf", bucket), copies=copy_seconds, sorts=sort_seconds)
+
+
+def test_uniform_quantize_and_pack_3_bits(benchmark, x, copy_seconds):
+    symbols, packed = np.empty(N, np.uint16), np.empty(N * 3 // 8, np.uint8)
+
+    def quantize():
+        scales = bucket_scales(x, "linf", BUCKET)
+        rounding.round_uniform(x, BUCKET, scales, 3, False, *KEY, symbols)
+        bits.pack(symbols, 3, packed)
+
+    report(benchmark, quantize, copies=copy_seconds)
+
+
+@pytest.mark.parametrize("count", [4, 16, 128])
+def test_levels(benchmark, x, copy_seconds, count):
+    levels = np.concatenate([[0], np.geomspace(1e-4, 1, count - 1)]).astype(np.float32)
+    scales, symbols = bucket_scales(x, "linf", BUCKET), np.empty(N, np.uint16)
+    table = np.empty(rounding.TABLE_SIZE, np.int32)
+    rounding.search_table(levels, table)
+    if count <= 16:
+        report(
+            benchmark,
+            lambda: rounding.round_levels(x, BUCKET, scales, levels, False, *KEY, symbols),
+            copies=copy_seconds,
+        )
+    else:
+        report(
+            benchmark,
+            lambda: rounding.round_many(x, BUCKET, scales, levels, table, False, *KEY, symbols),
+            copies=copy_seconds,
+        )
+
+
+@pytest.mark.parametrize("coder", ["fixed", "huffman"])
+def test_round_trip(benchmark, x, copy_seconds, coder):
+    c = gtrace.codec("qsgdinf", bits=3, coder=coder)
+    state = c.fit(c.init(N), MomentSketch.from_spec(x, c.needs), 0)
+    shared = c.shared(state)
+    report(benchmark, lambda: c.decode(shared, c.encode(state, x, (1, 2)), N), copies=copy_seconds)
+
+
+def test_expectation_of_one_level_set(benchmark, x):
+    sketch = MomentSketch.of(x, "linf", BUCKET)
+    levels = np.arange(8) / 7
+    seconds = best(lambda: [sketch.expected_error(levels) for _ in range(100)]) / 100
+    benchmark.extra_info["microseconds"] = round(seconds * 1e6, 1)
+    print(f"\n{benchmark.name}: {dict(benchmark.extra_info)} with {sketch.rows.size} bins")
+    benchmark(lambda: sketch.expected_error(levels))

@@ -1,0 +1,71 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers_sweep import rows_of, write_trace
+
+import gtrace
+from gtrace.sweep import ResultStore
+
+
+def run(*args, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "gtrace", *args], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
+    )
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_short_form(tmp_path, suffix):
+    write_trace(tmp_path / f"run.{suffix}", steps=(0, 1))
+    done = run("sweep", f"run.{suffix}", "--methods", "qsgd,terngrad", "--bits", "2-3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "36 rows: 3 codecs on 3 tensors at 2 steps",
+        "run.sweep.db",
+        "next: gtrace report run.sweep.db",
+    ]
+    stored = ResultStore.load(tmp_path / "run.sweep.db")
+    direct = gtrace.run_sweep(tmp_path / f"run.{suffix}", ["qsgd:bits=2", "qsgd:bits=3", "terngrad"])
+    assert rows_of(stored) == rows_of(direct)
+    assert stored.provenance["command"][1:3] == ["sweep", f"run.{suffix}"]
+
+
+def test_one_and_two_jobs_give_the_same_rows(tmp_path):
+    write_trace(tmp_path / "run.zarr")
+    for jobs in ("1", "2"):
+        done = run("sweep", "run.zarr", "--bits", "3", "--jobs", jobs, "-o", f"{jobs}.db", "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)["rows"] > 0
+    assert rows_of(ResultStore.load(tmp_path / "1.db")) == rows_of(ResultStore.load(tmp_path / "2.db"))
+
+
+def test_bad_input(tmp_path):
+    write_trace(tmp_path / "run.zarr", steps=(0,))
+    cases = [
+        (("--methods", "qsdg"), 2, "did you mean qsgd"),
+        (("--methods", "qsgd:bit=3"), 2, "no parameter 'bit'; did you mean bits"),
+        (("--bits", "2-x"), 2, "2-x"),
+        (("--bits", "8-2"), 2, "must rise"),
+        (("--tensors", "nope.*"), 2, "no tensor matches 'nope.*'"),
+        (("--steps", "99"), 2, "none of these steps"),
+        (("--refit", "sometimes"), 2, "choose previous, each, once"),
+        (("--bucket-size", "0"), 2, "out of range"),
+        (("-o", "missing/out.db"), 2, "does not exist"),
+    ]
+    for args, code, words in cases:
+        done = run("sweep", "run.zarr", "--methods", "qsgd", *args, cwd=tmp_path)
+        assert done.returncode == code, (args, done.stderr)
+        assert words in done.stderr, (args, done.stderr)
+        assert done.stderr.count("\n") == 1, (args, done.stderr)
+        assert not (tmp_path / "run.sweep.db").exists()
+
+
+def test_existing_output_is_left_untouched(tmp_path):
+    write_trace(tmp_path / "run.zarr", steps=(0,))
+    (tmp_path / "run.sweep.db").write_text("mine")
+    done = run("sweep", "run.zarr", "--methods", "terngrad", cwd=tmp_path)
+    assert done.returncode == 4
+    assert (tmp_path / "run.sweep.db").read_text() == "mine"
+    done = run("sweep", "run.zarr", "--methods", "terngrad", "--force", cwd=tmp_path)
+    assert done.returncode == 0

@@ -68,7 +68,7 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(
     st.sampled_from(["l2", "linf", "l1"]),
     st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_error_is_never_further_off_than_its_bound(values, inner, bucket, norm, zero):
     levels = np.array(([0.0] if zero else []) + sorted(inner) + [1.0])
     sketch = MomentSketch.of(values, norm, bucket)
@@ -189,7 +189,7 @@ def test_clipping_is_part_of_the_error():
     st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40),
     st.lists(st.floats(0, 1), min_size=1, max_size=5),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_partial_moments(values, points):
     at = np.sort(np.array(points))
     sketch = MomentSketch.of(values, "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -49,29 +48,13 @@ def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
         lengths[live] = 1
     if live.size < 2:
         return lengths
-    heap: list[tuple[float, int, int]] = [(float(w[s]), 0, int(s)) for s in live]
-    heapq.heapify(heap)
-    children: dict[int, tuple[int, int]] = {}
-    node = w.size
-    while len(heap) > 1:
-        # The second entry, the depth, breaks ties: the flattest of the optimal trees.
-        a, depth_a, left = heapq.heappop(heap)
-        b, depth_b, right = heapq.heappop(heap)
-        children[node] = (left, right)
-        heapq.heappush(heap, (a + b, max(depth_a, depth_b) + 1, node))
-        node += 1
-    stack = [(node - 1, 0)]
-    depths = np.zeros(w.size, np.int64)
-    while stack:
-        at, depth = stack.pop()
-        if at < w.size:
-            depths[at] = depth
-        else:
-            stack.extend((child, depth + 1) for child in children[at])
+    order = live[np.argsort(w[live], kind="stable")]
+    depths = np.empty(live.size, np.int64)
+    _bits.huffman_depths(w[order], depths)
     if depths.max() > MAX_LENGTH:
         # A weight below 2^-MAX_LENGTH of the whole is what makes codes so long: raise it to that.
         return huffman_lengths(np.where(w > 0, np.maximum(w, w.sum() * 2.0 ** (1 - MAX_LENGTH)), 0.0))
-    lengths[:] = depths
+    lengths[order] = depths
     return lengths
 
 

@@ -61,6 +61,37 @@ def unpack(data: NDArray[np.uint8], width: int, out: NDArray[np.uint16]) -> int:
 
 
 @jit
+def huffman_depths(weights: NDArray[np.float64], depths: NDArray[np.int64]) -> None:
+    """Depths of the leaves of a Huffman tree for ascending positive ``weights``, two or more.
+
+    With the leaves sorted, merged nodes come out in ascending order too, so two queues replace a heap. On ties
+    a leaf goes before a merged node: of the optimal trees, the flattest.
+    """
+    m = weights.size
+    merged = np.empty(m - 1)
+    parent = np.empty(2 * m - 1, np.int64)
+    leaf, node = 0, 0
+    for k in range(m - 1):
+        total = 0.0
+        for _ in range(2):
+            if leaf < m and (node >= k or weights[leaf] <= merged[node]):
+                total += weights[leaf]
+                parent[leaf] = m + k
+                leaf += 1
+            else:
+                total += merged[node]
+                parent[m + node] = m + k
+                node += 1
+        merged[k] = total
+    below = np.empty(2 * m - 1, np.int64)
+    below[2 * m - 2] = 0
+    for k in range(2 * m - 3, -1, -1):
+        below[k] = below[parent[k]] + 1
+    for k in range(m):
+        depths[k] = below[k]
+
+
+@jit
 def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> int:
     """Total number of bits, or -1 when a symbol has no code."""
     total = 0

@@ -38,9 +38,6 @@ Timing = tuple[str, int, str, int, str, float]
 class Source(Protocol):
     """What the engine needs of a trace."""
 
-    def steps(self, name: str) -> NDArray[np.int64]:
-        """Ascending steps at which the tensor is present."""
-
     def read(self, name: str, step: int) -> NDArray[np.float32]:
         """The tensor at a step, flat."""
 

@@ -222,8 +222,8 @@ class ResultStore:
             sql.executemany("INSERT OR IGNORE INTO warnings VALUES (?)", [(text,) for text in warnings])
 
     def close(self) -> None:
-        """Close; the write-ahead log is folded into the one file."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Close; the write-ahead log is folded into the one file, which readers then leave alone."""
+        self._connection.execute("PRAGMA journal_mode=DELETE")
         self._connection.close()
 
     @classmethod

@@ -20,9 +20,12 @@ from gtrace.errors import UsageError, suggest
 from gtrace.sweep.engine import Block, Job, Nonfinite, Refit, Settings, run_jobs
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
 from gtrace.trace import open_trace
+from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from gtrace.trace import TensorInfo, Trace
 
@@ -78,7 +81,9 @@ def run_sweep(
     with ExitStack() as stack:
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
         settings = Settings(seed, refit if isinstance(refit, str) else tuple(sorted(refit)), nonfinite)
-        fingerprint = _digest([opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, 1])
+        # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
+        whole = list(tensors or ()) if any(scope_of(c) == "model" for c in chosen) else None
+        fingerprint = _digest([opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole])
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
         path = Path(output)
@@ -107,7 +112,7 @@ def run_sweep(
                 if progress is not None:
                     progress(count, total)
 
-            run_jobs(opened, plan, settings, jobs or os.cpu_count() or 1, sink)
+            run_jobs(_Gradients(opened, wanted_tensors), plan, settings, jobs or os.cpu_count() or 1, sink)
         finally:
             store.close()
         return ResultStore.load(path)
@@ -153,23 +158,63 @@ def _plan(
     done: set[tuple[str, int, str, int]],
 ) -> list[Job]:
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
+    model = [c for c in codecs if scope_of(c) == "model"]
+    alone = [c for c in codecs if scope_of(c) == "tensor"]
     jobs = []
+    if model:
+        there = tuple(sorted({int(step) for info in infos for step in trace.steps(info.name)}))
+        bits = {_dtype_bits(info) for info in infos}
+        jobs.append(_job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, there, steps, model, draws, done))
     for info in sorted(infos, key=lambda info: -info.size):
-        all_steps = tuple(int(step) for step in trace.steps(info.name))
-        wanted = []
-        for index, step in enumerate(all_steps):
-            if step not in steps:
-                continue
-            missing = []
-            for item in codecs:
-                rows = ([EXPECTATION] if isinstance(item, ExpectingCodec) else []) + list(range(draws))
-                spec = str(item)
-                left = tuple(draw for draw in rows if (info.name, step, spec, draw) not in done)
-                if left:
-                    missing.append((item, left))
-            if missing:
-                wanted.append((index, tuple(missing)))
-        if wanted:
-            bits = _FLOAT_BITS.get(str(info.dtype).removeprefix("torch."), 32)
-            jobs.append(Job(info.name, bits, all_steps, tuple(wanted)))
-    return jobs
+        there = tuple(int(step) for step in trace.steps(info.name))
+        jobs.append(_job(info.name, _dtype_bits(info), there, steps, alone, draws, done))
+    return [job for job in jobs if job.wanted]
+
+
+def scope_of(item: Codec) -> Scope:
+    """Whether a codec runs over single tensors or over the whole model's concatenated gradient."""
+    return "tensor" if item.needs is None else item.needs.scope
+
+
+def _dtype_bits(info: TensorInfo) -> int:
+    return _FLOAT_BITS.get(str(info.dtype).removeprefix("torch."), 32)
+
+
+def _job(
+    name: str,
+    dtype_bits: int,
+    there: tuple[int, ...],
+    steps: frozenset[int],
+    codecs: Sequence[Codec],
+    draws: int,
+    done: set[tuple[str, int, str, int]],
+) -> Job:
+    wanted = []
+    for index, step in enumerate(there):
+        if step not in steps:
+            continue
+        missing = []
+        for item in codecs:
+            rows = ([EXPECTATION] if isinstance(item, ExpectingCodec) else []) + list(range(draws))
+            spec = str(item)
+            left = tuple(draw for draw in rows if (name, step, spec, draw) not in done)
+            if left:
+                missing.append((item, left))
+        if missing:
+            wanted.append((index, tuple(missing)))
+    return Job(name, dtype_bits, there, tuple(wanted))
+
+
+class _Gradients:
+    """A trace as the engine reads it: its tensors, and under ``*`` all of them end to end, in the trace's order."""
+
+    def __init__(self, trace: Trace, infos: Sequence[TensorInfo]) -> None:
+        self._trace = trace
+        self._steps = {info.name: frozenset(trace.steps(info.name).tolist()) for info in infos}
+
+    def read(self, name: str, step: int) -> NDArray[np.float32]:
+        """A tensor at a step, or the whole model's gradient."""
+        if name != WHOLE_MODEL:
+            return self._trace.read(name, step)
+        parts = [self._trace.read(part, step) for part, steps in self._steps.items() if step in steps]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)

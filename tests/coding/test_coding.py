@@ -24,7 +24,7 @@ weights = st.lists(st.floats(0, 1) | st.just(0.0), min_size=1, max_size=60).filt
 
 
 @given(weights)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_huffman_is_optimal_and_a_prefix_code(values):
     w = np.array(values)
     lengths = huffman_lengths(w)
@@ -49,7 +49,7 @@ def test_lengths_stay_within_the_limit():
 
 
 @given(weights, st.integers(0, 300), st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_huffman_round_trip(values, count, seed):
     w = np.array(values)
     code = HuffmanCode(huffman_lengths(w))
@@ -73,7 +73,7 @@ def test_canonical_codes_by_hand():
 
 
 @given(weights, st.binary(max_size=40), st.integers(0, 400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_huffman_decoder_survives_any_bytes(values, data, count):
     code = HuffmanCode(huffman_lengths(np.array(values)))
     try:

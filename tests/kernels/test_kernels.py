@@ -52,7 +52,7 @@ def test_uniforms_are_uniform_and_uncorrelated():
     st.sampled_from([1, 3, 64, 65, None]),
     st.sampled_from(["l2", "linf", "l1", "none"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scales(values, bucket, norm):
     x = np.array(values, np.float32)
     found = bucket_scales(x, norm, bucket)
@@ -146,7 +146,7 @@ def test_rounding_up_is_strict_at_the_top():
 
 
 @given(st.integers(1, 16), st.lists(st.integers(0, 2**16 - 1), max_size=70))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_packing(width, values):
     symbols = np.array([v & ((1 << width) - 1) for v in values], np.uint16)
     out = np.empty(-(-symbols.size * width // 8), np.uint8)
@@ -166,7 +166,7 @@ def test_restore_looks_up_and_scales():
 
 
 @given(st.lists(st.tuples(floats, floats), min_size=1, max_size=150))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_compare(pairs):
     g = np.array([p[0] for p in pairs], np.float32)
     q = np.array([p[1] for p in pairs], np.float32)

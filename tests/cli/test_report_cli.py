@@ -1,0 +1,175 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers_report import rows_of, write_runs, write_sweep
+
+from gtrace.cli import main
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*args):
+        with pytest.raises(SystemExit) as stop:
+            main(["report", *map(str, args)])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return write_sweep(tmp_path / "net.sweep.db", rows_of(bits=[2, 3, 4], layers=("w", "v")))
+
+
+def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
+    code, out, err = call(sweep)
+    assert (code, err) == (0, "")
+    assert out.lstrip().startswith("At 2 measured bits per coordinate, qsgdinf")
+    assert out.endswith("\nnet.report.html\n")
+    assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_pipe_gets_every_column(call, sweep):
+    _, out, _ = call(sweep)
+    assert "Hidden" not in out
+    assert "\x1b" not in out
+    assert "qsgdinf:bits=3,bucket_size=8192 " in out
+
+
+def test_columns_are_respected(call, sweep, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    _, out, _ = call(sweep)
+    assert max(map(len, out.splitlines())) <= 70
+    assert "Hidden on a terminal this narrow" in out
+
+
+def test_without_arguments_the_newest_results_are_taken_and_named(call, sweep, tmp_path):
+    write_runs(tmp_path / "train.jsonl", steps=30)
+    code, out, err = call()
+    assert code == 0
+    assert "net.sweep.db" in err
+    assert "train.jsonl" in err
+    assert "Sweep net.sweep.db" in out
+    assert "Training train.jsonl" in out
+
+
+def test_an_existing_page_is_kept_and_the_tables_are_printed_all_the_same(call, sweep, tmp_path):
+    (tmp_path / "net.report.html").write_text("mine")
+    code, out, err = call(sweep)
+    assert code == 4
+    assert "At 2 measured bits" in out
+    assert err == "gtrace: net.report.html: exists already and was left untouched; pass --force or another -o\n"
+    assert (tmp_path / "net.report.html").read_text() == "mine"
+    code, out, err = call(sweep, "--force")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "net.report.html").read_text(encoding="utf-8") != "mine"
+
+
+def test_json_is_alone_on_stdout_and_writes_nothing_by_itself(call, sweep, tmp_path):
+    code, out, err = call(sweep, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["sweeps"][0]["name"] == "net.sweep.db"
+    assert not list(tmp_path.glob("*.html"))
+    code, out, err = call(sweep, "--json", "-o", "page.html")
+    assert code == 0
+    assert json.loads(out)
+    assert err.strip() == "page.html"
+    assert (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(("output", "start"), [("x.md", "# gtrace report"), ("x.csv", "results,spec,method")])
+def test_other_formats(call, sweep, tmp_path, output, start):
+    code, out, _ = call(sweep, "-o", output)
+    assert code == 0
+    assert out.endswith(f"\n{output}\n")
+    assert (tmp_path / output).read_text(encoding="utf-8").startswith(start)
+
+
+def test_a_folder_of_figures(call, sweep, tmp_path):
+    code, out, _ = call(sweep, "-o", "figures")
+    assert code == 0
+    assert out.endswith("6 figures in figures\nfigures/report.html\n")
+    assert (tmp_path / "figures" / "rate-distortion.svg").exists()
+
+
+def damage_nothing(path):
+    return path.with_name("missing.sweep.db")
+
+
+def damage_foreign(path):
+    path.write_bytes(b"SQLite format 3\0" + b"x" * 4000)
+    return path
+
+
+def damage_text(path):
+    path.write_text("hello\n")
+    return path
+
+
+def damage_truncate(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    return path
+
+
+def damage_folder(path):
+    (path.parent / "empty.zarr").mkdir()
+    return path.parent / "empty.zarr"
+
+
+@pytest.mark.parametrize("damage", [damage_nothing, damage_foreign, damage_text, damage_truncate, damage_folder])
+def test_bad_input_is_one_line_and_exit_3(call, sweep, damage, tmp_path):
+    path = damage(sweep)
+    code, out, err = call(path)
+    assert code == 3
+    assert out == ""
+    assert err.startswith("gtrace: ")
+    assert err.count("\n") == 1
+    assert path.name in err
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_damaged_run_log_is_exit_3(call, tmp_path):
+    log = write_runs(tmp_path / "a.jsonl", steps=3)
+    text = log.read_text().splitlines()
+    log.write_text("\n".join([text[0], "{broken", *text[1:]]) + "\n")
+    code, _, err = call(log)
+    assert code == 3
+    assert "line 2" in err
+    log.write_text(text[0] + '\n{"type": "step", "run": "q", "step": "x"}\n')
+    code, _, err = call(log)
+    assert code == 3
+    assert "a.jsonl: 'step'" in err
+
+
+def test_an_empty_folder_is_exit_3(call):
+    code, _, err = call()
+    assert code == 3
+    assert "no results" in err
+
+
+def test_wrong_usage_is_found_before_anything_is_read(call, sweep):
+    code, out, err = call(sweep, "-o", "x.pdf")
+    assert (code, out) == (2, "")
+    assert ".html, .md, .csv" in err
+    code, _, err = call(sweep, "-o", "nowhere/x.html")
+    assert code == 2
+    assert "does not exist" in err
+
+
+def test_help_is_quick_because_it_loads_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from gtrace.cli import main\n"
+        "try:\n    main(['report', '--help'])\n"
+        "except SystemExit:\n    print(sorted({'numpy', 'matplotlib', 'rich', 'gtrace.report'} & set(sys.modules)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "RESULTS" in found.stdout
+    assert found.stdout.endswith("[]\n")

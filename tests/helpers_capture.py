@@ -1,0 +1,34 @@
+"""Shared by the tests of the host layer and of capture: scripts in a folder, and processes that run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+SAMPLES = Path(__file__).resolve().parent.parent / "samples"
+
+
+def environment() -> dict[str, str]:
+    """Of child processes: one thread, and no rank left over from a launcher."""
+    kept = {name: value for name, value in os.environ.items() if name != "RANK"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def write_script(path: Path, source: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(source).lstrip("\n"))
+    return path
+
+
+def run_python(*args: object, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def run_gtrace(*args: object, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "gtrace", *args, cwd=cwd, timeout=timeout)

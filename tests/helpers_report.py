@@ -1,0 +1,193 @@
+"""Results made up for the tests of reports: plausible in size and shape, exact in nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+
+from gtrace.runlog import RunLogWriter
+from gtrace.sweep import COLUMNS, EXPECTATION, ResultStore, SweepResult
+
+LAYERS = tuple(f"{name}.{kind}" for name in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias"))
+RUNS = ("none", "qsgdinf:bits=3,bucket_size=8192")
+STEPS = (0, 10, 20, 30, 40, 50)
+METHODS = ("qsgd", "qsgdinf", "nuqsgd", "terngrad", "natural")
+
+#: method -> bits -> (relative variance, measured bits) of a middling layer
+_SHAPES = {
+    "qsgd": lambda b: (90.0 / (2 ** (b - 1) - 1), 0.12 * 1.62 ** (b - 2)),
+    "qsgdinf": lambda b: (5.0 / (2 ** (b - 1) - 1) ** 1.9, 0.62 + 0.93 * (b - 2)),
+    "nuqsgd": lambda b: (90.0 / 2 ** (2 ** (b - 1) - 2) + 0.11, 3.52 - 3.4 * math.exp(-(b - 2) / 1.1)),
+    "terngrad": lambda b: (5.2, 0.6),
+    "natural": lambda b: (0.114, 3.9),
+}
+
+
+def spec_of(method, bits):
+    """Spec, nominal bits and parameters of a made-up configuration."""
+    if method in ("terngrad", "natural"):
+        return f"{method}:bucket_size=8192", None, {"bucket_size": 8192}
+    return f"{method}:bits={bits},bucket_size=8192", bits, {"bits": bits, "bucket_size": 8192}
+
+
+def row(tensor="w", step=0, method="qsgd", bits=3, draw=EXPECTATION, n=1000, energy=1.0, **values):
+    """One row of a sweep; the spec follows from method and bits unless ``codec`` is given."""
+    spec, nominal, params = spec_of(method, bits)
+    error = values.pop("squared_error", None)
+    return {
+        "tensor": tensor,
+        "step": step,
+        "codec": spec,
+        "draw": draw,
+        "method": method,
+        "bits": nominal,
+        "params": json.dumps(params),
+        "n": n,
+        "energy": energy,
+        "squared_error": error,
+        "relative_variance": None if error is None else error / energy,
+        **values,
+    }
+
+
+def rows_of(methods=METHODS, bits=range(2, 9), layers=LAYERS, steps=STEPS, draws=1, seed=0):
+    """Rows of a whole made-up sweep: an expectation and ``draws`` encodings of everything."""
+    random = np.random.default_rng(seed)
+    sizes = {name: int(8 * 4 ** (1 + k % 5)) if "bias" not in name else 32 for k, name in enumerate(layers)}
+    hardness = {name: math.exp(random.normal(0, 0.5)) for name in layers}
+    for name in layers:
+        for step in steps:
+            energy = sizes[name] * 1e-4 * math.exp(-step / 40) * math.exp(random.normal(0, 0.3))
+            for method in methods:
+                single = method in ("terngrad", "natural")
+                for b in [0] if single else bits:
+                    variance, measured = _SHAPES[method](b)
+                    variance *= hardness[name] * math.exp(random.normal(0, 0.08)) * (1 + step / 100)
+                    common = {"tensor": name, "step": step, "method": method, "bits": b, "n": sizes[name]}
+                    yield row(
+                        **common,
+                        energy=energy,
+                        squared_error=variance * energy,
+                        bits_fixed=float(b),
+                        bits_entropy=0.95 * measured,
+                        bits_huffman=measured,
+                        sparsity=0.5,
+                    )
+                    for draw in range(draws):
+                        noise = math.exp(random.normal(0, 0.05))
+                        bits_total = measured * math.exp(random.normal(0, 0.01))
+                        yield row(
+                            **common,
+                            draw=draw,
+                            energy=energy,
+                            squared_error=variance * energy * noise,
+                            cosine=1 / math.sqrt(1 + variance * noise),
+                            w1_normalized=variance**0.5 / 2,
+                            mean_abs=math.sqrt(energy / sizes[name]) * 0.7,
+                            bits_payload=bits_total,
+                            bits_shared=0.0,
+                            bits_total=bits_total,
+                            ratio_float32=32 / bits_total,
+                        )
+
+
+def result_of(rows, warnings=(), provenance=None):
+    """Rows as the store would load them, without a file."""
+    found = list(rows)
+    columns = {}
+    for name, (kind, _) in COLUMNS.items():
+        values = [r.get(name) for r in found]
+        if kind == "TEXT":
+            columns[name] = np.array(values, dtype=object)
+        elif kind == "INTEGER" and None not in values:
+            columns[name] = np.array(values, dtype=np.int64)
+        else:
+            columns[name] = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+    return SweepResult(columns, dict(provenance or {}), tuple(warnings))
+
+
+#: Names that a page, a terminal, a formula, Markdown or a spreadsheet would act on.
+EVIL = (
+    "<script>alert(1)</script>",
+    "a\"onload='x'&amp;",
+    "$x^2$ a$b",
+    "\x1b[31mred\x1b[0m",
+    "[bold]x[/bold]",
+    "\u202eevil",
+    "a|b`c`*d*_e_",
+    "中文",
+)
+
+PROVENANCE = {
+    "command": "gtrace sweep digits_cnn.zarr --methods qsgd,qsgdinf,nuqsgd,terngrad,natural --bits 2-8",
+    "versions": {"gtrace": "0.1.0", "numpy": "2.4.6"},
+    "seed": 0,
+    "trace": {"path": "digits_cnn.zarr", "fingerprint": "9d3c1f0a77"},
+}
+
+
+def write_sweep(path, rows=None, warnings=(), provenance=None):
+    """A result store on disk, filled and closed."""
+    said = PROVENANCE if provenance is None else provenance
+    store = ResultStore.create(path, said, "fingerprint", force=True)
+    store.add(list(rows_of() if rows is None else rows), warnings=warnings)
+    store.close()
+    return path
+
+
+def write_runs(path, runs=RUNS, steps=120, workers=4, seeds=(0,), end=True):
+    """A run log on disk with falling losses and rising accuracies."""
+    parameters = 38_000
+    log = RunLogWriter(
+        path,
+        {
+            "command": "gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn",
+            "task": "digits-cnn",
+            "workers": workers,
+            "seed": seeds[0],
+            "parameters": parameters,
+            "tensors": {"conv1.weight": 72, "fc.weight": parameters - 72},
+            "versions": {"gtrace": "0.1.0"},
+        },
+        force=True,
+    )
+    for seed in seeds:
+        for k, run in enumerate(runs):
+            random = np.random.default_rng([seed, k])
+            per_worker = 32 if run == "none" else 2 + k
+            total = 0.0
+            for step in range(steps):
+                bits = float(workers * per_worker * parameters)
+                total += bits
+                log.write(
+                    "step",
+                    run=run,
+                    seed=seed,
+                    step=step,
+                    loss=2.3 * math.exp(-step / 40) * math.exp(random.normal(0, 0.15)) + 0.05 + 0.03 * k,
+                    lr=0.1,
+                    bits=bits,
+                    bits_float32=float(workers * 32 * parameters),
+                    relative_variance=0.0 if run == "none" else 0.3 * k * math.exp(random.normal(0, 0.1)),
+                    seconds=0.01,
+                    codec_seconds=0.002,
+                )
+                if step % 20 == 19:
+                    accuracy = 0.975 - 0.01 * k - 0.8 * math.exp(-step / 25)
+                    log.write("eval", run=run, seed=seed, step=step, loss=1 - accuracy, accuracy=accuracy)
+            if end:
+                log.write(
+                    "end",
+                    run=run,
+                    seed=seed,
+                    steps=steps,
+                    loss=0.1,
+                    accuracy=0.97,
+                    bits=total,
+                    ratio=32 / per_worker,
+                    seconds=1.0,
+                )
+    log.close()
+    return path

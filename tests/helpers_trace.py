@@ -1,0 +1,86 @@
+"""Traces made up for tests: every gradient follows from its tensor and step, so any of them can be checked alone."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from contextlib import contextmanager
+
+import numpy as np
+
+from gtrace.trace import Trace, create_trace, open_trace
+
+SUFFIXES = (".zarr", ".h5")
+
+#: name -> shape; a bias, a matrix, one whose rows fill chunks of their own, and a scalar
+SHAPES = {"fc.bias": (7,), "fc.weight": (7, 31), "embed/weight": (300, 301), "scale": ()}
+#: name -> steps at which it is absent
+ABSENT = {"fc.weight": {1, 2}, "scale": {0, 1, 4}}
+STEPS = (0, 1, 2, 4, 8, 9)
+
+
+def gradient(name, step, shape=None):
+    """The gradient of a tensor at a step, float32."""
+    rng = np.random.default_rng([step, zlib.crc32(name.encode())])
+    return (rng.standard_normal(SHAPES[name] if shape is None else shape) * 1e-3).astype(np.float32)
+
+
+def loss(step):
+    """The loss at a step."""
+    return 2.5 / (step + 1)
+
+
+def present(name, steps=STEPS):
+    """The steps at which a tensor is there."""
+    return [step for step in steps if step not in ABSENT.get(name, ())]
+
+
+def write_trace(path, steps=STEPS, **options):
+    """Write the made-up trace and close it."""
+    with create_trace(path, **options) as writer:
+        write_steps(writer, steps)
+    return path
+
+
+def write_steps(writer, steps=STEPS):
+    for step in steps:
+        for name in SHAPES:
+            if step in present(name):
+                writer.append(step, name, gradient(name, step))
+        writer.commit(step, loss=loss(step), lr=0.1)
+
+
+def memory_trace(steps=STEPS):
+    """The made-up trace in memory."""
+    tensors = {name: {step: gradient(name, step) for step in present(name, steps)} for name in SHAPES}
+    return Trace.from_arrays(tensors, scalars={step: {"loss": loss(step), "lr": 0.1} for step in steps})
+
+
+@contextmanager
+def opened(backend, folder, steps=STEPS):
+    """The made-up trace in a backend: ``.zarr``, ``.h5`` or ``memory``."""
+    if backend == "memory":
+        with memory_trace(steps) as trace:
+            yield trace
+    else:
+        with open_trace(write_trace(folder / f"run{backend}", steps)) as trace:
+            yield trace
+
+
+def check_gradients(trace, steps):
+    """Every gradient of the made-up trace up to the given steps is there, and nothing else."""
+    for name in SHAPES:
+        expected = present(name, steps)
+        if expected:
+            assert trace.steps(name).tolist() == expected
+    assert {info.name for info in trace.tensors} == {name for name in SHAPES if present(name, steps)}
+    for info in trace.tensors:
+        for step in trace.steps(info.name):
+            np.testing.assert_array_equal(trace.read(info.name, step), gradient(info.name, step).ravel())
+
+
+def edit_json(path, change):
+    """Change a JSON file in place."""
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))

@@ -3,13 +3,21 @@
 Records, by their ``type``:
 
 - ``study``: the first line. ``version``, ``command``, ``task``, ``workers``, ``seed``, ``parameters`` (elements),
-  ``tensors`` (name -> elements), ``versions``.
-- ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss``, ``lr``,
-  ``bits`` (payload and shared bits that all workers sent up in this step), ``bits_float32`` (what float32 would have
-  taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 / ||mean of exact||^2), ``seconds`` (CPU), ``codec_seconds``.
-- ``eval``: ``run``, ``seed``, ``step``, ``loss``, ``accuracy`` (null where the task has none).
-- ``end``: ``run``, ``seed``, ``steps``, ``loss``, ``accuracy``, ``bits``, ``ratio`` (float32 bits / bits), ``seconds``.
+  ``tensors`` (name -> elements), ``versions``; beside them ``runs`` (specs), ``steps``, ``batch_size`` (of one
+  worker), ``lr``, ``refit``, ``nonfinite``.
+- ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss`` (training loss,
+  mean of the workers), ``lr``, ``bits`` (payload and shared bits that all workers sent up in this step),
+  ``bits_float32`` (what float32 would have taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 /
+  ||mean of exact||^2), ``seconds`` (CPU), ``codec_seconds``; beside them ``shared_bits`` (part of ``bits``),
+  ``envelope_bits`` (not part of it), ``worker_variance`` (||decoded - exact||^2 / ||exact||^2, both summed over the
+  workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite).
+- ``eval``: ``run``, ``seed``, ``step`` (the last one done), ``loss``, ``accuracy`` (null where the task has none).
+- ``end``: ``run``, ``seed``, ``steps``, ``loss``, ``accuracy``, ``bits``, ``ratio`` (float32 bits / bits),
+  ``seconds``; beside them ``diverged``.
 - ``warning``: ``text``.
+
+A number that is not finite is written as null; JSON has no word for it. The fields that hold times are those whose
+names end in ``seconds``; all others are the same whenever the same command runs on the same machine.
 
 Appending a line is atomic enough to survive kill -9: a reader ignores a last line that is not complete.
 """
@@ -17,9 +25,11 @@ Appending a line is atomic enough to survive kill -9: a reader ignores a last li
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import math
+import os
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from gtrace.errors import TraceError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,16 +39,56 @@ VERSION = 1
 
 
 class RunLogWriter:
-    """Append records to a run log, each flushed as it comes."""
+    """Append records to a run log, each flushed as it comes. A context manager that closes it.
 
-    def __init__(self, path: Path, study: Mapping[str, Any]) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self.write("study", version=VERSION, **study)
+    The file appears complete with its study record, in the place of an old one where ``force`` allows it.
+
+    Args:
+        path: the log, usually ``NAME.jsonl``.
+        study: fields of the study record.
+        force: replace what stands at ``path``.
+
+    Raises:
+        OutputExistsError: ``path`` exists and ``force`` is off.
+        UsageError: nothing can be written there.
+    """
+
+    def __init__(self, path: Path, study: Mapping[str, Any], *, force: bool = False) -> None:
+        if path.exists() and not force:
+            raise OutputExistsError(f"{path}: exists already and was left untouched; pass force or another path")
+        self.path = path
+        beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+        self._file: TextIO
+        try:
+            self._file = beside.open("w", encoding="utf-8")
+            try:
+                self.write("study", version=VERSION, **study)
+                os.replace(beside, path)
+            except BaseException:
+                self._file.close()
+                beside.unlink()
+                raise
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one record."""
-        self._file.write(json.dumps({"type": kind, **fields}, allow_nan=False) + "\n")
-        self._file.flush()
+        """Append one record.
+
+        Raises:
+            TraceError: the disk took no more; what was written before is kept.
+        """
+        line = json.dumps({"type": kind, **{name: _plain(value) for name, value in fields.items()}}, allow_nan=False)
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written any further ({error.strerror})") from None
 
     def close(self) -> None:
         """Close the file."""
@@ -53,8 +103,10 @@ def read_runlog(path: Path) -> list[dict[str, Any]]:
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read as a run log ({error})") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror}); `gtrace train` writes run logs") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: no run log (not UTF-8 text); `gtrace train` writes them") from None
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -74,3 +126,8 @@ def read_runlog(path: Path) -> list[dict[str, Any]]:
     if not isinstance(version, int) or version > VERSION:
         raise TraceError(f"{path}: written by a newer gtrace (run log {version}, this one reads {VERSION}); upgrade")
     return records
+
+
+def _plain(value: Any) -> Any:
+    """A number that is not finite as None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

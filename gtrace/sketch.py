@@ -125,6 +125,7 @@ class MomentSketch:
     clipped: int = 0
     clip_error: float = 0.0
     dead: int = 0
+    bucket_moments: NDArray[np.float64] | None = None
     _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod

@@ -117,6 +117,7 @@ class Expectation:
         bits_norms: the part of each of these that norms take.
         probabilities: of each symbol, ascending from the most negative value to the most positive one.
         error_bound: how far squared_error can be off because a level lies inside a bin of the sketch.
+        model_error: the squared error that a parametric law promised for the levels fitted to it; NaN without one.
     """
 
     squared_error: float
@@ -129,3 +130,4 @@ class Expectation:
     bits_norms: float = 0.0
     probabilities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     error_bound: float = 0.0
+    model_error: float = float("nan")

@@ -1,1 +1,85 @@
-"""gtrace.capture."""
+"""Record the gradients of a training run: from the command line, or around a loop of one's own.
+
+with gtrace.capture.record(model, optimizer, "run.zarr"):
+    train(model, optimizer)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gtrace.capture.options import CaptureOptions, capture_options
+from gtrace.capture.session import CaptureSession, CaptureSummary
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+if importlib.util.find_spec("torch") is None:
+    raise UsageError("gtrace.capture needs PyTorch, which is not installed: pip install 'gtrace[torch]'")
+
+__all__ = ["CaptureOptions", "CaptureSession", "CaptureSummary", "capture_options", "record"]
+
+
+@contextlib.contextmanager
+def record(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    path: str | Path,
+    *,
+    steps: str | None = None,
+    every: int | None = None,
+    tensors: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    budget: int | str | None = None,
+    force: bool = False,
+) -> Iterator[CaptureSession]:
+    """Record the weight gradients of every ``optimizer.step()`` inside the block.
+
+    The trace appears with the first recorded step. What is recorded stays readable however the block is left.
+
+    Args:
+        model: names the parameters.
+        optimizer: the optimizer to watch, or several; the first is number 0.
+        path: the trace to write, ``.zarr`` or ``.h5``.
+        steps: ``"auto"`` (the default) or a list such as ``"0,10,100-200,1000+50"``.
+        every: record every so many steps instead.
+        tensors: shell patterns of the names to record; all by default.
+        exclude: shell patterns of the names to leave out.
+        budget: bytes of gradients to record at most, such as ``"4GB"``, which is the default for automatic
+            steps; others have no limit.
+        force: replace an existing trace.
+
+    Yields:
+        the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
+
+    Raises:
+        UsageError: ``steps`` or ``budget`` cannot be read, ``steps`` and ``every`` are both given, or no trace can
+            be made at ``path``.
+        OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
+    """
+    options = capture_options(
+        Path(path),
+        steps=steps,
+        every=every,
+        tensors=tensors,
+        exclude=exclude,
+        budget=budget,
+        force=force,
+    )
+    session = CaptureSession(options)
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    session.start(optimizers, [model])
+    try:
+        yield session
+    except BaseException:
+        session.finish("interrupted")
+        raise
+    session.finish("complete")

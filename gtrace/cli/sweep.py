@@ -50,6 +50,12 @@ _REFITS = ("previous", "each", "once")
     show_default=True,
     help="What to do with a tensor that holds NaN or infinity.",
 )
+@click.option(
+    "--optimal/--no-optimal",
+    default=True,
+    show_default=True,
+    help="Where a codec with fitted levels takes part, set every level codec beside the best levels of the same number.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the stochastic rounding.")
 @click.option(
     "--jobs",
@@ -91,6 +97,7 @@ def run(
     steps: str | None,
     refit: str,
     nonfinite: str,
+    optimal: bool,
     seed: int,
     jobs: int | None,
     output: Path | None,
@@ -122,6 +129,7 @@ def run(
             seed=seed,
             refit=_refit(refit),  # type: ignore[arg-type]
             nonfinite=nonfinite,  # type: ignore[arg-type]
+            optimal=optimal,
             jobs=jobs,
             output=path,
             force=force,

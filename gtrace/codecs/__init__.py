@@ -2,6 +2,7 @@
 
 from gtrace.codecs.base import Codec, ExpectingCodec, parameter
 from gtrace.codecs.identity import Identity
+from gtrace.codecs.levels import LevelCodec
 from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
 from gtrace.codecs.qsgd import Qsgd, QsgdInf
@@ -12,6 +13,7 @@ __all__ = [
     "Codec",
     "ExpectingCodec",
     "Identity",
+    "LevelCodec",
     "Natural",
     "Nuqsgd",
     "Qsgd",

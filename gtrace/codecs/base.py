@@ -52,6 +52,11 @@ def parameter(
     )
 
 
+def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any], ...]:
+    """The dataclass fields that are parameters; a wrapper's inner codec, for one, is a field and none of them."""
+    return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
+
+
 @dataclass(frozen=True)
 class Codec(ABC):
     """A gradient codec: an immutable value whose dataclass fields are its parameters.
@@ -73,24 +78,32 @@ class Codec(ABC):
     unbiased: ClassVar[bool] = True
     #: the state changes from step to step, so steps must be replayed in order
     stateful: ClassVar[bool] = False
+    #: the payload's length is what the method says it sends; decoding needs more than these bytes
+    declared: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
+        for item in parameter_fields(self):
             object.__setattr__(self, item.name, _checked(self.name, item, getattr(self, item.name)))
 
     def __str__(self) -> str:
         """The canonical spec: the name, ``bits`` where there are any, and what differs from the defaults."""
         shown = [
             f"{item.name}={_written(getattr(self, item.name))}"
-            for item in sorted(dataclasses.fields(self), key=lambda item: item.name != "bits")
+            for item in sorted(parameter_fields(self), key=lambda item: item.name != "bits")
             if item.name == "bits" or getattr(self, item.name) != item.default
         ]
-        return f"{self.name}:{','.join(shown)}" if shown else self.name
+        name = type(self).name
+        return f"{name}:{','.join(shown)}" if shown else name
 
     @property
     def parameters(self) -> dict[str, Any]:
         """All parameters with their values."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {item.name: getattr(self, item.name) for item in parameter_fields(self)}
+
+    @property
+    def wire_name(self) -> str:
+        """The name in the envelope of the payloads; a wrapper that only keeps memory sends those of its inner codec."""
+        return self.name
 
     @property
     def needs(self) -> SummarySpec | None:
@@ -101,8 +114,13 @@ class Codec(ABC):
         """The state before the first step for a tensor of ``size`` elements."""
         return State(int(size))
 
+    def view(self, state: State, values: ArrayLike) -> ArrayLike:
+        """What the summary for :meth:`fit` must be of: the values themselves, unless a wrapper encodes others."""
+        del state
+        return values
+
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Adapt levels, codes or formats to a summary; may return the state unchanged."""
+        """Adapt levels, codes or formats to a summary of :meth:`view`; may return the state unchanged."""
         del summary, step
         return state
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from gtrace.codecs.base import parameter_fields
 from gtrace.coding.envelope import codec_number
 from gtrace.errors import UsageError, suggest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gtrace.codecs.base import Codec
+    from gtrace.codecs.wrapper import Wrapper
 
 _REGISTRY: dict[str, type[Codec]] = {}
+_WRAPPERS: dict[str, type[Wrapper]] = {}
 C = TypeVar("C", bound="type[Codec]")
+W = TypeVar("W", bound="type[Wrapper]")
 
 
 def register(cls: C) -> C:
@@ -22,30 +27,95 @@ def register(cls: C) -> C:
         ValueError: the name, or its number in payloads, is taken.
     """
     numbers = {codec_number(name): name for name in _REGISTRY}
-    if not cls.name or cls.name in _REGISTRY or codec_number(cls.name) in numbers:
+    if not cls.name or cls.name in _REGISTRY or cls.name in _WRAPPERS or codec_number(cls.name) in numbers:
         raise ValueError(f"codec name {cls.name!r} is empty or taken")
     _REGISTRY[cls.name] = cls
     return cls
 
 
+def register_wrapper(cls: W) -> W:
+    """Class decorator: make a wrapper known by its ``name``, which then prefixes any spec: ``ef:qsgd:bits=3``.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if not cls.name or cls.name in _WRAPPERS or cls.name in _REGISTRY:
+        raise ValueError(f"codec name {cls.name!r} is empty or taken")
+    _WRAPPERS[cls.name] = cls
+    return cls
+
+
+def unregister(name: str) -> None:
+    """Forget a codec, so that an edited plugin can be loaded again."""
+    _REGISTRY.pop(name, None)
+
+
 def codec_names() -> tuple[str, ...]:
-    """All registered codecs, in the order of registration."""
+    """All registered codecs, in the order of registration; wrappers are in :func:`wrapper_names`."""
     return tuple(_REGISTRY)
 
 
+def wrapper_names() -> tuple[str, ...]:
+    """All prefixes, in the order of registration."""
+    return tuple(_WRAPPERS)
+
+
 def codec_class(name: str) -> type[Codec]:
-    """The class behind a name.
+    """The class behind the name of a codec or of a wrapper.
 
     Raises:
         UsageError: unknown; the nearest names are suggested.
     """
-    if name not in _REGISTRY:
-        raise UsageError(f"no codec '{name}'; {suggest(name, _REGISTRY)}")
-    return _REGISTRY[name]
+    known: dict[str, type[Codec]] = {**_REGISTRY, **_WRAPPERS}
+    if name not in known:
+        raise UsageError(f"no codec '{name}'; {suggest(name, known)}")
+    return known[name]
+
+
+class Spec(NamedTuple):
+    """A spec taken apart, before anything is built.
+
+    Attributes:
+        wrappers: (name, its own parameters as text), outermost first.
+        name: of the innermost codec.
+        given: its parameters as text.
+    """
+
+    wrappers: tuple[tuple[str, dict[str, str]], ...]
+    name: str
+    given: dict[str, str]
+
+
+def parse_spec(text: str) -> Spec:
+    """Take a spec apart: prefixes, the codec's name, its parameters.
+
+    Raises:
+        UsageError: an unknown name, text that is no ``key=value``, a key given twice, or a prefix without a codec.
+
+    >>> parse_spec("ef:rotate:block=256:qsgdinf:bits=3")
+    Spec(wrappers=(('ef', {}), ('rotate', {'block': '256'})), name='qsgdinf', given={'bits': '3'})
+    """
+    wrappers: list[tuple[str, dict[str, str]]] = []
+    rest = text.strip()
+    while True:
+        name, _, rest = rest.partition(":")
+        name = name.strip()
+        codec_class(name)
+        if name not in _WRAPPERS:
+            return Spec(tuple(wrappers), name, _given(text, name, rest))
+        own, colon, after = rest.partition(":")
+        if "=" not in own:
+            own, colon, after = "", ":", rest
+        if not colon or not after.strip():
+            raise UsageError(f"codec '{text}': {name} goes before a codec; write {name}:NAME:key=value")
+        wrappers.append((name, _given(text, name, own)))
+        rest = after
 
 
 def codec(spec: str, **overrides: Any) -> Codec:
     """Build a codec from its spec string, from keyword parameters, or from both (keywords win).
+
+    Prefixes wrap it; keywords are parameters of the codec inside.
 
     Raises:
         UsageError: unknown codec or parameter, or a value that is not allowed.
@@ -55,11 +125,42 @@ def codec(spec: str, **overrides: Any) -> Codec:
     >>> codec("qsgdinf:bits=3,bucket_size=512") == codec("qsgdinf", bits=3, bucket_size=512)
     True
     """
-    name, _, rest = spec.strip().partition(":")
-    cls = codec_class(name.strip())
-    known = [item.name for item in dataclasses.fields(cls)]
-    given: dict[str, Any] = {}
-    for part in filter(None, (piece.strip() for piece in rest.split(","))):
+    parsed = parse_spec(spec)
+    given: dict[str, Any] = {**parsed.given, **overrides}
+    _check_known(parsed.name, given)
+    made = _REGISTRY[parsed.name](**given)
+    for name, own in reversed(parsed.wrappers):
+        _check_known(name, own)
+        made = _WRAPPERS[name](made, **own)
+    return made
+
+
+def split_specs(text: str) -> list[str]:
+    """Split a comma-separated list of specs; an item that begins ``key=value`` continues the spec before it.
+
+    Raises:
+        UsageError: the list begins with such an item, or is empty.
+
+    >>> split_specs("alq:bits=3,bucket_size=64,ef:topk,ratio=0.1,qsgd")
+    ['alq:bits=3,bucket_size=64', 'ef:topk:ratio=0.1', 'qsgd']
+    """
+    specs: list[str] = []
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        if "=" in item.partition(":")[0]:
+            if not specs:
+                raise UsageError(f"methods: '{item}' belongs to no codec; write NAME:key=value")
+            last = specs[-1].rpartition(":")[2]
+            specs[-1] += ("," if "=" in last else ":") + item
+        else:
+            specs.append(item.removesuffix(":"))
+    if not specs:
+        raise UsageError("methods: the list is empty; name codecs such as qsgd,nuqsgd or write all")
+    return specs
+
+
+def _given(spec: str, name: str, text: str) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or not value:
@@ -67,31 +168,12 @@ def codec(spec: str, **overrides: Any) -> Codec:
         if key in given:
             raise UsageError(f"codec '{spec}': {key} is given twice")
         given[key] = value.strip()
-    given |= overrides
+    return given
+
+
+def _check_known(name: str, given: Iterable[str]) -> None:
+    known = [item.name for item in parameter_fields(codec_class(name))]
     for key in given:
         if key not in known:
             hint = suggest(key, known) if known else f"{name} has no parameters"
             raise UsageError(f"codec {name}: no parameter '{key}'; {hint}")
-    return cls(**given)
-
-
-def split_specs(text: str) -> list[str]:
-    """Split a comma-separated list of specs; an item with ``=`` and no ``:`` continues the spec before it.
-
-    Raises:
-        UsageError: the list begins with such an item, or is empty.
-
-    >>> split_specs("alq:bits=3,bucket_size=64,qsgd")
-    ['alq:bits=3,bucket_size=64', 'qsgd']
-    """
-    specs: list[str] = []
-    for item in filter(None, (piece.strip() for piece in text.split(","))):
-        if "=" in item and ":" not in item:
-            if not specs:
-                raise UsageError(f"methods: '{item}' belongs to no codec; write NAME:key=value")
-            specs[-1] += ("," if ":" in specs[-1] else ":") + item
-        else:
-            specs.append(item)
-    if not specs:
-        raise UsageError("methods: the list is empty; name codecs such as qsgd,nuqsgd or write all")
-    return specs

@@ -1,19 +1,20 @@
-"""Levels on an empirical law: hinge sums of a sketch, and coordinate descent on them.
+"""Levels on an empirical law: hinge sums of a sketch, coordinate descent and dynamic programming on them.
 
-With B(t) = sum (t - r)_+ the error of a grid is, up to a constant, sum_j (l_{j+1} - l_{j-1}) B(l_j), so all that
-descent needs is B and its slope, the mass below t. A table of both at the lower edges of the bins makes each of them
-one binary search.
+With B(t) = sum (t - r)_+ the error of a grid is, up to a constant, sum_j (l_{j+1} - l_{j-1}) B(l_j), so all that a
+fit needs is B and its slope, the mass below t. A table of both at the lower edges of the bins makes each of them one
+binary search.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: columns of a law table: lower edge, width, mass, sum d, sum d^2 (d = r - lower edge), mass below, B at the edge
@@ -21,6 +22,7 @@ LOWER, WIDTH, MASS, FIRST, SECOND, BELOW, HINGE = range(7)
 COLUMNS = 7
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 45
+_LEAST_PIVOT = 1e-3
 
 
 @jit
@@ -33,24 +35,24 @@ def tabulate(
     total: float,
     table: NDArray[np.float64],
 ) -> None:
-    """Fill table[k, 7] from the bins of a sketch, whose columns ``first`` to first + 2 are taken, divided by ``total``.
+    """Fill table[k, 7] from the bins of a sketch, columns ``first`` to ``first`` + 2, divided by ``total``.
 
-    ``zeros`` is the mass at r = 0.
+    ``zeros`` is the part of ``total`` at r = 0.
     """
     below, area, at = zeros / total, 0.0, 0.0
     for k in range(lower.size):
-        area += below * (lower[k] - at)
-        at = lower[k]
+        width = upper[k] - lower[k]
         mass, d1 = sums[k, first] / total, sums[k, first + 1] / total
+        area += below * (lower[k] - at)
         table[k, LOWER] = lower[k]
-        table[k, WIDTH] = upper[k] - lower[k]
+        table[k, WIDTH] = width
         table[k, MASS] = mass
         table[k, FIRST] = d1
         table[k, SECOND] = sums[k, first + 2] / total
         table[k, BELOW] = below
         table[k, HINGE] = area
+        area += (below + mass) * width - d1
         below += mass
-        area += mass * (upper[k] - lower[k]) - d1 + (below - mass) * (upper[k] - lower[k])
         at = upper[k]
 
 
@@ -69,38 +71,38 @@ def _find(table: NDArray[np.float64], t: float) -> int:
 
 @inline
 def _area(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
-    """B(t) for t at or above the lower edge of bin k, and below that of bin k + 1."""
+    """B(t), where bin k is the last whose lower edge is not above t."""
     if k < 0:
         return zeros * t
-    row = table[k]
-    rest = row[HINGE] + row[BELOW] * (t - row[LOWER])
-    if t >= row[LOWER] + row[WIDTH]:
-        return rest + row[MASS] * (t - row[LOWER]) - row[FIRST]
-    inside, _ = hinge(t, row[LOWER], row[WIDTH], row[MASS], row[FIRST], row[SECOND])
-    return rest + inside
+    ahead = t - table[k, LOWER]
+    width, mass = table[k, WIDTH], table[k, MASS]
+    before = table[k, HINGE] + table[k, BELOW] * ahead
+    if ahead >= width:
+        return before + mass * ahead - table[k, FIRST]
+    inside, _ = hinge(t, table[k, LOWER], width, mass, table[k, FIRST], table[k, SECOND])
+    return before + inside
 
 
 @inline
 def _below(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
-    """Mass below t, for t as in :func:`_area`: the slope of B."""
+    """The slope of B at t, that is the mass below t, for k as in :func:`_area`."""
     if k < 0:
         return zeros
-    row = table[k]
-    if row[MASS] <= 0.0:
-        return row[BELOW]
-    if t >= row[LOWER] + row[WIDTH]:
-        return row[BELOW] + row[MASS]
-    u = (t - row[LOWER]) / row[WIDTH]
-    m1 = row[FIRST] / (row[MASS] * row[WIDTH])
-    m2 = row[SECOND] / (row[MASS] * row[WIDTH] * row[WIDTH])
-    c1 = 2.0 * m1 - 1.0
-    c2 = 0.5 * (3.0 * (4.0 * m2 - 4.0 * m1 + 1.0) - 1.0)
+    mass, width = table[k, MASS], table[k, WIDTH]
+    u = (t - table[k, LOWER]) / width
+    if u >= 1.0 or mass <= 0.0:
+        return table[k, BELOW] + mass
+    c1 = 2.0 * table[k, FIRST] / (mass * width) - 1.0
+    m2 = table[k, SECOND] / (mass * width * width)
+    c2 = 0.5 * (3.0 * (4.0 * m2 - 2.0 * c1 - 1.0) - 1.0)
     part = u + 3.0 * c1 * (u * u - u) + 5.0 * c2 * (2.0 * u * u * u - 3.0 * u * u + u)
-    return row[BELOW] + row[MASS] * min(max(part, 0.0), 1.0)
+    return table[k, BELOW] + mass * min(max(part, 0.0), 1.0)
 
 
 @jit
-def hinges(table: NDArray[np.float64], zeros: float, points: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+def hinges(
+    table: NDArray[np.float64], zeros: float, points: NDArray[np.float64], out: NDArray[np.float64]
+) -> None:
     """Mass below each point and B there, into out[p, 2]; ``zeros`` is the mass at r = 0."""
     for i in range(points.size):
         k = _find(table, points[i])
@@ -113,8 +115,8 @@ def sweep(table: NDArray[np.float64], zeros: float, levels: NDArray[np.float64],
     """One sweep of coordinate descent over the free levels, ascending and in place; returns the largest move.
 
     Between fixed neighbours a and c the best level minimizes (c - a) B(l) - l (B(c) - B(a)); the first level of a
-    mirrored grid (l + c) B(l) - l B(c). Both are found by their slope among the bins and by golden section
-    inside one. A level moves only when that lowers the error, so the error never rises.
+    mirrored grid minimizes (l + c) B(l) - l B(c). The slope of either finds the bin, a golden section search the
+    place in it. A level moves only where that lowers the error, so the error never rises.
     """
     largest = 0.0
     count = table.shape[0]
@@ -122,11 +124,11 @@ def sweep(table: NDArray[np.float64], zeros: float, levels: NDArray[np.float64],
         first = mirrored and j == 0
         a = 0.0 if first else levels[j - 1]
         c = levels[j + 1]
-        at_c = _area(table, _find(table, c), c, zeros)
         tilt = 1.0 if first else 0.0
         factor = c if first else c - a
-        target = at_c if first else at_c - _area(table, _find(table, a), a, zeros)
-        # The last bin at whose lower edge the error still falls.
+        target = _area(table, _find(table, c), c, zeros)
+        if not first:
+            target -= _area(table, _find(table, a), a, zeros)
         low, high = 0, count
         while low < high:
             k = (low + high) // 2
@@ -161,21 +163,65 @@ def sweep(table: NDArray[np.float64], zeros: float, levels: NDArray[np.float64],
 
 
 @jit
-def solve_tridiagonal(diagonal: NDArray[np.float64], coupling: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
-    """Solve a symmetric tridiagonal system in place of ``right``; false when it is not positive definite.
+def choose(
+    points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, chosen: NDArray[np.int64]
+) -> None:
+    """The best grid among ascending candidates, by dynamic programming.
 
-    ``diagonal`` float64[n] is overwritten by the pivots; coupling float64[n - 1].
+    Args:
+        points: float64[n], the ends of the grid among them; its first end only unless ``mirrored``.
+        areas: float64[n], B at the points.
+        mirrored: the grid has no level at 0 and is mirrored there.
+        chosen: int64[m], m <= n, overwritten with the indices of the chosen points, the last of which is n - 1.
+
+    A cell costs (b - a)(B(a) + B(b)) up to a sum that telescopes. That cost is Monge, so the best predecessor of a
+    point rises with the point and with the number of levels: all layers together take O(n^2 + n m).
+    """
+    n, m = points.size, chosen.size
+    came = np.zeros((m, n + 1), np.int32)
+    cost = np.full(n, np.inf)
+    for j in range(n if mirrored else 1):
+        cost[j] = 2.0 * points[j] * areas[j] if mirrored else 0.0
+    for k in range(1, m):
+        following = np.full(n, np.inf)
+        came[k, n] = n - 2
+        for j in range(n - 1, k - 1, -1):
+            best, where = np.inf, k - 1
+            for i in range(max(k - 1, came[k - 1, j]), min(j - 1, came[k, j + 1]) + 1):
+                value = cost[i] + (points[j] - points[i]) * (areas[i] + areas[j])
+                if value < best:
+                    best, where = value, i
+            following[j] = best
+            came[k, j] = where
+        cost = following
+    j = n - 1
+    for k in range(m - 1, -1, -1):
+        chosen[k] = j
+        j = came[k, j]
+
+
+@jit
+def solve_tridiagonal(
+    diagonal: NDArray[np.float64], coupling: NDArray[np.float64], right: NDArray[np.float64]
+) -> bool:
+    """Solve a symmetric tridiagonal system in place of ``right``, made positive definite where it is not.
+
+    ``diagonal`` float64[n] is overwritten by the pivots; ``coupling`` is float64[n - 1]. A pivot that is negative
+    or very small is turned round or raised, so that the solution is a direction of descent for minus a
+    gradient. False when a diagonal entry is not positive.
     """
     n = diagonal.size
-    for i in range(1, n):
-        if not diagonal[i - 1] > 0.0:
+    for i in range(n):
+        entry = diagonal[i]
+        if not entry > 0.0:
             return False
-        ratio = coupling[i - 1] / diagonal[i - 1]
-        diagonal[i] -= ratio * coupling[i - 1]
-        right[i] -= ratio * right[i - 1]
-    if not diagonal[n - 1] > 0.0:
-        return False
-    right[n - 1] /= diagonal[n - 1]
-    for i in range(n - 2, -1, -1):
-        right[i] = (right[i] - coupling[i] * right[i + 1]) / diagonal[i]
+        if i > 0:
+            ratio = coupling[i - 1] / diagonal[i - 1]
+            diagonal[i] -= ratio * coupling[i - 1]
+            right[i] -= ratio * right[i - 1]
+        diagonal[i] = max(abs(diagonal[i]), _LEAST_PIVOT * entry)
+    for i in range(n - 1, -1, -1):
+        right[i] /= diagonal[i]
+        if i < n - 1:
+            right[i] -= coupling[i] / diagonal[i] * right[i + 1]
     return True

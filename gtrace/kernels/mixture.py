@@ -1,10 +1,12 @@
 """Truncated normal mixtures on a grid of levels: integrals over its cells, and coordinate descent.
 
-A component is one row of a float64[k, 6] table: mean, sigma, density at its reference point, that point in
-standard units, and the interval that it lives on. A row with sigma 0 is a point mass of that "density" at its mean.
+A component is one row of a float64[k, 6] table: the point of its interval where its density is highest, sigma, the
+density there, how many sigmas that point lies above the mean, and the interval. With u = (r - anchor) / sigma
+its density is height * exp(-u (u + 2 offset) / 2), which neither overflows nor cancels however far outside the
+interval the mean lies. A row with sigma 0 is a point mass of that "height" at its anchor.
 
-Cells are integrated by Gauss-Legendre panels and not by differences of the error function: the
-differences lose every digit in the narrow cells of fine grids and in far tails, the panels lose none.
+Cells are integrated by Gauss-Legendre panels and not by differences of the error function: in the narrow cells of
+fine grids and in far tails such differences lose most digits, the panels none.
 """
 
 from __future__ import annotations
@@ -19,68 +21,72 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: columns of a component table
-MEAN, SIGMA, HEIGHT, PEAK, LOW, HIGH = range(6)
-#: columns of a cell: mass, sum (r - a), sum (b - r), sum (b - r)(r - a)
+ANCHOR, SIGMA, HEIGHT, OFFSET, LOW, HIGH = range(6)
+#: columns of a cell [a, b): mass, sum (r - a), sum (b - r), sum (b - r)(r - a)
 MASS, UP, DOWN, ERROR = range(4)
 
-# Twelve points integrate exp(-z^2/2) times a quadratic over two standard units, or over a fall of the exponent
-# by 8, to the last digit of a float64.
+# Twelve points integrate a normal density times a quadratic to the last digit of a float64 over two sigmas,
+# and over a fall of the exponent by 8.
 _X, _W = np.polynomial.legendre.leggauss(12)
-_OFFSETS = (1.0 + _X) / 2.0
+_PLACES = (1.0 + _X) / 2.0
 _SHARES = _W / 2.0
 _POINTS = 12
 _NEGLIGIBLE = 45.0
 _UNDERFLOW = 720.0
 _CLOSE = 4e-16
+_STEPS = 200
 
 
 @inline
-def cell(table: NDArray[np.float64], a: float, b: float) -> tuple[float, float, float, float]:
-    """Mass, sum (r - a), sum (b - r) and sum (b - r)(r - a) of the law over [a, b)."""
+def _cell(table: NDArray[np.float64], a: float, b: float) -> tuple[float, float, float, float]:
+    """The four integrals over [a, b); all zero for b <= a."""
     mass, up, down, error = 0.0, 0.0, 0.0, 0.0
     width = b - a
     for k in range(table.shape[0]):
-        mean, sigma, height, peak = table[k, MEAN], table[k, SIGMA], table[k, HEIGHT], table[k, PEAK]
+        anchor, sigma, offset = table[k, ANCHOR], table[k, SIGMA], table[k, OFFSET]
         if sigma == 0.0:
-            if a <= mean < b:
+            if a <= anchor < b:
+                height = table[k, HEIGHT]
                 mass += height
-                up += height * (mean - a)
-                down += height * (b - mean)
-                error += height * (mean - a) * (b - mean)
+                up += height * (anchor - a)
+                down += height * (b - anchor)
+                error += height * (anchor - a) * (b - anchor)
             continue
         left = max(a, table[k, LOW])
         right = min(b, table[k, HIGH])
         if right <= left:
             continue
-        alpha = (left - mean) / sigma
-        beta = (right - mean) / sigma
+        alpha = (left - anchor) / sigma
+        beta = (right - anchor) / sigma
         origin = min(max(0.0, alpha), beta)
-        if 0.5 * (origin - peak) * (origin + peak) > _UNDERFLOW:
+        if 0.5 * origin * (origin + 2.0 * offset) > _UNDERFLOW:
             continue
-        # From the highest point of the density outwards, on both sides, until nothing is left of it.
+        scale = table[k, HEIGHT] * sigma
+        # Outwards from the highest point of the density in the cell, on both sides, until nothing is left of it.
         for side in range(2):
             sign = 1.0 - 2.0 * side
-            end = beta if side == 0 else -alpha
+            tilt = sign * offset
             start = sign * origin
-            z = start
-            while z < end and 0.5 * (z - start) * (z + start) < _NEGLIGIBLE:
-                following = min(z + 2.0 / max(1.0, 0.25 * abs(z)), end)
-                step = following - z
+            end = beta if side == 0 else -alpha
+            u = start
+            while u < end and 0.5 * (u - start) * (u + start + 2.0 * tilt) < _NEGLIGIBLE:
+                following = min(u + 2.0 / max(1.0, 0.25 * abs(u + tilt)), end)
+                step = following - u
                 for i in range(_POINTS):
-                    ahead = step * _OFFSETS[i]
-                    t = z + ahead
-                    share = height * sigma * step * _SHARES[i] * np.exp(-0.5 * (t - peak) * (t + peak))
+                    ahead = step * _PLACES[i]
+                    t = u + ahead
+                    share = scale * step * _SHARES[i] * np.exp(-0.5 * t * (t + 2.0 * tilt))
                     if side == 0:
-                        over = (left - a) + sigma * ((z - alpha) + ahead)
+                        over = (left - a) + sigma * ((u - alpha) + ahead)
                         under = width - over
                     else:
-                        under = (b - right) + sigma * ((z + beta) + ahead)
+                        under = (b - right) + sigma * ((u + beta) + ahead)
                         over = width - under
                     mass += share
                     up += share * over
                     down += share * under
                     error += share * over * under
-                z = following
+                u = following
     return mass, up, down, error
 
 
@@ -88,10 +94,9 @@ def cell(table: NDArray[np.float64], a: float, b: float) -> tuple[float, float, 
 def _density(table: NDArray[np.float64], r: float) -> float:
     total = 0.0
     for k in range(table.shape[0]):
-        sigma, peak = table[k, SIGMA], table[k, PEAK]
-        if sigma > 0.0 and table[k, LOW] <= r <= table[k, HIGH]:
-            z = (r - table[k, MEAN]) / sigma
-            total += table[k, HEIGHT] * np.exp(-0.5 * (z - peak) * (z + peak))
+        if table[k, SIGMA] > 0.0 and table[k, LOW] <= r <= table[k, HIGH]:
+            u = (r - table[k, ANCHOR]) / table[k, SIGMA]
+            total += table[k, HEIGHT] * np.exp(-0.5 * u * (u + 2.0 * table[k, OFFSET]))
     return total
 
 
@@ -104,9 +109,9 @@ def density(table: NDArray[np.float64], points: NDArray[np.float64], out: NDArra
 
 @jit
 def cells(table: NDArray[np.float64], edges: NDArray[np.float64], out: NDArray[np.float64]) -> None:
-    """Integrals over the cells between ascending ``edges`` (float64[m + 1]) into out[m, 4]."""
+    """The four integrals over [edges[j], edges[j + 1]) into out[m, 4] for m + 1 edges; zeros where edges fall."""
     for j in range(edges.size - 1):
-        mass, up, down, error = cell(table, edges[j], edges[j + 1])
+        mass, up, down, error = _cell(table, edges[j], edges[j + 1])
         out[j, MASS] = mass
         out[j, UP] = up
         out[j, DOWN] = down
@@ -115,11 +120,14 @@ def cells(table: NDArray[np.float64], edges: NDArray[np.float64], out: NDArray[n
 
 @inline
 def _best(table: NDArray[np.float64], a: float, c: float, start: float, mirrored: bool) -> float:
-    """The best level between the fixed neighbours a and c: the root of an increasing function."""
+    """The best level between the fixed neighbours a and c: the root of an increasing function.
+
+    Newton's steps from ``start``, halving the bracket where they leave it.
+    """
     low, high, level = a, c, start
-    for _ in range(200):
-        mass, up, _d, _e = cell(table, a, level)
-        _m, _u, down, _f = cell(table, level, c)
+    for _ in range(_STEPS):
+        mass, up, _down, _error = _cell(table, a, level)
+        _mass, _up, down, _error = _cell(table, level, c)
         if mirrored:
             slope = 2.0 * level * mass - down
             rise = 2.0 * mass + (level + c) * _density(table, level)
@@ -135,7 +143,7 @@ def _best(table: NDArray[np.float64], a: float, c: float, start: float, mirrored
         following = level - slope / rise if rise > 0.0 else low
         if not low < following < high:
             following = 0.5 * (low + high)
-        if abs(following - level) <= _CLOSE * level or not low < following < high:
+        if abs(following - level) <= _CLOSE * abs(level) or not low < following < high:
             break
         level = following
     return level
@@ -145,7 +153,7 @@ def _best(table: NDArray[np.float64], a: float, c: float, start: float, mirrored
 def sweep(table: NDArray[np.float64], levels: NDArray[np.float64], mirrored: bool) -> float:
     """One sweep of coordinate descent over the free levels, ascending and in place; returns the largest move.
 
-    The last level stays, and the first one unless the grid is mirrored. A level whose two cells hold no
+    The last level stays, and the first one unless the grid is mirrored at 0. A level between two cells without
     mass stays too.
     """
     largest = 0.0

@@ -1,1 +1,77 @@
-"""gtrace.online."""
+"""Codecs at work in training: simulated workers, and hooks into a loop of one's own.
+
+    study = gtrace.online.train("digits-cnn", ["qsgdinf:bits=3"], workers=4)
+
+    with gtrace.online.compress(optimizer, "qsgdinf:bits=3") as compression:
+        ...  # any training loop
+    print(compression.tally.ratio)
+
+Importing this package imports nothing heavy; PyTorch is imported with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gtrace.online.requirement import require_torch
+
+if TYPE_CHECKING:
+    from gtrace.online.compression import Compression, compress
+    from gtrace.online.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
+    from gtrace.online.run import RunResult
+    from gtrace.online.schedule import RefitSchedule
+    from gtrace.online.study import Study, train
+    from gtrace.online.tasks import load_task, task_names
+    from gtrace.online.tasks.base import Evaluation, Recipe, Task
+
+_HOMES = {
+    "Evaluation": "tasks.base",
+    "Exchange": "exchange",
+    "Exchanged": "exchange",
+    "NonfiniteGradientError": "exchange",
+    "Recipe": "tasks.base",
+    "RefitSchedule": "schedule",
+    "Tally": "exchange",
+    "Task": "tasks.base",
+    "load_task": "tasks",
+    "task_names": "tasks",
+}
+_TORCH_HOMES = {
+    "Compression": "compression",
+    "RunResult": "run",
+    "Study": "study",
+    "compress": "compression",
+    "train": "study",
+}
+
+__all__ = [
+    "Compression",
+    "Evaluation",
+    "Exchange",
+    "Exchanged",
+    "NonfiniteGradientError",
+    "Recipe",
+    "RefitSchedule",
+    "RunResult",
+    "Study",
+    "Tally",
+    "Task",
+    "compress",
+    "load_task",
+    "task_names",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name) or _TORCH_HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gtrace.online' has no attribute {name!r}")
+    if name in _TORCH_HOMES:
+        require_torch()
+    return getattr(importlib.import_module(f"gtrace.online.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -39,6 +39,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "squared_error": ("REAL", "||Q(g) - g||^2, expected or realized"),
     "relative_variance": ("REAL", "squared_error / energy"),
     "relative_variance_bound": ("REAL", "how far the expected one can be off (bins of the sketch)"),
+    "optimal_variance": ("REAL", "least relative variance of any levels of the same number on this tensor"),
+    "times_optimal": ("REAL", "relative_variance / optimal_variance"),
+    "model_variance": ("REAL", "what a parametric law promised for the levels that were fitted to it"),
     "relative_bias": ("REAL", "||E Q(g) - g|| / ||g||"),
     "mean_relative_error": ("REAL", "mean |Q(g) - g| / |g| over non-zero g"),
     "mean_abs_error": ("REAL", "mean |Q(g) - g|"),
@@ -203,6 +206,15 @@ class ResultStore:
     def done(self) -> set[tuple[str, int, str, int]]:
         """Keys (tensor, step, codec, draw) of the rows that are there."""
         return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM rows"))  # noqa: S608
+
+    def without_optimum(self) -> set[tuple[str, int, str, int]]:
+        """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""
+        return set(
+            self._connection.execute(
+                f"SELECT {', '.join(KEY)} FROM rows WHERE draw = ? AND optimal_variance IS NULL AND energy > 0",  # noqa: S608
+                (EXPECTATION,),
+            )
+        )
 
     def add(
         self,

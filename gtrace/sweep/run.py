@@ -17,7 +17,8 @@ import numpy as np
 from gtrace import __version__
 from gtrace.codecs import Codec, ExpectingCodec, codec
 from gtrace.errors import UsageError, suggest
-from gtrace.sweep.engine import Block, Job, Nonfinite, Refit, Settings, run_jobs
+from gtrace.sweep.engine import run_jobs
+from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
@@ -42,6 +43,7 @@ def run_sweep(
     seed: int = 0,
     refit: Refit | Sequence[int] = "previous",
     nonfinite: Nonfinite = "skip",
+    optimal: bool = True,
     jobs: int | None = None,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -57,8 +59,10 @@ def run_sweep(
         tensors: only tensors whose name matches one of these globs.
         draws: keyed encodings per (tensor, step, codec); 0 for expectations alone.
         seed: of the encodings.
-        refit: which step's summary fits a codec, see :class:`~gtrace.sweep.engine.Settings`.
+        refit: which step's summary fits a codec, see :class:`~gtrace.sweep.replay.Settings`.
         nonfinite: what happens to a tensor with NaN or infinite gradients.
+        optimal: where a codec with fitted levels takes part, set every level codec beside the best levels of the
+            same number.
         jobs: threads; the number of processors by default. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
         force: overwrite an ``output`` that belongs to another sweep.
@@ -80,7 +84,12 @@ def run_sweep(
         raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
     with ExitStack() as stack:
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
-        settings = Settings(seed, refit if isinstance(refit, str) else tuple(sorted(refit)), nonfinite)
+        settings = Settings(
+            seed,
+            refit if isinstance(refit, str) else tuple(sorted(refit)),
+            nonfinite,
+            optimal and any(hasattr(c, "fit_to") for c in chosen),
+        )
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" for c in chosen) else None
         fingerprint = _digest([opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole])
@@ -101,7 +110,11 @@ def run_sweep(
         }
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
-            plan = _plan(opened, wanted_tensors, wanted_steps, chosen, draws, store.done())
+            done = store.done()
+            if settings.optimal:
+                specs = {str(c) for c in chosen if has_optimum(c)}
+                done -= {key for key in store.without_optimum() if key[2] in specs}
+            plan = _plan(opened, wanted_tensors, wanted_steps, chosen, draws, done)
             total = sum(len(job.wanted) for job in plan)
             count = 0
 

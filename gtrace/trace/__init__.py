@@ -1,1 +1,9 @@
-"""gtrace.trace."""
+"""Traces: gradients of a run on disk, as Zarr v3 or HDF5 behind one reader and one writer, or in memory."""
+
+from __future__ import annotations
+
+from gtrace.trace.format import StreamKey
+from gtrace.trace.reader import TensorInfo, Trace, open_trace
+from gtrace.trace.writer import TraceWriter, create_trace
+
+__all__ = ["StreamKey", "TensorInfo", "Trace", "TraceWriter", "create_trace", "open_trace"]

@@ -13,7 +13,7 @@ from helpers_sweep import rows_of, write_trace
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.sweep import EXPECTATION, ResultStore, expand
-from gtrace.sweep.engine import Settings
+from gtrace.sweep.replay import Settings
 from gtrace.types import Key
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "nuqsgd:bits=4", "terngrad", "natural"]
@@ -125,12 +125,12 @@ def test_another_sweep_is_not_overwritten(trace, tmp_path):
 
 CHILD = """
 import sys, time, gtrace
-from gtrace.sweep import engine
-real = engine._Tensor._block
+from gtrace.sweep import replay
+real = replay.Replay._block
 def slow(self, *args):
     time.sleep(0.03)
     return real(self, *args)
-engine._Tensor._block = slow
+replay.Replay._block = slow
 gtrace.run_sweep(sys.argv[1], sys.argv[3:], draws=2, jobs=2, output=sys.argv[2],
                  progress=lambda done, total: print(done, flush=True))
 """

@@ -1,0 +1,119 @@
+"""How the gradients of one optimizer are laid out in rows, and how that grows when new ones appear."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gtrace.capture.buffers import BufferPool, as_real_dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch.optim import Optimizer
+
+    from gtrace.host.naming import ParameterName
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of a row: its place among the buffer's targets, and what the trace says about it."""
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    aliases: tuple[str, ...] = ()
+    module_type: str = ""
+
+
+class RowLayout:
+    """The tensors of one optimizer that are recorded, in the order in which they first had a gradient.
+
+    Args:
+        names: names the parameters of an optimizer, by id.
+        keeps: whether to record a tensor of this name.
+        queue_bytes: what the rows that wait to be written may take together.
+    """
+
+    def __init__(
+        self,
+        names: Callable[[Optimizer], Mapping[int, ParameterName]],
+        keeps: Callable[[ParameterName], bool],
+        queue_bytes: int,
+    ) -> None:
+        self.slots: list[Slot] = []
+        #: Replaced when the layout grows; rows under way still return to the old one.
+        self.pool: BufferPool | None = None
+        self._names = names
+        self._keeps = keeps
+        self._queue_bytes = queue_bytes
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
+
+    @property
+    def tensors(self) -> int:
+        """Distinct tensors so far."""
+        return len({slot.name for slot in self.slots})
+
+    @property
+    def row_bytes(self) -> int:
+        """What a row with every tensor takes."""
+        return 4 * sum(math.prod(slot.shape) for slot in self.slots)
+
+    def gradients(self, optimizer: Optimizer) -> tuple[list[Slot], list[torch.Tensor]]:
+        """The gradients that the optimizer's parameters have now, as real strided tensors, with their slots."""
+        if not self._knows_all(optimizer):
+            self._extend(optimizer)
+        slots, gradients = [], []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    slot = self._known[id(parameter)][1]
+                    if slot is not None:
+                        slots.append(slot)
+                        gradients.append(as_real_dense(parameter.grad))
+        return slots, gradients
+
+    def _knows_all(self, optimizer: Optimizer) -> bool:
+        return all(
+            parameter.grad is None or self._knows(parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+    def _knows(self, parameter: torch.Tensor) -> bool:
+        # The id of a parameter that is gone may be another's by now.
+        entry = self._known.get(id(parameter))
+        return entry is not None and entry[0]() is parameter
+
+    def _extend(self, optimizer: Optimizer) -> None:
+        """Name the parameters that have a gradient for the first time, and give each its place."""
+        names = self._names(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self._knows(parameter):
+                    slot = self._new_slot(names[id(parameter)], parameter.grad)
+                    self._known[id(parameter)] = (weakref.ref(parameter), slot)
+        self.pool = BufferPool([slot.shape for slot in self.slots], self._queue_bytes)
+
+    def _new_slot(self, entry: ParameterName, gradient: torch.Tensor) -> Slot | None:
+        if gradient.numel() == 0 or not self._keeps(entry):
+            return None
+        shape = (*gradient.shape, 2) if gradient.is_complex() else tuple(gradient.shape)
+        dtype = str(gradient.dtype).removeprefix("torch.")
+        name = self._free_name(entry.name, shape)
+        slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type)
+        self.slots.append(slot)
+        return slot
+
+    def _free_name(self, name: str, shape: tuple[int, ...]) -> str:
+        """The name itself, unless a living parameter, or one of another shape, has it already."""
+        living = {slot.name for reference, slot in self._known.values() if slot and reference() is not None}
+        shapes = {slot.name: slot.shape for slot in self.slots}
+        number, free = 2, name
+        while free in living or shapes.get(free, shape) != shape:
+            free, number = f"{name}~{number}", number + 1
+        return free

@@ -1,0 +1,102 @@
+"""What to record and where, read and checked before a program runs. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gtrace.capture.policy import DEFAULT_BUDGET, AutomaticSteps, StepPolicy, parse_size, step_policy
+from gtrace.errors import OutputExistsError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_SUFFIXES = (".zarr", ".h5", ".hdf5")
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What to record, and where.
+
+    Attributes:
+        path: the trace, ``.zarr`` or ``.h5``.
+        policy: which steps.
+        include: patterns of tensor names to record; empty for all.
+        exclude: patterns of tensor names to leave out.
+        budget: bytes of gradients (as float32) to record at most; None for no limit.
+        force: replace an existing trace once there is something to record.
+        queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
+    """
+
+    path: Path
+    policy: StepPolicy = field(default_factory=AutomaticSteps)
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    budget: int | None = None
+    force: bool = False
+    queue_bytes: int = 256 * 1024 * 1024
+
+    def describe(self) -> dict[str, object]:
+        """The options as JSON values, for the trace's attributes."""
+        return {
+            "steps": str(self.policy),
+            "tensors": list(self.include),
+            "exclude": list(self.exclude),
+            "budget": self.budget,
+        }
+
+
+def capture_options(
+    path: Path,
+    *,
+    steps: str | None = None,
+    every: int | None = None,
+    tensors: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    budget: int | str | None = None,
+    force: bool = False,
+) -> CaptureOptions:
+    """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
+
+    Raises:
+        UsageError: one cannot be read, two exclude each other, or no trace can be made at ``path``.
+        OutputExistsError: something is there that must stay.
+    """
+    policy = step_policy(steps, every)
+    size = parse_size(budget) if isinstance(budget, str) else budget
+    if size is None and isinstance(policy, AutomaticSteps):
+        size = DEFAULT_BUDGET
+    _check_place(path, force=force)
+    # The script may change the current folder before the trace is made.
+    return CaptureOptions(path.absolute(), policy, tuple(tensors), tuple(exclude), size, force)
+
+
+def _check_place(path: Path, *, force: bool) -> None:
+    """Find what would keep the trace from being made: before a long training run, not after it."""
+    if path.suffix not in _SUFFIXES:
+        raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: the folder {path.parent} cannot be written; choose another place")
+    if not os.path.lexists(path):
+        return
+    if not force:
+        raise OutputExistsError(
+            f"{path}: exists already and was left untouched; pass --force (force=True) or another place"
+        )
+    if path.is_dir() and any(path.iterdir()) and not _is_trace(path):
+        raise OutputExistsError(
+            f"{path}: a folder that is no trace, left untouched; delete it yourself or choose another place"
+        )
+
+
+def _is_trace(folder: Path) -> bool:
+    try:
+        document = json.loads((folder / "zarr.json").read_bytes())
+        return bool(document["attributes"]["format"] == "gtrace")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

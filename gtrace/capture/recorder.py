@@ -1,0 +1,178 @@
+"""Turns optimizer steps into rows of a trace: names, selection, copies, budget and counters."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from gtrace.capture.layout import RowLayout
+from gtrace.capture.writer import AsyncWriter, Row
+from gtrace.host.naming import name_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from gtrace.capture.policy import StepPolicy, TensorSelection
+    from gtrace.host.hooks import OptimizerStep
+    from gtrace.host.naming import ParameterName
+    from gtrace.trace import TraceWriter
+
+_MOST_WARNINGS = 3
+
+
+class Recorder:
+    """Records the weight gradients of optimizer steps, in the background.
+
+    Args:
+        open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
+            in the background.
+        policy: which steps.
+        selection: which tensors.
+        budget: bytes of gradients (as float32) to record at most; None for no limit.
+        models: the live modules to name parameters by.
+        scan: search the whole process for modules where these do not own every parameter.
+        queue_bytes: bytes of each optimizer's gradients that may wait to be written.
+        say: prints one line for the user.
+    """
+
+    def __init__(
+        self,
+        open_trace: Callable[[dict[str, Any]], TraceWriter],
+        *,
+        policy: StepPolicy,
+        selection: TensorSelection,
+        budget: int | None,
+        models: Callable[[], Sequence[nn.Module]],
+        scan: bool,
+        queue_bytes: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.selection = selection
+        #: Errors of capture so far; training went on.
+        self.errors = 0
+        #: Steps that the policy chose.
+        self.wanted = 0
+        #: Recording ended because the budget was used up.
+        self.over_budget = False
+        self._policy = policy
+        self._budget = budget
+        self._models = models
+        self._scan = scan
+        self._queue_bytes = queue_bytes
+        self._say = say
+        self._attrs: dict[str, Any] = {}
+        self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error)
+        self._layouts: dict[int, RowLayout] = {}
+        self._recorded: set[int] = set()
+        self._bytes = 0
+        self._blocked = 0.0
+        self._first: float | None = None
+        self._last = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows (steps of any optimizer) that are in the trace."""
+        return self._writer.rows
+
+    @property
+    def optimizers(self) -> int:
+        """Optimizers of which at least one step was recorded."""
+        return len(self._recorded)
+
+    @property
+    def tensors(self) -> int:
+        """Distinct tensors that were recorded, of all optimizers."""
+        return sum(layout.tensors for layout in self._layouts.values())
+
+    @property
+    def blocked(self) -> float:
+        """Share of the time between the first and the last step that training waited for capture."""
+        span = self._last - (self._first or 0.0)
+        return min(1.0, self._blocked / span) if span > 0 else 0.0
+
+    def wants(self, stream: int, step: int) -> bool:
+        """Whether to record this step of this optimizer."""
+        del stream  # all optimizers follow one policy, each with its own steps
+        self._last = time.perf_counter()
+        if self._first is None:
+            self._first = self._last
+        if self._writer.failed or self.over_budget or not self._policy.wants(step, self._capacity()):
+            return False
+        self.wanted += 1
+        return True
+
+    def take(self, step: OptimizerStep) -> None:
+        """Copy the gradients of a step and queue them."""
+        started = time.perf_counter()
+        try:
+            self._take(step)
+        finally:
+            self._last = time.perf_counter()
+            self._blocked += self._last - started
+
+    def error(self, error: Exception) -> None:
+        """Count an error of capture and tell the user about the first few."""
+        self.errors += 1
+        if self.errors <= _MOST_WARNINGS:
+            end = "; further ones are only counted" if self.errors == _MOST_WARNINGS else ""
+            self._say(f"gtrace: warning: capture: {type(error).__name__}: {error}{end}")
+
+    def drain(self) -> None:
+        """Wait until all is written; no step can be taken any more."""
+        self._writer.drain()
+
+    def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+        """Finish the trace with these attributes. Comes after :meth:`drain`."""
+        try:
+            self._writer.close(status, attrs)
+        except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
+            self.error(error)
+
+    def _capacity(self) -> int:
+        if self._budget is None:
+            return sys.maxsize
+        return self._budget // max(1, sum(layout.row_bytes for layout in self._layouts.values()))
+
+    @torch.no_grad()
+    def _take(self, step: OptimizerStep) -> None:
+        layout = self._layouts.get(step.stream)
+        if layout is None:
+            layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
+            self._layouts[step.stream] = layout
+        slots, gradients = layout.gradients(step.optimizer)
+        size = 4 * sum(gradient.numel() for gradient in gradients)
+        if self._budget is not None and self._bytes + size > self._budget:
+            self.over_budget = True
+            return
+        if not slots or layout.pool is None:
+            return
+        buffer = layout.pool.acquire()
+        try:
+            torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
+        except BaseException:
+            buffer.release()
+            raise
+        scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
+        if step.micro_batches:
+            scalars["micro_batches"] = step.micro_batches
+        if step.grad_scale != 1.0:
+            scalars["grad_scale"] = step.grad_scale
+        self._bytes += size
+        self._recorded.add(step.stream)
+        self._writer.submit(Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars))
+
+    def _names(self, optimizer: Optimizer, stream: int) -> Mapping[int, ParameterName]:
+        names = name_parameters(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
+        if not self._attrs:
+            models = {entry.model: None for entry in names.values() if entry.model}
+            self._attrs = {"model": ", ".join(models), "seed": torch.initial_seed()}
+        return names
+
+    def _keeps(self, entry: ParameterName) -> bool:
+        return self.selection.keeps(entry.name, entry.aliases)

@@ -1,0 +1,200 @@
+"""One capture from start to end: hooks, recorder and trace put together, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gtrace.capture.policy import TensorSelection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from gtrace.capture.options import CaptureOptions
+    from gtrace.capture.recorder import Recorder
+    from gtrace.host.hooks import TrainingHooks
+    from gtrace.trace import TraceWriter
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """What a capture came to.
+
+    Attributes:
+        path: the trace; it exists only where ``rows`` is positive.
+        torch_seen: the program imported torch.
+        steps_seen: optimizer steps that the program took, of all optimizers.
+        steps_wanted: those of them that were to be recorded.
+        rows: steps that were recorded.
+        optimizers: optimizers of which steps were recorded.
+        tensors: distinct tensors that were recorded.
+        bytes: size of the trace on disk.
+        blocked: share of the training time that capture took.
+        skipped_steps: steps that a gradient scaler left out.
+        errors: errors of capture.
+        over_budget: recording ended early because the budget was used up.
+        complaints: one line for each tensor pattern that matched nothing.
+    """
+
+    path: Path
+    torch_seen: bool = False
+    steps_seen: int = 0
+    steps_wanted: int = 0
+    rows: int = 0
+    optimizers: int = 0
+    tensors: int = 0
+    bytes: int = 0
+    blocked: float = 0.0
+    skipped_steps: int = 0
+    errors: int = 0
+    over_budget: bool = False
+    complaints: tuple[str, ...] = ()
+
+
+class CaptureSession:
+    """Watches this process from :meth:`start` to :meth:`finish`.
+
+    Args:
+        options: what to record, and where.
+        attrs: further attributes of the trace.
+        say: prints one line for the user; to stderr by default.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        attrs: Mapping[str, object] | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._attrs = attrs or {}
+        self._say = say or print_line
+        self._broken = False
+        self._hooks: TrainingHooks | None = None
+        self._recorder: Recorder | None = None
+        self._summary: CaptureSummary | None = None
+        self._owner = os.getpid()
+
+    def start(self, optimizers: Iterable[Optimizer] | None = None, models: Sequence[nn.Module] | None = None) -> None:
+        """Install the hooks. Imports torch.
+
+        Args:
+            optimizers: watch only these.
+            models: name parameters by these modules only, instead of searching the process.
+        """
+        from gtrace.capture.recorder import Recorder
+        from gtrace.host.hooks import TrainingHooks
+
+        recorder = Recorder(
+            self._create,
+            policy=self._options.policy,
+            selection=TensorSelection(self._options.include, self._options.exclude),
+            budget=self._options.budget,
+            models=lambda: hooks.modules.modules() if models is None else list(models),
+            scan=models is None,
+            queue_bytes=self._options.queue_bytes,
+            say=self._say,
+        )
+        hooks = TrainingHooks(recorder.wants, recorder.take, recorder.error, optimizers)
+        hooks.install()
+        self._recorder, self._hooks = recorder, hooks
+
+    def start_or_tell(self) -> None:
+        """Install the hooks for a program that must not notice; if that fails, it runs without capture."""
+        try:
+            self.start()
+        except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
+            self._broken = True
+            self._say(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
+
+    def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
+        """Remove the hooks, write what is queued, close the trace and say what came of it.
+
+        In a forked child of the process that captures this does nothing: the trace is not its to write.
+
+        Args:
+            status: whether the run came to its proper end; stored in the trace.
+        """
+        if self._summary is None:
+            self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
+        return self._summary
+
+    @property
+    def in_child(self) -> bool:
+        """This is a forked child of the process that captures; the trace is not its to write."""
+        return os.getpid() != self._owner
+
+    def _finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
+        path, recorder, hooks = self._options.path, self._recorder, self._hooks
+        if recorder is None or hooks is None:
+            return CaptureSummary(path, errors=int(self._broken))
+        hooks.remove()
+        recorder.drain()
+        outcome = {
+            "steps_seen": hooks.steps,
+            "skipped_steps": hooks.skipped_steps,
+            "over_budget": recorder.over_budget,
+            "errors": recorder.errors,
+        }
+        recorder.close(status, {"capture": self._options.describe() | outcome})
+        return CaptureSummary(
+            path=path,
+            torch_seen=True,
+            steps_seen=hooks.steps,
+            steps_wanted=recorder.wanted,
+            rows=recorder.rows,
+            optimizers=recorder.optimizers,
+            tensors=recorder.tensors,
+            bytes=_disk_usage(path) if recorder.rows else 0,
+            blocked=recorder.blocked,
+            skipped_steps=hooks.skipped_steps,
+            errors=recorder.errors,
+            over_budget=recorder.over_budget,
+            complaints=tuple(recorder.selection.complaints()),
+        )
+
+    def _create(self, found: Mapping[str, object]) -> TraceWriter:
+        import numpy as np
+        import torch
+
+        from gtrace.trace import create_trace
+
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+        attrs = {
+            **found,
+            **self._attrs,
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "versions": versions,
+            "capture": self._options.describe(),
+        }
+        return create_trace(self._options.path, force=self._options.force, attrs=attrs)
+
+
+def print_line(text: str) -> None:
+    """Tell the user something beside what the program prints."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def git_commit(folder: str) -> str | None:
+    """The commit that is checked out where ``folder`` lies; None outside a repository or without git."""
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _disk_usage(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())

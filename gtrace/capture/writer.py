@@ -1,0 +1,99 @@
+"""The thread that writes rows of gradients while training goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gtrace.capture.buffers import RowBuffer
+    from gtrace.capture.layout import Slot
+    from gtrace.trace import TraceWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step of one optimizer: some tensors of a buffer, and the numbers of a commit."""
+
+    stream: int
+    step: int
+    slots: Sequence[Slot]
+    buffer: RowBuffer
+    grad_scale: float
+    scalars: Mapping[str, float]
+
+
+class AsyncWriter:
+    """Writes rows in the order in which they come.
+
+    Args:
+        open_trace: creates the trace; called in the thread, with the first row.
+        on_error: called in the thread with each exception; the thread goes on with the next row.
+    """
+
+    def __init__(self, open_trace: Callable[[], TraceWriter], on_error: Callable[[Exception], None]) -> None:
+        self._open_trace = open_trace
+        self._on_error = on_error
+        self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
+        self._trace: TraceWriter | None = None
+        self._described: set[tuple[int, str]] = set()
+        #: Rows that are in the trace for good.
+        self.rows = 0
+        #: The trace could not be created: no row will be written any more.
+        self.failed = False
+        # A daemon: when a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
+        self._thread = threading.Thread(target=self._run, name="gtrace-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, row: Row) -> None:
+        """Hand a row over; its buffer goes back to its pool when it is written."""
+        self._queue.put(row)
+
+    def drain(self) -> None:
+        """Wait until all rows that were handed over are written; none can follow."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
+        """Set attributes of the trace and finish it, where there is one. Comes after :meth:`drain`."""
+        if self._trace is not None:
+            self._trace.set_attrs(**attrs)
+            self._trace.close(status)
+
+    def _run(self) -> None:
+        while (row := self._queue.get()) is not None:
+            try:
+                if not self.failed:
+                    self._write(row)
+            except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+                self._on_error(error)
+            finally:
+                row.buffer.release()
+
+    def _write(self, row: Row) -> None:
+        if self._trace is None:
+            try:
+                self._trace = self._open_trace()
+            except Exception:
+                self.failed = True
+                raise
+        for slot in row.slots:
+            gradient = row.buffer.targets[slot.index].numpy()
+            if row.grad_scale != 1.0:
+                gradient /= row.grad_scale
+            about = self._description(row.stream, slot)
+            self._trace.append(row.step, slot.name, gradient, optimizer=row.stream, **about)
+        self._trace.commit(row.step, kind="weight", optimizer=row.stream, rank=0, **row.scalars)
+        self.rows += 1
+
+    def _description(self, stream: int, slot: Slot) -> dict[str, Any]:
+        """What the trace is told about a tensor at its first appearance."""
+        if (stream, slot.name) in self._described:
+            return {}
+        self._described.add((stream, slot.name))
+        about: dict[str, Any] = {"dtype": slot.dtype, "aliases": list(slot.aliases)}
+        return about | ({"module_type": slot.module_type} if slot.module_type else {})

@@ -1,0 +1,300 @@
+"""``gtrace info``: what is in a trace."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import shlex
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from gtrace.cli.options import print_json
+from gtrace.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from gtrace.trace import TensorInfo, Trace
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PLAIN_BLOCKS = "_.-:=+*#"
+_SPARK_WIDTH = 24
+#: The name may fold down to this width; columns are dropped before that.
+_NAME_WIDTH = 24
+_GAP = 2
+
+
+def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+@click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--tensors", multiple=True, metavar="GLOB", callback=_patterns, help="Only tensors with such names.")
+@click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")
+@click.option("--optimizer", type=int, metavar="N", help="Only tensors that this optimizer steps.")
+@click.option("--rank", type=int, metavar="N", help="Only this process of several.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(
+    trace: Path, tensors: tuple[str, ...], kind: str | None, optimizer: int | None, rank: int | None, as_json: bool
+) -> None:
+    """Say what is in TRACE: the run, its tensors, and how the norms of their gradients changed.
+
+    No gradient is read, so this takes no longer for a large trace.
+    """
+    from gtrace.trace import open_trace
+
+    with open_trace(trace) as opened:
+        infos = [
+            info
+            for info in opened.tensors
+            if kind in (None, info.kind) and optimizer in (None, info.optimizer) and rank in (None, info.rank)
+        ]
+        if not infos:
+            # Says what there is instead, when nothing is left by the options.
+            opened.scalars(kind=kind, optimizer=optimizer, rank=rank)
+        names = [info.name for info in infos]
+        for glob in tensors:
+            if not fnmatch.filter(names, glob):
+                raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
+        if tensors:
+            infos = [info for info in infos if any(fnmatch.fnmatchcase(info.name, glob) for glob in tensors)]
+        rows = [_row(opened, info) for info in infos]
+        if as_json:
+            print_json(_document(opened, rows))
+            return
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            # A pipe has no width to respect: whoever reads it wants every column.
+            console = Console(highlight=False, width=100_000)
+        show(opened, rows, console)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tensor and its gradients over time, in numbers that the trace keeps beside them."""
+
+    info: TensorInfo
+    steps: int
+    first_step: int
+    last_step: int
+    norms: list[float]
+    absmax: float
+    zeros: float
+    nonfinite: int
+
+
+def _row(trace: Trace, info: TensorInfo) -> Row:
+    numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
+    steps = numbers["step"]
+    elements = max(info.size * len(steps), 1)
+    return Row(
+        info=info,
+        steps=len(steps),
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        norms=[math.sqrt(value) for value in numbers["norm2"].tolist()],
+        absmax=float(numbers["absmax"].max()),
+        zeros=float(numbers["zeros"].sum()) / elements,
+        nonfinite=int(numbers["nonfinite"].sum()),
+    )
+
+
+class _Stream(NamedTuple):
+    """Steps and losses of one (rank, kind, optimizer)."""
+
+    rank: int
+    kind: str
+    optimizer: int
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    first_loss: float | None
+    last_loss: float | None
+
+
+def _streams(trace: Trace) -> list[_Stream]:
+    out = []
+    for key in trace.streams:
+        numbers = trace.scalars(**key._asdict())
+        steps = numbers["step"].tolist()
+        losses = [loss for loss in numbers["loss"].tolist() if math.isfinite(loss)]
+        first, last = (steps[0], steps[-1]) if steps else (None, None)
+        from_loss, to_loss = (losses[0], losses[-1]) if losses else (None, None)
+        out.append(_Stream(*key, len(steps), first, last, from_loss, to_loss))
+    return out
+
+
+def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything as JSON values."""
+    streams = _streams(trace)
+    return {
+        "path": trace.path,
+        "status": trace.status,
+        "fingerprint": trace.fingerprint,
+        "attrs": dict(trace.attrs),
+        "ranks": sorted({stream.rank for stream in streams}),
+        "streams": [stream._asdict() for stream in streams],
+        "tensors": [
+            {
+                "name": row.info.name,
+                "aliases": row.info.aliases,
+                "kind": row.info.kind,
+                "optimizer": row.info.optimizer,
+                "rank": row.info.rank,
+                "module_type": row.info.module_type,
+                "shape": row.info.shape,
+                "dtype": row.info.dtype,
+                "size": row.info.size,
+                "steps": row.steps,
+                "first_step": row.first_step,
+                "last_step": row.last_step,
+                "norm_first": row.norms[0],
+                "norm_last": row.norms[-1],
+                "absmax": row.absmax,
+                "zeros": row.zeros,
+                "nonfinite": row.nonfinite,
+            }
+            for row in rows
+        ],
+    }
+
+
+def show(trace: Trace, rows: Sequence[Row], console: Console) -> None:
+    """Print the run and a table of its tensors; columns that do not fit the console's width are left out."""
+    from rich.text import Text
+
+    from gtrace.report.names import literal
+
+    encoding = console.encoding or "utf-8"
+    for head, text in _lines(trace, rows):
+        line = Text.assemble((f"{head:<8} " if head else "", "dim"), (literal(text, encoding), "" if head else "bold"))
+        console.print(line, soft_wrap=True)
+    if not rows:
+        return
+    hidden = _table(rows, console)
+    if hidden:
+        console.print(Text(f"Hidden on a terminal this narrow: {', '.join(hidden)}.", style="dim"))
+    console.print(
+        Text(f"\nNext: gtrace sweep {literal(shlex.quote(trace.path), encoding)}", style="dim"), soft_wrap=True
+    )
+
+
+def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    from gtrace.report.names import count, number
+
+    streams = _streams(trace)
+    attrs = trace.attrs
+    elements = sum(row.info.size for row in rows)
+    status = "complete" if trace.status == "complete" else "interrupted, or still being written"
+    lines = [("", f"{trace.path}: {status}, {count(len(rows), 'tensor')}, {count(elements, 'element')}")]
+    argv = attrs.get("argv")
+    if isinstance(argv, list) and argv:
+        lines.append(("script", shlex.join(str(word) for word in argv)))
+    if isinstance(attrs.get("model"), str):
+        lines.append(("model", attrs["model"]))
+    lines.append(("ranks", str(len({stream.rank for stream in streams}))))
+    for stream in streams:
+        text = f"{stream.steps}, {stream.first_step} to {stream.last_step}" if stream.steps else "none"
+        if stream.first_loss is not None and stream.last_loss is not None:
+            text += f", loss {number(stream.first_loss)} to {number(stream.last_loss)}"
+        if len(streams) > 1:
+            text += f" ({stream.kind} gradients, optimizer {stream.optimizer}, rank {stream.rank})"
+        lines.append(("steps", text))
+    capture = attrs.get("capture")
+    errors = capture.get("errors") if isinstance(capture, dict) else None
+    if isinstance(errors, int) and errors > 0:
+        lines.append(("errors", f"{errors} while capturing; gradients may be missing"))
+    return lines
+
+
+class _Column(NamedTuple):
+    """A column of the table; the higher its rank, the earlier it makes room for others."""
+
+    heading: str
+    cells: list[str]
+    rank: int
+    right: bool = True
+
+
+def _columns(rows: Sequence[Row], encoding: str) -> list[_Column]:
+    from gtrace.report.names import literal, number
+
+    infos = [row.info for row in rows]
+    columns = [_Column("tensor", [literal(info.name, encoding) for info in infos], 0, right=False)]
+    for what in ("kind", "optimizer", "rank"):
+        values = [str(getattr(info, what)) for info in infos]
+        if len(set(values)) > 1:
+            columns.append(_Column(what, values, 1))
+    shapes = ["x".join(map(str, info.shape)) or "scalar" for info in infos]
+    return [
+        *columns,
+        _Column("shape", shapes, 6),
+        _Column("dtype", [literal(info.dtype, encoding) for info in infos], 9),
+        _Column("steps", [str(row.steps) for row in rows], 5),
+        _Column("norm first", [number(row.norms[0]) for row in rows], 4),
+        _Column("last", [number(row.norms[-1]) for row in rows], 3),
+        _Column("largest", [number(row.absmax) for row in rows], 8),
+        _Column("zeros", [f"{row.zeros:.1%}" for row in rows], 7),
+        _Column("not finite", [str(row.nonfinite) for row in rows], 2),
+        _Column("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
+    ]
+
+
+def _table(rows: Sequence[Row], console: Console) -> list[str]:
+    """Print the table; returns the headings of the columns that did not fit."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = _columns(rows, console.encoding or "utf-8")
+    widths = {c.heading: max(len(c.heading), *map(len, c.cells)) + _GAP for c in columns}
+    widths["tensor"] = min(widths["tensor"], _NAME_WIDTH + _GAP)
+    kept = list(columns)
+    for column in sorted(columns, key=lambda column: -column.rank):
+        if column.rank == 0 or sum(widths[c.heading] for c in kept) <= console.width:
+            break
+        kept.remove(column)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    for column in kept:
+        folds = column.heading == "tensor"
+        table.add_column(
+            column.heading,
+            justify="right" if column.right else "left",
+            no_wrap=not folds,
+            overflow="fold",
+        )
+    for place, row in enumerate(rows):
+        bad = "bold red" if row.nonfinite else ""
+        table.add_row(*(Text(c.cells[place], style=bad if c.heading == "not finite" else "") for c in kept))
+    console.print()
+    console.print(table)
+    return [column.heading for column in columns if column not in kept]
+
+
+def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
+    """Values over time as up to 24 blocks between their smallest and their largest; longer series are averaged.
+
+    >>> sparkline([0.0, 1.0, 3.5, 7.0])
+    '▁▂▅█'
+    """
+    blocks = _BLOCKS
+    try:
+        blocks.encode(encoding)
+    except UnicodeEncodeError:
+        blocks = _PLAIN_BLOCKS
+    width = min(len(values), _SPARK_WIDTH)
+    edges = [round(k * len(values) / width) for k in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high == low:
+        return blocks[0] * width
+    top = len(blocks) - 1
+    return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)

@@ -1,0 +1,91 @@
+"""Error feedback: what a codec lost of one gradient is added to the next one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from gtrace.codecs.base import Codec, checked_values
+from gtrace.codecs.registry import register_wrapper
+from gtrace.codecs.wrapper import Wrapper, saturating
+from gtrace.types import State
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+#: said by every codec with a residual: papers write the residual of the step, codecs see gradients
+UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
+
+
+@register_wrapper
+@dataclass(frozen=True)
+class ErrorFeedback(Wrapper):
+    """Error feedback around any codec: ``ef:topk:ratio=0.01``.
+
+    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's.
+    """
+
+    name: ClassVar[str] = "ef"
+    summary: ClassVar[str] = "error feedback around any codec: what was lost is sent with the next gradient"
+    formula: ClassVar[str] = "send Q(v + e); e <- v + e - Q(v + e)"
+    paper: ClassVar[str] = (
+        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
+    )
+    corrections: ClassVar[tuple[str, ...]] = (UNITS,)
+    unbiased: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+    def init(self, size: int) -> State:
+        """No residual yet."""
+        return super().init(size).with_arrays(residual=np.zeros(size, np.float32))
+
+    def view(self, state: State, values: ArrayLike) -> ArrayLike:
+        """The values with the residual added, as the codec inside will see them."""
+        return self.inner.view(self.inner_state(state), corrected(state, values))
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The inner payload of values and residual."""
+        return self.inner.encode(self.inner_state(state), corrected(state, values), key)
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """Keep what did not arrive."""
+        sent = corrected(state, values)
+        state = self.with_inner(state, self.inner.update(self.inner_state(state), sent, decoded))
+        return state.with_arrays(residual=saturating(sent, decoded, scale_y=-1.0))
+
+
+@dataclass(frozen=True)
+class ResidualCodec(Codec):
+    """A method with error feedback of its own. The state holds ``residual``, float32[n]."""
+
+    corrections: ClassVar[tuple[str, ...]] = (UNITS,)
+    unbiased: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+    def init(self, size: int) -> State:
+        """No residual yet."""
+        return State(int(size), {"residual": np.zeros(size, np.float32)})
+
+    @abstractmethod
+    def send(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> bytes:
+        """The payload of values and residual, float32[n]."""
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """Add the residual and send."""
+        return self.send(state, corrected(state, values), key)
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """Keep what did not arrive."""
+        return state.with_arrays(residual=saturating(corrected(state, values), decoded, scale_y=-1.0))
+
+
+def corrected(state: State, values: ArrayLike) -> NDArray[np.float32]:
+    """values + residual, float32[n].
+
+    Raises:
+        UsageError: as :func:`~gtrace.codecs.base.checked_values`.
+    """
+    return saturating(checked_values(state, values), state.arrays["residual"])

@@ -1,0 +1,346 @@
+"""One's own codec from a Python file: a class, two functions, or a compressor object.
+
+Three kinds of file are understood:
+
+- classes that extend :class:`gtrace.codecs.Codec`, each under its ``name``;
+- functions ``compress(values) -> bytes`` and ``decompress(data, size) -> values``; values are float32[n], and
+  a ``compress`` with a parameter ``rng`` gets a :class:`numpy.random.Generator` made from the key. The codec is
+  named like the file;
+- an object, or a class without arguments, with ``compress(tensor, name) -> (tensors, ctx)`` and
+  ``decompress(tensors, ctx) -> tensor``. Where its file uses torch, tensors are torch's, otherwise numpy's. The
+  receiver needs ``ctx``, which travels in no payload, so bits are those of ``tensors`` and flagged as declared, and
+  only the process that encoded a payload can decode it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+import threading
+import traceback
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gtrace.codecs import registry
+from gtrace.codecs.base import Codec, checked_values
+from gtrace.coding import open_envelope, seal
+from gtrace.errors import GtraceError, PayloadError, ScriptError, UsageError
+from gtrace.sketch import as_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.types import State
+
+#: payloads of compressor objects whose ctx is remembered; every use decodes what it has just encoded
+REMEMBERED = 64
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
+_LOADED: dict[Path, list[type[Codec]]] = {}
+
+
+def load_plugin(path: str | Path) -> list[type[Codec]]:
+    """Run a Python file and register the codecs that it holds. Loaded again, it replaces its codecs.
+
+    Args:
+        path: of the file; running it is what the caller asks for.
+
+    Returns:
+        the codecs' classes, in the order of the file; their specs work from now on.
+
+    Raises:
+        UsageError: no such file, nothing of use in it, or a codec's name that is taken.
+        ScriptError: the file raised; the message names its line.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise UsageError(f"plugin {path}: no such file")
+    before = _LOADED.pop(file, [])
+    for cls in before:
+        registry.unregister(cls.name)
+    known = set(registry.codec_names())
+    try:
+        module = _run(file)
+        found = _codecs(module, file)
+        if not found:
+            raise UsageError(
+                f"plugin {file.name}: no codec in it; write a class that extends gtrace.codecs.Codec, or "
+                "compress(values) and decompress(data, size)"
+            )
+        for cls in found:
+            if cls.name in registry.codec_names() and registry.codec_class(cls.name) is cls:
+                continue  # the file has registered it itself
+            try:
+                registry.register(cls)
+            except ValueError as error:
+                raise UsageError(f"plugin {file.name}: {error}; give it another name") from None
+    except BaseException:
+        for name in set(registry.codec_names()) - known:
+            registry.unregister(name)
+        for cls in before:
+            registry.register(cls)
+        if before:
+            _LOADED[file] = before
+        raise
+    _LOADED[file] = found
+    return found
+
+
+@dataclass(frozen=True)
+class PluginCodec(Codec):
+    """A codec made of somebody's functions. Calls are serialized: they may share what they like.
+
+    Attributes:
+        file: whose code it is; its lines are named in errors.
+        lock: held while the code runs.
+    """
+
+    summary: ClassVar[str] = "a plugin"
+    formula: ClassVar[str] = "as the plugin's code says"
+    unbiased: ClassVar[bool] = False
+    file: ClassVar[Path]
+    lock: ClassVar[threading.Lock]
+
+    def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the plugin's code.
+
+        Raises:
+            ScriptError: it raised; the message names file and line.
+        """
+        with type(self).lock, _blamed(type(self).file):
+            return what(*arguments)
+
+    def arrived(self, values: Any, size: int) -> NDArray[np.float32]:
+        """What the plugin decoded, checked: float32[size], finite.
+
+        Raises:
+            ScriptError: it is something else.
+        """
+        where = type(self).file.name
+        try:
+            out = as_values(values)
+        except (UsageError, ValueError, TypeError) as error:
+            raise ScriptError(f"plugin {where}: decompress returned no real numbers: {error}") from None
+        if out.size != size or not np.isfinite(out).all():
+            what = f"{out.size} values where {size} were sent" if out.size != size else "values that are not finite"
+            raise ScriptError(f"plugin {where}: decompress returned {what}")
+        return out if out.flags.writeable else out.copy()
+
+
+class FunctionCodec(PluginCodec):
+    """``compress(values)`` and ``decompress(data, size)``; bits are the length of the bytes."""
+
+    functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+    draws: ClassVar[bool]
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """What ``compress`` returns, in an envelope."""
+        x = checked_values(state, values).copy()
+        more = {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
+        body = self.call(lambda: self.functions[0](x, **more))
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
+        return seal(bytes(body), codec=self.name, size=x.size, shared=b"")
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """What ``decompress`` makes of the bytes."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        if flags:
+            raise PayloadError(f"payload has unknown flags {flags:#x}")
+        return self.arrived(self.call(self.functions[1], bytes(body), size), size)
+
+
+class CompressorCodec(PluginCodec):
+    """An object with ``compress(tensor, name)`` and ``decompress(tensors, ctx)``; bits are those of ``tensors``.
+
+    What such an object returns as ``ctx`` reaches the receiver by no payload, so it is remembered here.
+    """
+
+    declared: ClassVar[bool] = True
+    compressor: ClassVar[Any]
+    torch: ClassVar[ModuleType | None]
+    kept: ClassVar[OrderedDict[bytes, tuple[Any, Any]]]
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The bytes of the tensors that ``compress`` returns, in an envelope."""
+        del key
+        x = checked_values(state, values).copy()
+        cls = type(self)
+        given = x if cls.torch is None else cls.torch.from_numpy(x)
+        returned = self.call(self.compressor.compress, given, self.name)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise ScriptError(f"plugin {self.file.name}: compress returned no pair (tensors, ctx)")
+        body = b"".join(self.call(_tensor_bytes, tensor) for tensor in _flat(returned[0]))
+        payload = seal(body, codec=self.name, size=x.size, shared=b"")
+        with cls.lock:
+            cls.kept[_digest(payload)] = returned
+            while len(cls.kept) > REMEMBERED:
+                cls.kept.popitem(last=False)
+        return payload
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """What ``decompress`` makes of what this process remembers of the payload."""
+        open_envelope(payload, codec=self.name, size=size, shared=shared)
+        cls = type(self)
+        with cls.lock:
+            returned = cls.kept.get(_digest(payload))
+        if returned is None:
+            raise PayloadError(
+                f"payload of {self.name} was not encoded here, or long ago; its ctx does not travel in payloads"
+            )
+        values = self.call(self.compressor.decompress, *returned)
+        if cls.torch is not None and isinstance(values, cls.torch.Tensor):
+            values = values.detach().cpu().float().numpy()
+        return self.arrived(values, size)
+
+
+def _run(file: Path) -> ModuleType:
+    """The module that a file makes, imported under a name of its own; nothing is written beside it."""
+    name = f"gtrace_plugin_{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}"
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    before = sys.modules.get(name)
+    # Dataclasses look their module up, and a plugin may import its neighbours.
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    try:
+        with _blamed(file):
+            # Not importlib's loader: its cached bytecode would miss an edit within a second.
+            exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102
+    except BaseException:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    finally:
+        sys.path.remove(str(file.parent))
+    return module
+
+
+def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
+    found: list[type[Codec]] = []
+    objects: dict[str, Any] = {}
+    for variable, value in vars(module).items():
+        own = getattr(value, "__module__", None) == module.__name__
+        if isinstance(value, type):
+            if issubclass(value, Codec):
+                if own and not inspect.isabstract(value) and value not in found:
+                    found.append(_guarded(value, file))
+            elif own and _compresses(value) and not inspect.isabstract(value):
+                objects[variable] = value
+        elif not isinstance(value, ModuleType) and _compresses(value):
+            objects[variable] = value
+    # An object of a class says more than the class.
+    made = {type(value) for value in objects.values() if not isinstance(value, type)}
+    objects = {variable: value for variable, value in objects.items() if value not in made}
+    shared: dict[str, Any] = {"__module__": module.__name__, "file": file}
+    if _compresses(module):
+        fields = {**shared, "functions": (module.compress, module.decompress), "draws": _takes_rng(module.compress)}
+        found.append(_made(FunctionCodec, file.stem, file, fields))
+    for variable, value in objects.items():
+        if isinstance(value, type):
+            with _blamed(file):
+                value = value()
+        fields = {**shared, "compressor": value, "torch": _torch_of(value, module), "kept": OrderedDict()}
+        name = file.stem if len(objects) == 1 and not found else variable
+        found.append(_made(CompressorCodec, name, file, fields))
+    for cls in found:
+        if not _NAME.fullmatch(cls.name) or cls.name == "all":
+            raise UsageError(
+                f"plugin {file.name}: '{cls.name}' is no name for a codec; use letters, digits, '_', '-' and '.'"
+            )
+    return found
+
+
+def _made(base: type[PluginCodec], name: str, file: Path, fields: dict[str, Any]) -> type[Codec]:
+    described = {"name": name, "paper": file.name, "lock": threading.Lock(), "__doc__": base.__doc__}
+    return type(name, (base,), {**fields, **described})
+
+
+def _compresses(value: Any) -> bool:
+    return callable(getattr(value, "compress", None)) and callable(getattr(value, "decompress", None))
+
+
+def _takes_rng(function: Callable[..., Any]) -> bool:
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+
+
+def _torch_of(compressor: Any, module: ModuleType) -> ModuleType | None:
+    """torch, where the plugin or the module of one of the compressor's classes uses it; nothing is imported here."""
+    torch = sys.modules.get("torch")
+    places = [module, *(sys.modules.get(cls.__module__) for cls in type(compressor).__mro__ if cls is not object)]
+    for value in (value for place in places if place is not None for value in vars(place).values()):
+        home = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+        if home.partition(".")[0] == "torch":
+            return torch
+    return None
+
+
+def _flat(tensors: Any) -> Iterator[Any]:
+    if isinstance(tensors, (list, tuple)):
+        for tensor in tensors:
+            yield from _flat(tensor)
+    elif tensors is not None:
+        yield tensors
+
+
+def _tensor_bytes(tensor: Any) -> bytes:
+    """The memory of a tensor; torch's are asked for it in bytes, since numpy lacks some of its types."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    array = np.asarray(tensor)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"compress returned a {type(tensor).__name__} among its tensors")
+    return array.tobytes()
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+def _guarded(cls: type[Codec], file: Path) -> type[Codec]:
+    """The class with its own methods saying, when they fail, in which line of the file."""
+    for name in ("init", "view", "fit", "encode", "shared", "decode", "update", "aggregate", "expect"):
+        method = vars(cls).get(name)
+        if inspect.isfunction(method):
+            setattr(cls, name, _named(method, file))
+    return cls
+
+
+def _named(method: Callable[..., Any], file: Path) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def called(*arguments: Any, **more: Any) -> Any:
+        with _blamed(file):
+            return method(*arguments, **more)
+
+    return called
+
+
+@contextmanager
+def _blamed(file: Path) -> Iterator[None]:
+    """Turn whatever the file's code raises into one line that names file and line."""
+    try:
+        yield
+    except GtraceError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        if isinstance(error, SyntaxError) and error.filename == str(file):
+            lines.append(error.lineno)
+        where = f"{file.name}, line {lines[-1]}" if lines else file.name
+        said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+        raise ScriptError(f"plugin {where}: {type(error).__name__}: {said}".rstrip(": ")) from error

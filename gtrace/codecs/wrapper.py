@@ -1,0 +1,105 @@
+"""What codecs around a codec share: one state that holds the inner one, a spec with a prefix, inherited facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.codecs.base import Codec
+from gtrace.types import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.sketch import MomentSketch
+    from gtrace.types import SummarySpec
+
+#: what the names of the inner codec's arrays begin with in the wrapper's state
+INNER = "inner."
+FLOAT32_MAX = np.finfo(np.float32).max
+
+
+@dataclass(frozen=True)
+class Wrapper(Codec):
+    """A codec around a codec, another wrapper among them.
+
+    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``
+    and ``declared`` are facts of the instance, because they depend on what is inside.
+    """
+
+    inner: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Facts live on the class for every other codec; a frozen instance shadows them once, here.
+        object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
+        object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
+        object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
+        object.__setattr__(self, "declared", self.inner.declared)
+
+    def __str__(self) -> str:
+        """The prefix, its parameters where they differ from the defaults, and the spec inside."""
+        return f"{super().__str__()}:{self.inner}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Those of the codec inside, and the wrapper's own as ``prefix.parameter``."""
+        own = {f"{type(self).name}.{key}": value for key, value in super().parameters.items()}
+        return {**self.inner.parameters, **own}
+
+    @property
+    def wire_name(self) -> str:
+        """That of the codec inside, whose payloads travel as they are."""
+        return self.inner.wire_name
+
+    @property
+    def needs(self) -> SummarySpec | None:
+        """What the codec inside needs, of :meth:`view`."""
+        return self.inner.needs
+
+    def init(self, size: int) -> State:
+        """The inner codec's state under the prefix ``inner.``."""
+        return self.with_inner(State(int(size)), self.inner.init(size))
+
+    def fit(self, state: State, summary: MomentSketch, step: int) -> State:
+        """Fit the codec inside."""
+        return self.with_inner(state, self.inner.fit(self.inner_state(state), summary, step))
+
+    def shared(self, state: State) -> bytes:
+        """What the codec inside shares."""
+        return self.inner.shared(self.inner_state(state))
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """A receiver needs the codec inside and nothing of the memory."""
+        return self.inner.decode(shared, payload, size)
+
+    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """As the codec inside does it."""
+        return self.inner.aggregate(decoded)
+
+    @staticmethod
+    def inner_state(state: State) -> State:
+        """The inner codec's part of a state."""
+        cut = len(INNER)
+        arrays = {name[cut:]: array for name, array in state.arrays.items() if name.startswith(INNER)}
+        return State(state.size, arrays)
+
+    @staticmethod
+    def with_inner(state: State, inner: State) -> State:
+        """A state with the inner codec's part replaced."""
+        own = {name: array for name, array in state.arrays.items() if not name.startswith(INNER)}
+        return State(state.size, {**own, **{INNER + name: array for name, array in inner.arrays.items()}})
+
+
+def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> NDArray[np.float32]:
+    """scale_x x + scale_y y in float32, float32[n]; what would overflow stays at the largest finite number."""
+    a, b = np.asarray(x, np.float32), np.asarray(y, np.float32)
+    with np.errstate(over="ignore"):
+        out: NDArray[np.float32] = (a if scale_x == 1.0 else a * np.float32(scale_x)) + (
+            b if scale_y == 1.0 else b * np.float32(scale_y)
+        )
+    return np.clip(out, -FLOAT32_MAX, FLOAT32_MAX, out=out)

@@ -1,0 +1,204 @@
+"""Sparse tensors: ascending positions, coded in whichever way is shortest, and their float32 values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.coding.elias import ELIAS, EliasCode
+from gtrace.coding.fixed import width_for
+from gtrace.coding.words import from_words, to_words, word_room
+from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import elias as _elias
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+# The first byte: positions as they are, their gaps in an Elias code, or 16 + k for Rice codes of 2^k.
+_FIXED = 0
+_ELIAS = 1
+_RICE = 16
+_MAX_RICE = 48
+#: Rice parameters that are tried around the best one for gaps drawn at random
+_TRIED = 3
+#: tensors may have up to this many elements
+MAX_SIZE = 2**48
+
+
+def position_bits(positions: ArrayLike, size: int) -> int:
+    """Bits that :func:`encode_positions` takes: whole bytes, the method and the number of positions included.
+
+    Raises:
+        UsageError: as there.
+    """
+    p = _checked(positions, size)
+    return 8 * (1 + _count_bytes(size) + -(-_best(p, size)[1] // 8))
+
+
+def expected_position_bits(density: float) -> float:
+    """Mean bits per position of a Rice code when each element is kept on its own with probability ``density``.
+
+    The byte for the method, the number of positions and the padding are left out. NaN for a density outside
+    (0, 1].
+
+    >>> round(expected_position_bits(0.01), 3)
+    8.108
+    """
+    if not 0 < density <= 1:
+        return math.nan
+    if density == 1:
+        return 1.0
+    skip = math.log1p(-density)  # log of the chance that an element is not kept
+    # E floor(gap / 2^k) of a geometric gap is q / (1 - q) with q the chance of 2^k such elements in a row.
+    chances = [math.exp(2.0**k * skip) for k in range(_MAX_RICE)]
+    return min(k + 1 + q / (1 - q) for k, q in enumerate(chances) if q < 1)
+
+
+def encode_positions(positions: ArrayLike, size: int) -> bytes:
+    """Code ascending positions below ``size``, at fixed width or by their gaps, whichever is shortest.
+
+    Layout: a byte for the method (0 fixed width; 1, 2, 3 Elias gamma, delta, omega; 16 + k Rice with parameter k),
+    the number of positions in as few bytes as ``size`` needs (little-endian), then the codes.
+
+    Args:
+        positions: integers, strictly ascending, from 0 to ``size`` - 1.
+        size: number of elements of the tensor; the decoder must know it.
+
+    Raises:
+        UsageError: positions that are not so.
+
+    >>> encode_positions([3, 5, 6], 8).hex()
+    '100368'
+    >>> decode_positions(encode_positions([3, 5, 6], 8), 8).tolist()
+    [3, 5, 6]
+    """
+    p = _checked(positions, size)
+    method, bits = _best(p, size)
+    head = bytes([method]) + p.size.to_bytes(_count_bytes(size), "little")
+    if _ELIAS <= method < _RICE:
+        return head + EliasCode(ELIAS[method - _ELIAS], origin=1, signed=False).encode(np.diff(p, prepend=-1))
+    words = word_room(bits)
+    if method == _FIXED:
+        if bits:
+            _elias.write_wide(p, width_for(size), words)
+    else:
+        _elias.write_rice(p, method - _RICE, words)
+    return head + from_words(words, bits)
+
+
+def decode_positions(data: bytes | memoryview, size: int) -> NDArray[np.int64]:
+    """Undo :func:`encode_positions`: int64[count], strictly ascending and below ``size``.
+
+    Raises:
+        PayloadError: the bytes are no such positions, or not all of them are used.
+    """
+    method, count = _head(data, size)
+    body = memoryview(data)[1 + _count_bytes(size) :]
+    bits = 8 * len(body)
+    if method == _FIXED:
+        width = width_for(size)
+        used = count * width
+        if -(-used // 8) == len(body):
+            p = np.zeros(count, np.int64)
+            if (_elias.read_wide(to_words(body), width, size, p) if width else count <= size) and _padded(body, used):
+                return p
+        raise PayloadError("positions: not ascending, beyond the tensor, too short or too long")
+    if bits < count:
+        raise PayloadError(f"positions: {len(body)} bytes cannot hold {count} of them")
+    if method < _RICE:
+        p = EliasCode(ELIAS[method - _ELIAS], origin=1, signed=False).decode(body, count)
+        if not _elias.add_up(p, size):
+            raise PayloadError("positions: one lies beyond the tensor")
+        return p
+    p = np.empty(count, np.int64)
+    used = int(_elias.read_rice(to_words(body), bits, method - _RICE, size, p))
+    if used < 0 or -(-used // 8) != len(body) or not _padded(body, used):
+        raise PayloadError("positions: the stream ends early, is too long or leaves the tensor")
+    return p
+
+
+def encode_sparse(positions: ArrayLike, values: ArrayLike, size: int) -> bytes:
+    """Positions as :func:`encode_positions` codes them, then their values as little-endian float32.
+
+    Raises:
+        UsageError: positions that are not ascending and below ``size``, or another number of values.
+    """
+    v = np.asarray(values, dtype="<f4").reshape(-1)
+    coded = encode_positions(positions, size)
+    if v.size != np.size(positions):
+        raise UsageError(f"positions: {v.size} values for {np.size(positions)} positions")
+    return coded + v.tobytes()
+
+
+def decode_sparse(data: bytes | memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Undo :func:`encode_sparse`: positions (int64[m]) and values (float32[m]).
+
+    Raises:
+        PayloadError: the bytes are no such tensor, or a value is not finite.
+    """
+    _, count = _head(data, size)
+    split = len(data) - 4 * count
+    if split < 1 + _count_bytes(size):
+        raise PayloadError(f"positions: {len(data)} bytes cannot hold {count} values")
+    view = memoryview(data)
+    positions = decode_positions(view[:split], size)
+    values = np.frombuffer(view[split:], "<f4").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise PayloadError("positions: a value is not finite")
+    return positions, values
+
+
+def _checked(positions: ArrayLike, size: int) -> NDArray[np.int64]:
+    array = np.asarray(positions)
+    if array.size and array.dtype.kind not in "iu":
+        raise UsageError(f"positions of dtype {array.dtype}; pass integers")
+    if not 0 <= size <= MAX_SIZE:
+        raise UsageError(f"positions: a tensor of {size} elements; it must have 0 to 2^48")
+    p = np.ascontiguousarray(array, dtype=np.int64).reshape(-1)
+    if p.size and not (p[0] >= 0 and p[-1] < size and (p[1:] > p[:-1]).all()):
+        raise UsageError(f"positions: they must be strictly ascending and from 0 to {size - 1}")
+    return p
+
+
+def _count_bytes(size: int) -> int:
+    return max(1, -(-size.bit_length() // 8))
+
+
+def _best(p: NDArray[np.int64], size: int) -> tuple[int, int]:
+    """The shortest method and its bits; of two that end in the same byte, the simpler."""
+    if p.size == 0:
+        return _FIXED, 0
+    spread = (int(p[-1]) + 1) / p.size
+    # Where gaps are geometric the best parameter is near log2(ln 2 times their mean); try its neighbours too.
+    low = max(0, math.floor(math.log2(max(1.0, math.log(2) * spread))) - _TRIED // 2)
+    by_length, rice = np.zeros(65, np.int64), np.zeros(_TRIED, np.int64)
+    _elias.gap_lengths(p, low, by_length, rice)
+    sizes = {_FIXED: p.size * width_for(size)}
+    for k in range(_TRIED):
+        sizes[_RICE + low + k] = int(rice[k])
+    for index, kind in enumerate(ELIAS):
+        sizes[_ELIAS + index] = EliasCode(kind).bits_by_length(by_length)
+    method = min(sizes, key=lambda m: -(-sizes[m] // 8))
+    return method, sizes[method]
+
+
+def _head(data: bytes | memoryview, size: int) -> tuple[int, int]:
+    """Method and number of positions."""
+    if not 0 <= size <= MAX_SIZE:
+        raise UsageError(f"positions: a tensor of {size} elements; it must have 0 to 2^48")
+    end = 1 + _count_bytes(size)
+    if len(data) < end:
+        raise PayloadError(f"positions: {len(data)} bytes are shorter than the {end} that they begin with")
+    method, count = data[0], int.from_bytes(data[1:end], "little")
+    if not (method == _FIXED or _ELIAS <= method < _ELIAS + len(ELIAS) or _RICE <= method < _RICE + _MAX_RICE):
+        raise PayloadError(f"positions: no method has the number {method}")
+    if count > size:
+        raise PayloadError(f"positions: {count} of them in a tensor of {size} elements")
+    return method, count
+
+
+def _padded(body: memoryview, used: int) -> bool:
+    """Whether the bits behind the last code are zero."""
+    return used % 8 == 0 or body[-1] >> (used % 8) == 0

@@ -1,0 +1,171 @@
+"""Parametric laws of normalized coordinates: mixtures of truncated normals, in closed form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+_ROOT_2 = float(np.sqrt(2.0))
+_ROOT_2PI = float(np.sqrt(2.0 * np.pi))
+# Squares of what is left in sigmas stay within the range of float64.
+_POINT = 1e-150
+_DISTANT = 1e-12
+
+
+class TruncatedNormalMixture:
+    """A mixture of normals, each truncated to the same interval and normalized on it.
+
+    This is the law that ALQ and AMQ fit their levels to: one component per bucket of a gradient divided by the
+    bucket's norm. Everything follows from differences of the normal distribution function, which are
+    taken relative to each component's highest point: a mean many sigmas outside the support neither
+    underflows nor divides by zero. A component with sigma 0 is a point mass at its mean or the nearest end; so
+    is one whose sigma is below 1e-150 or a 10^12th of its mean's distance from the support.
+
+    Attributes:
+        means: float64[k].
+        sigmas: float64[k], not negative.
+        weights: float64[k], scaled to add up to 1.
+        support: the interval, within [-1, 1].
+        anchors: float64[k], the point of the support nearest to each mean, where the component is densest.
+        offsets: float64[k], how many sigmas the anchors lie above the means; 0 for a mean in the support.
+        heights: float64[k], the weighted density of each component at its anchor; the weight of a point mass.
+
+    >>> law = TruncatedNormalMixture([0.0], [0.01], [1.0])
+    >>> [float(p) for p in law.cdf([-1.0, 0.0, 1.0])]
+    [0.0, 0.5, 1.0]
+    """
+
+    __slots__ = ("_totals", "anchors", "heights", "means", "offsets", "sigmas", "support", "weights")
+
+    def __init__(
+        self,
+        means: ArrayLike,
+        sigmas: ArrayLike,
+        weights: ArrayLike,
+        support: tuple[float, float] = (-1.0, 1.0),
+    ) -> None:
+        """Check and normalize.
+
+        Raises:
+            UsageError: lengths that differ, values that are not finite, a negative sigma or weight, no weight at
+                all, or a support that is not an interval within [-1, 1].
+        """
+        self.means = np.atleast_1d(np.asarray(means, dtype=np.float64)).reshape(-1)
+        self.sigmas = np.atleast_1d(np.asarray(sigmas, dtype=np.float64)).reshape(-1)
+        self.weights = np.atleast_1d(np.asarray(weights, dtype=np.float64)).reshape(-1)
+        low, high = float(support[0]), float(support[1])
+        self.support = (low, high)
+        if not self.means.size == self.sigmas.size == self.weights.size > 0:
+            raise UsageError(
+                f"mixture: {self.means.size} means, {self.sigmas.size} sigmas and {self.weights.size} weights; "
+                "give one of each per component, and at least one component"
+            )
+        for name, array in (("means", self.means), ("sigmas", self.sigmas), ("weights", self.weights)):
+            if not np.isfinite(array).all():
+                at = int(np.flatnonzero(~np.isfinite(array))[0])
+                raise UsageError(f"mixture: {name}[{at}] is {array[at]}; give finite numbers")
+        if (self.sigmas < 0).any() or (self.weights < 0).any() or not self.weights.sum() > 0:
+            raise UsageError("mixture: sigmas and weights must not be negative, nor all weights zero")
+        if not -1.0 <= low < high <= 1.0:
+            raise UsageError(f"mixture: support ({low:g}, {high:g}) is no interval within [-1, 1]")
+        self.weights = self.weights / self.weights.sum()
+        self.anchors = np.clip(self.means, low, high)
+        away = np.abs(self.anchors - self.means)
+        normal = self.sigmas > np.maximum(_POINT, away * _DISTANT)
+        self.sigmas = np.where(normal, self.sigmas, 0.0)
+        self.means = np.where(normal, self.means, self.anchors)
+        self.offsets = (self.anchors - self.means) / np.where(normal, self.sigmas, 1.0)
+        mass = _scaled_mass(self._standard(low), self._standard(high), self.offsets)
+        self._totals = np.where(normal, mass, 1.0)
+        self.heights = self.weights / np.where(normal, self.sigmas * _ROOT_2PI * self._totals, 1.0)
+
+    def __repr__(self) -> str:
+        return f"TruncatedNormalMixture({self.means.size} components, support={self.support})"
+
+    def density(self, r: ArrayLike) -> NDArray[np.float64]:
+        """Density at signed points, of any shape; point masses have none."""
+        x = np.asarray(r, dtype=np.float64)[..., None]
+        u = self._standard(x)
+        inside = (x >= self.support[0]) & (x <= self.support[1]) & (self.sigmas > 0)
+        fall = np.where(inside, -0.5 * u * (u + 2.0 * self.offsets), -np.inf)
+        out: NDArray[np.float64] = np.sum(self.heights * np.exp(fall), axis=-1)
+        return out
+
+    def cdf(self, r: ArrayLike) -> NDArray[np.float64]:
+        """Probability of values up to signed points, of any shape."""
+        x = np.asarray(r, dtype=np.float64)
+        points = np.where((self.sigmas == 0) & (self.means <= x[..., None]), self.weights, 0.0)
+        out: NDArray[np.float64] = self._smooth(np.full_like(x, -1.0), x)[..., 0] + points.sum(axis=-1)
+        return out
+
+    def magnitude_density(self, r: ArrayLike) -> NDArray[np.float64]:
+        """Density of |r| at non-negative points, of any shape: that of r plus that of -r."""
+        x = np.asarray(r, dtype=np.float64)
+        return np.where(x >= 0, self.density(x) + self.density(-x), 0.0)
+
+    def partial_moments(self, points: ArrayLike) -> NDArray[np.float64]:
+        """Probability, first and second moment of |r| up to each of the non-negative points.
+
+        Args:
+            points: float64[p].
+
+        Returns:
+            float64[p, 3]: the integrals of 1, |r| and r^2 over |r| <= point.
+        """
+        t = np.asarray(points, dtype=np.float64).reshape(-1)
+        ends = np.maximum(t, 0.0)
+        out = self._smooth(np.zeros_like(ends), ends)
+        out += self._smooth(-ends, np.zeros_like(ends)) * (1.0, -1.0, 1.0)
+        spikes = np.abs(self.means)
+        inside = np.where((self.sigmas == 0) & (spikes <= t[:, None]), self.weights, 0.0)
+        out += np.stack([inside.sum(axis=1), inside @ spikes, inside @ spikes**2], axis=1)
+        return out
+
+    def _standard(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Points in sigmas from the anchors; 0 for point masses."""
+        normal = self.sigmas > 0
+        out: NDArray[np.float64] = (np.asarray(x) - self.anchors) / np.where(normal, self.sigmas, np.inf)
+        return out
+
+    def _smooth(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Probability, first and second moment of r between a and b, point masses left out: float64[..., 3]."""
+        normal = self.sigmas > 0
+        lower = np.clip(a, *self.support)[..., None]
+        upper = np.clip(b, *self.support)[..., None]
+        x, y = self._standard(lower), self._standard(upper)
+        share = np.where(normal, self.weights, 0.0) / self._totals
+        mass = share * _scaled_mass(x, y, self.offsets)
+        at_x = share * np.exp(-0.5 * x * (x + 2.0 * self.offsets)) / _ROOT_2PI
+        at_y = share * np.exp(-0.5 * y * (y + 2.0 * self.offsets)) / _ROOT_2PI
+        mu, sigma = self.means, self.sigmas
+        first = mu * mass + sigma * (at_x - at_y)
+        second = (mu**2 + sigma**2) * mass + sigma * ((mu + lower) * at_x - (mu + upper) * at_y)
+        return np.stack([mass.sum(axis=-1), first.sum(axis=-1), second.sum(axis=-1)], axis=-1)
+
+
+def _scaled_mass(
+    x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(Phi(y + offset) - Phi(x + offset)) exp(offset^2 / 2) without cancellation in either tail, for x <= y."""
+    from scipy.special import erf, erfcx
+
+    # By symmetry, work where the interval leans to the right.
+    flip = x + y + 2.0 * offset < 0
+    low, high = np.where(flip, -y, x), np.where(flip, -x, y)
+    lean = np.where(flip, -offset, offset)
+
+    def beyond(u: NDArray[np.float64]) -> NDArray[np.float64]:
+        z = np.maximum(u + lean, 0.0)
+        tail: NDArray[np.float64] = 0.5 * np.exp(-0.5 * u * (u + 2.0 * lean)) * erfcx(z / _ROOT_2)
+        return tail
+
+    centre = low + lean < 0.5
+    near = np.where(centre, 0.5 * lean * lean, 0.0)
+    middle = 0.5 * (erf((high + lean) / _ROOT_2) - erf((low + lean) / _ROOT_2)) * np.exp(near)
+    return np.where(centre, middle, beyond(np.where(centre, 0.0, low)) - beyond(high))

@@ -1,0 +1,321 @@
+"""Hooks into any torch training: what happens at each optimizer step, told to one function.
+
+Nothing here changes a value, draws a random number or keeps a graph alive, so training goes on bit for bit as
+it would without.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gtrace.host.naming import ModuleCollector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+    from typing import TypeAlias
+
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    _Function: TypeAlias = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One step of one optimizer, at the moment when its gradients are final and its weights still old.
+
+    Attributes:
+        optimizer: the optimizer; its parameters' ``grad`` are those of this step.
+        stream: its number, in the order of first steps.
+        step: how many it has taken before, those included that a gradient scaler left out.
+        loss: sum of the scalars that were backpropagated since the step before, without a gradient scaler's
+            factor; NaN where there was none.
+        micro_batches: how many these were.
+        lr: learning rate of the first parameter group.
+        grad_scale: factor that the gradients still carry (1 but for a fused optimizer under a gradient scaler).
+        clip_norm: total norm that ``clip_grad_norm_`` measured in this step; NaN where it was not called.
+    """
+
+    optimizer: Optimizer
+    stream: int
+    step: int
+    loss: float
+    micro_batches: int
+    lr: float
+    grad_scale: float
+    clip_norm: float
+
+
+class _Losses:
+    """Sums what is backpropagated between steps.
+
+    The sum stays when a step has used it, for a second optimizer that steps on the same backward pass; the
+    next backward pass starts anew.
+    """
+
+    def __init__(self) -> None:
+        self._total: float | torch.Tensor = 0.0
+        self._clip_norm: float | torch.Tensor = math.nan
+        self._used = False
+        self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+        self.micro_batches = 0
+
+    @property
+    def total(self) -> float:
+        return float(self._total) if self.micro_batches else math.nan
+
+    @property
+    def clip_norm(self) -> float:
+        return float(self._clip_norm)
+
+    def use(self) -> None:
+        self._used = True
+
+    def scaled(self, loss: object, result: object) -> None:
+        """A gradient scaler made ``result`` of ``loss``."""
+        if isinstance(loss, torch.Tensor) and isinstance(result, torch.Tensor) and result is not loss:
+            self._unscaled = weakref.ref(result), loss.detach()
+
+    def backward(self, tensors: object, gradients: object) -> None:
+        """A backward pass starts; only one without explicit gradients starts at a loss."""
+        roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+        given = gradients if isinstance(gradients, (tuple, list)) else (gradients,)
+        if any(gradient is not None for gradient in given):
+            return
+        if not all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
+            return
+        if self._used:
+            self._total, self._clip_norm, self._used, self.micro_batches = 0.0, math.nan, False, 0
+        for root in roots:
+            self._total = self._total + self._value(root)
+        self.micro_batches += 1
+
+    def clipped(self, norm: torch.Tensor) -> None:
+        """``clip_grad_norm_`` returned this norm."""
+        self._clip_norm = norm.detach()
+
+    def _value(self, root: torch.Tensor) -> float | torch.Tensor:
+        if self._unscaled is not None and self._unscaled[0]() is root:
+            root, self._unscaled = self._unscaled[1], None
+        # Reading a value off another device would make training wait for it: that is left for a step that is
+        # captured. The copy is needed because a loss may be changed in place after its backward pass.
+        return (
+            root.item()
+            if root.device.type == "cpu"
+            else root.detach().to(torch.float32, copy=True).reshape(())
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    steps: int = 0
+
+
+class TrainingHooks:
+    """Watch every optimizer of this process, or only those given.
+
+    Args:
+        wants: asked before each step with (stream, step); ``on_step`` is called only if it says yes.
+        on_step: called with each wanted step before the optimizer changes the weights.
+        on_error: called with an exception of the hooks or of ``on_step``; training goes on.
+        optimizers: watch only these.
+    """
+
+    def __init__(
+        self,
+        wants: Callable[[int, int], bool],
+        on_step: Callable[[OptimizerStep], None],
+        on_error: Callable[[Exception], None],
+        optimizers: Iterable[Optimizer] | None = None,
+    ) -> None:
+        self.modules = ModuleCollector()
+        #: Steps of all optimizers so far, those included that a gradient scaler left out.
+        self.steps = 0
+        self._skipped: int | torch.Tensor = 0
+        self._wants = wants
+        self._on_step = on_step
+        self._on_error = on_error
+        self._only = None if optimizers is None else tuple(optimizers)
+        self._streams: weakref.WeakKeyDictionary[Optimizer, _Stream] = weakref.WeakKeyDictionary()
+        self._next_stream = 0
+        self._started = 0
+        self._losses = _Losses()
+        self._owner = os.getpid()
+        self._handles: list[RemovableHandle] = []
+        self._patches: list[tuple[object, str, _Function, _Function]] = []
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that a gradient scaler left out because a gradient was infinite or NaN."""
+        return int(self._skipped)
+
+    def install(self) -> None:
+        """Start to watch."""
+        self.modules.install()
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._patch(torch.autograd, "backward", self._watch_backward)
+        self._patch(GradScaler, "scale", self._watch_scale)
+        self._patch(GradScaler, "step", self._watch_scaler_step)
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            self._patch(module, "clip_grad_norm_", self._watch_clip)
+
+    def remove(self) -> None:
+        """Stop to watch, and put everything back."""
+        self.modules.remove()
+        for handle in self._handles:
+            handle.remove()
+        for owner, name, original, ours in reversed(self._patches):
+            if vars(owner)[name] is ours:
+                setattr(owner, name, original)
+        self._handles, self._patches = [], []
+
+    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
+        original = vars(owner)[name]
+        ours = functools.wraps(original)(make(original))
+        self._patches.append((owner, name, original, ours))
+        setattr(owner, name, ours)
+
+    def _guarded(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            if os.getpid() == self._owner:
+                function(*args)
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._on_error(error)
+
+    def _watch_backward(self, original: _Function) -> _Function:
+        def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
+            self._guarded(self._losses.backward, tensors, grad_tensors)
+            return original(tensors, grad_tensors, *args, **kwargs)
+
+        return backward
+
+    def _watch_scale(self, original: _Function) -> _Function:
+        def scale(scaler: GradScaler, outputs: object) -> object:
+            result = original(scaler, outputs)
+            self._guarded(self._losses.scaled, outputs, result)
+            return result
+
+        return scale
+
+    def _watch_scaler_step(self, original: _Function) -> _Function:
+        def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
+            before = self._started
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self._started == before and self._watches(optimizer):
+                self._guarded(self._skip, optimizer)
+            return result
+
+        return step
+
+    def _watch_clip(self, original: _Function) -> _Function:
+        def clip_grad_norm_(*args: object, **kwargs: object) -> object:
+            norm = original(*args, **kwargs)
+            self._guarded(self._losses.clipped, norm)
+            return norm
+
+        return clip_grad_norm_
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._watches(optimizer) or _is_nested(sys._getframe(1)):
+            return None
+        self._started += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self._guarded(self._take, optimizer)
+            return None
+        # With a closure the gradients of this step do not exist yet: its first evaluation makes them.
+        watched = self._watch_closure(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
+
+    def _watches(self, optimizer: object) -> bool:
+        return self._only is None or any(optimizer is one for one in self._only)
+
+    def _watch_closure(self, closure: _Function, optimizer: Optimizer) -> _Function:
+        taken = False
+
+        @functools.wraps(closure, updated=())
+        def watched() -> object:
+            nonlocal taken
+            result = closure()
+            if not taken:
+                taken = True
+                self._guarded(self._take, optimizer)
+            self._losses.use()  # a line search's losses are no part of the next step's
+            return result
+
+        return watched
+
+    def _skip(self, optimizer: Optimizer) -> None:
+        self._losses.use()
+        self._advance(optimizer)
+        self._skipped += 1
+
+    def _advance(self, optimizer: Optimizer) -> tuple[int, int]:
+        """Number of the optimizer and of its step, which is counted."""
+        if optimizer not in self._streams:
+            # A counter and not len(): an optimizer that is gone must not lend its number to the next one.
+            self._streams[optimizer] = _Stream(self._next_stream)
+            self._next_stream += 1
+        stream = self._streams[optimizer]
+        stream.steps += 1
+        self.steps += 1
+        return stream.number, stream.steps - 1
+
+    def _take(self, optimizer: Optimizer) -> None:
+        self._losses.use()
+        stream, step = self._advance(optimizer)
+        # A fused optimizer finds out by itself whether it skips. The sum stays on its device: reading it at
+        # each step would make training wait.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            self._skipped = self._skipped + (found_inf > 0)
+        if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
+            return
+        self._on_step(
+            OptimizerStep(
+                optimizer=optimizer,
+                stream=stream,
+                step=step,
+                loss=self._losses.total,
+                micro_batches=self._losses.micro_batches,
+                lr=float(optimizer.param_groups[0].get("lr", math.nan)),
+                grad_scale=_grad_scale(optimizer),
+                clip_norm=self._losses.clip_norm,
+            )
+        )
+
+
+def _grad_scale(optimizer: Optimizer) -> float:
+    """What a gradient scaler leaves on a fused optimizer for the time of a step."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)
+
+
+def _is_nested(wrapper: FrameType) -> bool:
+    """Whether this step runs inside another one: a subclass that calls super().step(), or a wrapper.
+
+    ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames and not a flag, because a
+    step that raises never comes to its end.
+    """
+    frame = wrapper.f_back
+    while frame is not None:
+        if frame.f_code is wrapper.f_code:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,84 @@
+"""Randomized Hadamard rotation of blocks: random signs, then a fast Walsh-Hadamard transform."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.counter import MASK32, mix, words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_S31 = np.uint64(31)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@inline
+def transform(buffer: NDArray[np.float64]) -> None:
+    """Unnormalized transform in place; a power of two of elements."""
+    size = buffer.size
+    if size >= 4:
+        # Two stages at once: slices of one and two elements would cost more than the sums.
+        for i in range(0, size, 4):
+            a, b, c, d = buffer[i], buffer[i + 1], buffer[i + 2], buffer[i + 3]
+            buffer[i] = (a + b) + (c + d)
+            buffer[i + 1] = (a - b) + (c - d)
+            buffer[i + 2] = (a + b) - (c + d)
+            buffer[i + 3] = (a - b) - (c - d)
+    elif size == 2:
+        a, b = buffer[0], buffer[1]
+        buffer[0], buffer[1] = a + b, a - b
+    half = 4
+    while half < size:
+        for i in range(0, size, 2 * half):
+            low = buffer[i : i + half]
+            high = buffer[i + half : i + 2 * half]
+            for j in range(half):
+                a, b = low[j], high[j]
+                low[j] = a + b
+                high[j] = a - b
+        half *= 2
+
+
+@inline
+def flip_signs(buffer: NDArray[np.float64], start: int, add: np.uint64, flip: np.uint64, last: np.uint64) -> None:
+    """Negate elements as the key's coins fall; ``start`` is the number of the first one."""
+    base = np.uint64(start) & MASK32
+    for i in range(buffer.size):
+        coin = mix((base + np.uint64(i)) & MASK32, add, flip, last) >> _S31
+        buffer[i] *= np.float64(1 - 2 * np.int32(coin))
+
+
+@jit
+def rotate(
+    x: NDArray[np.float32], block: int, high: np.uint64, low: np.uint64, back: bool, out: NDArray[np.float32]
+) -> None:
+    """Rotate float32[n] block by block, or rotate it back.
+
+    A rest shorter than ``block`` (a power of two) is cut into smaller powers of two, so nothing is padded. Sums are
+    float64; what leaves float32's range is kept at its largest number.
+    """
+    add, flip, last = words(high, low, 0)
+    room = np.empty(block, np.float64)
+    start = 0
+    while start < x.size:
+        while block > x.size - start:
+            block //= 2
+        buffer = room[:block]
+        source = x[start : start + block]
+        target = out[start : start + block]
+        norm = 1.0 / math.sqrt(block)
+        for i in range(block):
+            buffer[i] = np.float64(source[i]) * norm
+        if not back:
+            flip_signs(buffer, start, add, flip, last)
+        transform(buffer)
+        if back:
+            flip_signs(buffer, start, add, flip, last)
+        for i in range(block):
+            target[i] = min(max(buffer[i], -FLOAT32_MAX), FLOAT32_MAX)
+        start += block

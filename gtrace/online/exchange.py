@@ -1,0 +1,372 @@
+"""The exchange of gradients: every worker encodes, bytes travel, they are decoded and aggregated, and counted.
+
+A :class:`Sender` holds a codec's state. A :class:`Receiver` holds nothing but the shared bytes that were sent to
+it, so whatever decoding needs has travelled in a :class:`Message` and has been counted. Simulated workers and hooks
+into one's own training loop use the same :class:`Exchange`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from gtrace.codecs.base import Codec
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
+from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.sketch import MomentSketch, as_values
+from gtrace.types import WHOLE_MODEL, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+Nonfinite: TypeAlias = Literal["error", "skip", "zero"]
+NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
+
+
+class NonfiniteGradientError(GtraceError):
+    """A gradient holds NaN or infinity and the policy is ``error``."""
+
+    exit_code = EXIT_INPUT
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one worker sends for one tensor.
+
+    Attributes:
+        payload: of the codec, envelope included.
+        shared: what the receiver must hold from now on; None when it holds it already.
+    """
+
+    payload: bytes
+    shared: bytes | None
+
+    @property
+    def payload_bits(self) -> int:
+        """Bits of the payload without its envelope."""
+        return 8 * (len(self.payload) - ENVELOPE_BYTES)
+
+    @property
+    def shared_bits(self) -> int:
+        """Bits of the shared bytes that travel in this message."""
+        return 0 if self.shared is None else 8 * len(self.shared)
+
+
+class Sender:
+    """One worker's codec for one tensor, with its state.
+
+    Args:
+        codec: what encodes.
+        size: elements of the tensor.
+        tensor: its name, part of the key.
+        worker: number of the worker, part of the key.
+        seed: of all keys.
+        refit: when the codec is fitted.
+    """
+
+    def __init__(self, codec: Codec, size: int, *, tensor: str, worker: int, seed: int, refit: RefitSchedule) -> None:
+        self.state = codec.init(size)
+        self.fit_seconds = 0.0
+        self._codec = codec
+        self._tensor, self._worker, self._seed = tensor, worker, seed
+        self._refit = refit
+        self._fitted = -1
+        self._known = b""
+        # A sketch that nobody reads would be charged to the codec as its own time.
+        self._spec = codec.needs if type(codec).fit is not Codec.fit else None
+
+    def send(self, values: NDArray[np.float32], step: int) -> Message:
+        """Fit where the schedule says so, and encode float32[size]."""
+        due = self._refit.latest(step)
+        if self._spec is not None and due > self._fitted:
+            start = time.thread_time()
+            summary = MomentSketch.from_spec(values, self._spec)
+            self.state = self._codec.fit(self.state, summary, step)
+            self._fitted = due
+            self.fit_seconds += time.thread_time() - start
+        key = Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker)
+        payload = self._codec.encode(self.state, values, key)
+        shared = self._codec.shared(self.state)
+        changed, self._known = shared != self._known, shared
+        return Message(payload, shared if changed else None)
+
+    def settle(self, values: NDArray[np.float32], decoded: NDArray[np.float32]) -> None:
+        """Take note of how ``values`` arrived, for residuals and momentum."""
+        self.state = self._codec.update(self.state, values, decoded)
+
+
+class Receiver:
+    """The other end of one worker's messages for one tensor: knows the codec, the size, and what was sent."""
+
+    def __init__(self, codec: Codec, size: int) -> None:
+        self._codec = codec
+        self._size = size
+        self._shared = b""
+
+    def receive(self, message: Message) -> NDArray[np.float32]:
+        """Decode to float32[size].
+
+        Raises:
+            PayloadError: the bytes are damaged, or were made with other shared bytes.
+        """
+        if message.shared is not None:
+            self._shared = message.shared
+        return self._codec.decode(self._shared, message.payload, self._size)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an exchange cost and how far off it was; tallies add up.
+
+    Attributes:
+        payload_bits: bits of payloads, envelopes not included, over all workers.
+        shared_bits: bits of levels and codes, counted whenever they change.
+        envelope_bits: bits of envelopes.
+        float32_bits: what the same values would have taken in float32.
+        squared_error: ||mean of decoded - mean of exact||^2.
+        energy: ||mean of exact||^2.
+        worker_squared_error: sum over workers of ||decoded - exact||^2.
+        worker_energy: sum over workers of ||exact||^2.
+        nonfinite: gradient values that were NaN or infinite.
+        codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
+        fit_seconds: the part of it that fitting took.
+    """
+
+    payload_bits: int = 0
+    shared_bits: int = 0
+    envelope_bits: int = 0
+    float32_bits: int = 0
+    squared_error: float = 0.0
+    energy: float = 0.0
+    worker_squared_error: float = 0.0
+    worker_energy: float = 0.0
+    nonfinite: int = 0
+    codec_seconds: float = 0.0
+    fit_seconds: float = 0.0
+
+    @property
+    def bits(self) -> int:
+        """Bits that compare with the papers': payloads and shared bytes."""
+        return self.payload_bits + self.shared_bits
+
+    @property
+    def ratio(self) -> float:
+        """float32 bits over bits; NaN before anything was sent."""
+        return self.float32_bits / self.bits if self.bits else float("nan")
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits that one value took; NaN before anything was sent."""
+        return 32.0 * self.bits / self.float32_bits if self.float32_bits else float("nan")
+
+    @property
+    def relative_variance(self) -> float:
+        """Squared error of the mean over its energy; NaN where the mean is zero and the error is not."""
+        return _share(self.squared_error, self.energy)
+
+    @property
+    def worker_variance(self) -> float:
+        """Squared error of single workers' gradients over their energy."""
+        return _share(self.worker_squared_error, self.worker_energy)
+
+    def add(self, other: Tally) -> None:
+        """Add what another exchange cost."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """NaN or infinity in one worker's gradient of one tensor."""
+
+    tensor: str
+    worker: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What came out of one exchange.
+
+    Attributes:
+        gradients: tensor -> aggregated gradient, float32, in the shape it had; tensors that no worker could send
+            are missing.
+        tally: of this exchange.
+        bad: where there were NaN or infinities.
+    """
+
+    gradients: dict[str, NDArray[np.float32]]
+    tally: Tally
+    bad: tuple[Bad, ...] = field(default=())
+
+
+class Exchange:
+    """All workers' senders and receivers.
+
+    Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon.
+
+    Args:
+        codec: what every worker uses.
+        workers: how many there are.
+        seed: of the rounding.
+        refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
+            out of the mean, ``zero`` sends zeros in their place, ``error`` raises.
+
+    Raises:
+        UsageError: fewer than one worker, or an unknown schedule or policy.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        workers: int = 1,
+        *,
+        seed: int = 0,
+        refit: str | RefitSchedule = DEFAULT_REFIT,
+        nonfinite: Nonfinite = "skip",
+    ) -> None:
+        if workers < 1:
+            raise UsageError(f"workers: {workers} is below 1")
+        if nonfinite not in NONFINITE:
+            raise UsageError(f"nonfinite: '{nonfinite}' is unknown; {suggest(str(nonfinite), NONFINITE)}")
+        self.codec = codec
+        self.workers = workers
+        self._seed = seed
+        self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
+        self._nonfinite = nonfinite
+        self._whole = codec.needs is not None and codec.needs.scope == "model"
+        self._layout: dict[str, tuple[int, ...]] | None = None
+        self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
+
+    def step(self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> Exchanged:
+        """Send every worker's gradients and aggregate what arrives.
+
+        Args:
+            step: number of the training step, part of the keys.
+            gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
+                aggregated over the others.
+
+        Raises:
+            UsageError: not one mapping per worker, or a tensor that changed its shape.
+            NonfiniteGradientError: NaN or infinity under the policy ``error``.
+        """
+        if len(gradients) != self.workers:
+            raise UsageError(f"exchange: gradients of {len(gradients)} workers where there are {self.workers}")
+        shapes = {name: array.shape for tensors in gradients for name, array in tensors.items()}
+        flat = [self._flatten(tensors) for tensors in gradients]
+        tally, bad = Tally(), []
+        aggregated: dict[str, NDArray[np.float32]] = {}
+        for name in dict.fromkeys(name for tensors in flat for name in tensors):
+            exact, decoded = [], []
+            for worker, tensors in enumerate(flat):
+                if name not in tensors:
+                    continue
+                values, count = self._finite(tensors[name], name, worker, step)
+                if count:
+                    bad.append(Bad(name, worker, count))
+                if values is not None:
+                    exact.append(values)
+                    decoded.append(self._carry(name, worker, values, step, tally))
+            if decoded:
+                start = time.thread_time()
+                aggregated[name] = self.codec.aggregate(decoded)
+                tally.codec_seconds += time.thread_time() - start
+                _measure(tally, exact, decoded, aggregated[name])
+        tally.nonfinite = sum(item.count for item in bad)
+        return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
+
+    def _carry(
+        self, name: str, worker: int, values: NDArray[np.float32], step: int, tally: Tally
+    ) -> NDArray[np.float32]:
+        """One tensor from one worker to the other end."""
+        start = time.thread_time()
+        link = self._links.get((name, worker))
+        if link is None:
+            sender = Sender(self.codec, values.size, tensor=name, worker=worker, seed=self._seed, refit=self._refit)
+            link = self._links[name, worker] = (sender, Receiver(self.codec, values.size))
+        sender, receiver = link
+        fitting = sender.fit_seconds
+        message = sender.send(values, step)
+        arrived = receiver.receive(message)
+        sender.settle(values, arrived)
+        tally.codec_seconds += time.thread_time() - start
+        tally.fit_seconds += sender.fit_seconds - fitting
+        tally.payload_bits += message.payload_bits
+        tally.shared_bits += message.shared_bits
+        tally.envelope_bits += 8 * ENVELOPE_BYTES
+        tally.float32_bits += 32 * values.size
+        return arrived
+
+    def _finite(
+        self, values: NDArray[np.float32], name: str, worker: int, step: int
+    ) -> tuple[NDArray[np.float32] | None, int]:
+        """What may be encoded (None for nothing), and how many values were NaN or infinite."""
+        finite = np.isfinite(values)
+        count = values.size - int(np.count_nonzero(finite))
+        if count == 0:
+            return values, 0
+        if self._nonfinite == "error":
+            raise NonfiniteGradientError(
+                f"step {step}, worker {worker}, {name}: {count} of {values.size} gradient values are not finite; "
+                "lower the learning rate, or choose nonfinite=skip or zero"
+            )
+        return (np.where(finite, values, np.float32(0)) if self._nonfinite == "zero" else None), count
+
+    def _flatten(self, tensors: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        flat = {name: as_values(array) for name, array in tensors.items()}
+        if not self._whole:
+            return flat
+        layout = {name: np.shape(array) for name, array in tensors.items()}
+        if self._layout is None:
+            self._layout = layout
+        if layout != self._layout:
+            missing = sorted(set(self._layout) ^ set(layout))
+            raise UsageError(
+                f"exchange: a codec over the whole model needs the same tensors at every step; "
+                f"{', '.join(missing) or 'a shape'} differs from the first step"
+            )
+        return {WHOLE_MODEL: np.concatenate([flat[name] for name in self._layout])}
+
+    def _unflatten(
+        self, aggregated: dict[str, NDArray[np.float32]], shapes: dict[str, tuple[int, ...]]
+    ) -> dict[str, NDArray[np.float32]]:
+        if self._layout is not None:
+            whole = aggregated.get(WHOLE_MODEL)
+            if whole is None:
+                return {}
+            borders = np.cumsum([int(np.prod(shape)) for shape in self._layout.values()])
+            aggregated = dict(zip(self._layout, np.split(whole, borders[:-1]), strict=True))
+        return {name: values.reshape(shapes[name]) for name, values in aggregated.items()}
+
+
+def _measure(
+    tally: Tally,
+    exact: list[NDArray[np.float32]],
+    decoded: list[NDArray[np.float32]],
+    aggregated: NDArray[np.float32],
+) -> None:
+    total = np.zeros(aggregated.shape, np.float64)
+    for values, arrived in zip(exact, decoded, strict=True):
+        wide = values.astype(np.float64)
+        total += wide
+        tally.worker_energy += float(wide @ wide)
+        wide -= arrived
+        tally.worker_squared_error += float(wide @ wide)
+    # Rounded to float32 as every aggregate is, so that an exact exchange shows an error of exactly zero.
+    mean = (total / len(exact)).astype(np.float32).astype(np.float64)
+    tally.energy += float(mean @ mean)
+    mean -= aggregated
+    tally.squared_error += float(mean @ mean)
+
+
+def _share(part: float, whole: float) -> float:
+    if whole > 0:
+        return part / whole
+    return 0.0 if part == 0 else float("nan")

@@ -1,0 +1,247 @@
+"""One run of a study: a model that simulated workers train through one codec.
+
+The workers share one model, since all of them step with the same aggregated gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gtrace.codecs import Identity
+from gtrace.errors import UsageError
+from gtrace.online.exchange import Exchange, Nonfinite, Tally
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.online.exchange import Bad, Exchanged
+    from gtrace.online.schedule import RefitSchedule
+    from gtrace.online.tasks.base import Evaluation, Task
+
+#: how many gradients with NaN or infinity are reported one by one
+_SHOWN = 3
+_HANDLED: dict[Nonfinite, str] = {
+    "error": "the run stops",
+    "skip": "this worker's tensor is left out of the mean",
+    "zero": "zeros are sent in their place",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all runs of a study have in common.
+
+    Attributes:
+        workers: simulated workers.
+        steps: optimizer steps.
+        batch_size: samples that one worker takes in a step.
+        lr: learning rate of the first step.
+        seed: of the model, the batches and the rounding.
+        refit: when codecs are fitted.
+        nonfinite: what to do with gradients that hold NaN or infinity.
+        eval_every: steps between two evaluations; the last step is always followed by one.
+    """
+
+    workers: int
+    steps: int
+    batch_size: int
+    lr: float
+    seed: int
+    refit: RefitSchedule
+    nonfinite: Nonfinite
+    eval_every: int
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "steps", "batch_size", "eval_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ')}: {getattr(self, name)} is below 1")
+        if self.seed < 0:
+            raise UsageError(f"seed: {self.seed} is below 0")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise UsageError(f"lr: {self.lr:g} is no positive number")
+
+
+@dataclass(slots=True)
+class RunResult:
+    """How one run of a study went, so far or in the end.
+
+    Attributes:
+        run: spec of its codec.
+        seed: of the study.
+        steps: how many were done.
+        loss: of the last evaluation; NaN before the first.
+        accuracy: of the last evaluation; None where the task has none.
+        tally: bits and errors summed over the steps; its variances are those of the whole run.
+        relative_variance: mean over the steps of the aggregated gradient's relative variance.
+        worker_variance: mean over the steps of a single worker's relative variance.
+        seconds: CPU time of the steps, evaluations not included.
+        first_loss: training loss of the first step.
+        diverged: in words, where the training loss became non-finite, or the test loss ended above the loss that
+            training began with; empty while all is well.
+        finished: the run came to its end.
+    """
+
+    run: str
+    seed: int
+    steps: int = 0
+    loss: float = math.nan
+    accuracy: float | None = None
+    tally: Tally = field(default_factory=Tally)
+    relative_variance: float = math.nan
+    worker_variance: float = math.nan
+    seconds: float = 0.0
+    first_loss: float = math.nan
+    diverged: str = ""
+    finished: bool = False
+
+
+class Run:
+    """One codec's training.
+
+    Args:
+        task: what is trained.
+        codec: what every worker sends through.
+        settings: shared with the study's other runs.
+
+    Attributes:
+        result: how it went so far.
+        label: what its records in the run log have in common.
+        tensors: name -> elements of what is trained.
+        remedy: what to try when it fails, in words.
+    """
+
+    def __init__(self, task: Task, codec: Codec, settings: Settings) -> None:
+        self._task, self._settings = task, settings
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
+            self._model = task.model()
+        self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+        self._optimizer = task.optimizer(self._model, settings.lr)
+        self._exchange = Exchange(
+            codec, settings.workers, seed=settings.seed, refit=settings.refit, nonfinite=settings.nonfinite
+        )
+        self._variances: tuple[list[float], list[float]] = [], []
+        self._bad: list[Bad] = []
+        self._bad_steps = 0
+        self.result = RunResult(str(codec), settings.seed)
+        self.label = {"run": self.result.run, "seed": settings.seed}
+        self.tensors = {name: p.numel() for name, p in self._named}
+        self.remedy = f"a lower learning rate than {settings.lr:g}"
+        if codec != Identity():
+            self.remedy += ", or a codec with less error"
+
+    def step(self, step: int) -> tuple[dict[str, Any], Exchanged]:
+        """One step of all workers, as a record, and what the exchange found."""
+        start = time.process_time()
+        result, clip = self.result, self._task.recipe.clip
+        lr = self._learning_rate(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        losses, gradients = self._gradients(step)
+        exchanged = self._exchange.step(step, gradients)
+        for name, parameter in self._named:
+            averaged = exchanged.gradients.get(name)
+            parameter.grad = None if averaged is None else torch.from_numpy(averaged)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
+        self._optimizer.step()
+        seconds = time.process_time() - start
+        tally = exchanged.tally
+        # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
+        loss = _mean([value for value in losses if math.isfinite(value)])
+        if step == 0:
+            result.first_loss = loss
+        result.steps = step + 1
+        result.seconds += seconds
+        result.tally.add(tally)
+        for seen, value in zip(self._variances, (tally.relative_variance, tally.worker_variance), strict=True):
+            if math.isfinite(value):
+                seen.append(value)
+        result.relative_variance, result.worker_variance = map(_mean, self._variances)
+        record = {
+            "type": "step",
+            **self.label,
+            "step": step,
+            "loss": loss,
+            "lr": lr,
+            "bits": tally.bits,
+            "bits_float32": tally.float32_bits,
+            "shared_bits": tally.shared_bits,
+            "envelope_bits": tally.envelope_bits,
+            "relative_variance": tally.relative_variance,
+            "worker_variance": tally.worker_variance,
+            "nonfinite": tally.nonfinite,
+            "seconds": seconds,
+            "codec_seconds": tally.codec_seconds,
+            "fit_seconds": tally.fit_seconds,
+        }
+        return record, exchanged
+
+    def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]]]:
+        """Loss and gradients of each worker on its own batch."""
+        settings = self._settings
+        losses, gradients = [], []
+        for worker in range(settings.workers):
+            # One key for the batch and for dropout: the same in every run, whatever its codec draws.
+            key = Key.derive(settings.seed, tensor="batch", step=step, worker=worker, role="sample")
+            batch = self._task.batch(np.random.default_rng(key), settings.batch_size)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(key.low)
+                loss = self._task.loss(self._model, batch)
+                self._optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+            gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
+        return losses, gradients
+
+    def _learning_rate(self, step: int) -> float:
+        if self._task.recipe.decay == "none":
+            return self._settings.lr
+        return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
+
+    def evaluate(self) -> Evaluation:
+        """Test the model as it is."""
+        self._model.eval()
+        with torch.no_grad():
+            found = self._task.evaluate(self._model)
+        self._model.train()
+        self.result.loss, self.result.accuracy = found.loss, found.accuracy
+        return found
+
+    def report(self, bad: Sequence[Bad], step: int) -> list[str]:
+        """Warnings about NaN and infinities at a step, the first few one by one."""
+        shown = [
+            f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
+            f"are not finite; {_HANDLED[self._settings.nonfinite]}"
+            for item in bad[: max(0, _SHOWN - len(self._bad))]
+        ]
+        self._bad.extend(bad)
+        self._bad_steps += bool(bad)
+        return shown
+
+    def conclude(self) -> list[str]:
+        """Warnings at the end of the run."""
+        texts = []
+        if len(self._bad) > _SHOWN:
+            texts.append(
+                f"{self.result.run}: {sum(item.count for item in self._bad)} gradient values in "
+                f"{len({item.tensor for item in self._bad})} tensors were not finite, "
+                f"at {self._bad_steps} step{'s' * (self._bad_steps > 1)}"
+            )
+        if self.result.diverged:
+            texts.append(self.result.diverged)
+        return texts
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

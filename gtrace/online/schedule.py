@@ -1,0 +1,66 @@
+"""When codecs adapt to the gradients: the steps at which levels and codes are fitted anew."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from gtrace.errors import UsageError
+
+#: Early gradients change fast and later ones slowly, so the fits thin out; see docs/training.md for what they cost.
+DEFAULT_REFIT = "0,10,20,50,100,200,500,+1000"
+_WORDS = {"every": "0,+1", "once": "0"}
+_FORM = re.compile(r"\d+(,\d+)*(,\+[1-9]\d*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RefitSchedule:
+    """The training steps at which codecs are fitted.
+
+    Attributes:
+        steps: ascending steps, at least one.
+        period: after the last of them, one every so many steps; 0 for none.
+    """
+
+    steps: tuple[int, ...]
+    period: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> RefitSchedule:
+        """Read ``every``, ``once`` (at step 0), or steps such as ``0,100,2000,+10000``.
+
+        Raises:
+            UsageError: none of these.
+
+        >>> RefitSchedule.parse("0,100,+50")
+        RefitSchedule(steps=(0, 100), period=50)
+        """
+        form = _WORDS.get(text.strip(), text.replace(" ", ""))
+        if not _FORM.fullmatch(form):
+            raise UsageError(f"refit: '{text}' is no schedule; write every, once, or steps such as 0,100,2000,+10000")
+        *head, last = form.split(",")
+        period = int(last[1:]) if last.startswith("+") else 0
+        steps = tuple(int(part) for part in (head if period else [*head, last]))
+        if any(b <= a for a, b in itertools.pairwise(steps)):
+            raise UsageError(f"refit: the steps of '{text}' must rise")
+        return cls(steps, period)
+
+    def latest(self, step: int) -> int:
+        """The last scheduled step up to and with ``step``, -1 before the first.
+
+        A codec is due when this is later than its last fit; so a fit that could not happen at its step (the
+        gradient was missing or not finite) happens at the next chance.
+
+        >>> [RefitSchedule.parse("1,4,+3").latest(step) for step in range(9)]
+        [-1, 1, 1, 1, 4, 4, 4, 7, 7]
+        """
+        last = self.steps[-1]
+        if self.period and step >= last:
+            return last + (step - last) // self.period * self.period
+        place = bisect_right(self.steps, step)
+        return self.steps[place - 1] if place else -1
+
+    def __str__(self) -> str:
+        return ",".join([str(step) for step in self.steps] + ([f"+{self.period}"] if self.period else []))

@@ -1,0 +1,261 @@
+"""Training with simulated workers: codecs and the uncompressed run, on the same batches from the same start."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gtrace import __version__
+from gtrace.codecs import Codec, Identity, codec
+from gtrace.errors import UsageError
+from gtrace.online.exchange import Exchange
+from gtrace.online.run import Run, Settings
+from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.online.tasks import load_task, task_names
+from gtrace.runlog import RunLogWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from gtrace.online.exchange import Nonfinite
+    from gtrace.online.run import RunResult
+    from gtrace.online.tasks.base import Task
+
+
+class Study:
+    """Runs of one task that differ in their codec alone. The uncompressed run is always the first.
+
+    The runs advance side by side, step by step, so that an interrupted study still compares equal lengths.
+    Everything random comes from the seed: two studies with the same arguments on the same machine have equal results.
+
+    Args:
+        task: a built-in task's name, or a task.
+        codecs: codecs or their specs.
+        workers: simulated workers, each with a mini-batch of its own.
+        steps: optimizer steps; by default the task's.
+        batch_size: samples that one worker takes in a step; by default the task's.
+        lr: learning rate of the first step; by default the task's.
+        seed: of the model, the batches and the rounding, not negative.
+        refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
+        eval_every: steps between two evaluations; by default a tenth of the steps.
+
+    Raises:
+        UsageError: an unknown task or codec, the same codec twice, or a setting out of range.
+        TraceError: the task's data are missing.
+    """
+
+    def __init__(
+        self,
+        task: str | Task,
+        codecs: Sequence[str | Codec],
+        *,
+        workers: int = 4,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        seed: int = 0,
+        refit: str = DEFAULT_REFIT,
+        nonfinite: Nonfinite = "skip",
+        eval_every: int | None = None,
+    ) -> None:
+        chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
+        chosen = [Identity(), *(item for item in chosen if item != Identity())]
+        if len({str(item) for item in chosen}) < len(chosen):
+            raise UsageError("codecs: the same codec is named twice")
+        self.task = load_task(task) if isinstance(task, str) else task
+        recipe = self.task.recipe
+        length = recipe.steps if steps is None else steps
+        self.settings = Settings(
+            workers=workers,
+            steps=length,
+            batch_size=recipe.batch_size if batch_size is None else batch_size,
+            lr=recipe.lr if lr is None else lr,
+            seed=seed,
+            refit=RefitSchedule.parse(refit),
+            nonfinite=nonfinite,
+            eval_every=max(1, length // 10) if eval_every is None else eval_every,
+        )
+        for item in chosen:
+            _compile(item)
+        self._runs = [Run(self.task, item, self.settings) for item in chosen]
+        self.warnings: list[str] = []
+
+    @property
+    def results(self) -> list[RunResult]:
+        """How the runs went so far, the uncompressed one first."""
+        return [run.result for run in self._runs]
+
+    def run(
+        self,
+        log: Path | None = None,
+        *,
+        force: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Train to the end; what was done before an interruption stays in the log and in ``results``.
+
+        Args:
+            log: where the run log goes; None for nowhere.
+            force: replace an existing log.
+            on_record: called with every record after it was written.
+
+        Raises:
+            OutputExistsError: the log exists and ``force`` is off.
+            NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+        """
+        with contextlib.ExitStack() as stack:
+            writer = None if log is None else stack.enter_context(RunLogWriter(log, self.describe(), force=force))
+            for record in self.records():
+                if writer is not None:
+                    writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
+                if on_record is not None:
+                    on_record(record)
+
+    @property
+    def command(self) -> str:
+        """The command line that repeats this study; empty where there is none."""
+        named = [run.result.run for run in self._runs[1:]] or [self._runs[0].result.run]
+        if self.task.name not in task_names() or len(named) > 1:
+            return ""
+        settings = self.settings
+        options = {
+            "--codec": named[0],
+            "--task": self.task.name,
+            "--workers": settings.workers,
+            "--steps": settings.steps,
+            "--batch-size": settings.batch_size,
+            "--lr": settings.lr,
+            "--seed": settings.seed,
+            "--refit": settings.refit,
+            "--nonfinite": settings.nonfinite,
+            "--eval-every": settings.eval_every,
+        }
+        return shlex.join(["gtrace", "train", *(str(word) for pair in options.items() for word in pair)])
+
+    def describe(self) -> dict[str, Any]:
+        """The fields of the run log's study record."""
+        settings = self.settings
+        tensors = self._runs[0].tensors
+        return {
+            "command": self.command,
+            "task": self.task.name,
+            "workers": settings.workers,
+            "seed": settings.seed,
+            "runs": [run.result.run for run in self._runs],
+            "steps": settings.steps,
+            "batch_size": settings.batch_size,
+            "lr": settings.lr,
+            "refit": str(settings.refit),
+            "nonfinite": settings.nonfinite,
+            "parameters": sum(tensors.values()),
+            "tensors": tensors,
+            "versions": {
+                "gtrace": __version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+        }
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Train, and yield the records of the run log as they come; each has its ``type``.
+
+        Raises:
+            NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+        """
+        with _one_thread():
+            for step in range(self.settings.steps):
+                for run in self._runs:
+                    if not run.result.finished:
+                        yield from self._advance(run, step)
+
+    def _advance(self, run: Run, step: int) -> Iterator[dict[str, Any]]:
+        settings, result = self.settings, run.result
+        record, exchanged = run.step(step)
+        yield record
+        yield from self._warn(run.report(exchanged.bad, step))
+        if not math.isfinite(record["loss"]):
+            result.diverged = (
+                f"{result.run}: diverged; no worker's training loss is finite at step {step}, and the run stops there. "
+                f"Try {run.remedy}"
+            )
+        last = bool(result.diverged) or step == settings.steps - 1
+        if last or (step + 1) % settings.eval_every == 0:
+            found = run.evaluate()
+            yield {"type": "eval", **run.label, "step": step, "loss": found.loss, "accuracy": found.accuracy}
+        if last:
+            if not result.diverged and not result.loss <= result.first_loss:
+                result.diverged = (
+                    f"{result.run}: learned nothing; the test loss ends at {result.loss:.4g}, above the "
+                    f"{result.first_loss:.4g} that training began with. Try {run.remedy}"
+                )
+            yield from self._warn(run.conclude())
+            result.finished = True
+            yield {
+                "type": "end",
+                **run.label,
+                "steps": result.steps,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "bits": result.tally.bits,
+                "ratio": result.tally.ratio,
+                "diverged": bool(result.diverged),
+                "seconds": result.seconds,
+            }
+
+    def _warn(self, texts: list[str]) -> Iterator[dict[str, Any]]:
+        for text in texts:
+            self.warnings.append(text)
+            yield {"type": "warning", "text": text}
+
+
+def train(
+    task: str | Task,
+    codecs: Sequence[str | Codec],
+    *,
+    log: Path | None = None,
+    force: bool = False,
+    **settings: Any,
+) -> Study:
+    """Train a task with each codec and without, and return the study with its results.
+
+    Args:
+        task: a built-in task's name, or a task.
+        codecs: codecs or their specs.
+        log: where the run log goes; None for nowhere.
+        force: replace an existing log.
+        settings: see :class:`Study`.
+
+    Raises:
+        UsageError: see :class:`Study`.
+        OutputExistsError: the log exists and ``force`` is off.
+        NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+    """
+    study = Study(task, codecs, **settings)
+    study.run(log, force=force)
+    return study
+
+
+def _compile(codec: Codec) -> None:
+    """Exchange something small, so that no kernel is compiled while the clocks run."""
+    values = np.linspace(-1, 1, 4096, dtype=np.float32) ** 5
+    Exchange(codec).step(0, [{"": values}])
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch on one thread: these models are too small for more, and sums would depend on the number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

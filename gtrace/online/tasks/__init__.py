@@ -1,0 +1,61 @@
+"""Built-in training tasks, by name. Only :func:`load_task` imports torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from gtrace.errors import UsageError, suggest
+from gtrace.online.requirement import require_torch
+
+if TYPE_CHECKING:
+    from gtrace.online.tasks.base import Task
+
+#: name -> (module, class, one line about it)
+_TASKS = {
+    "digits-cnn": (
+        "gtrace.online.tasks.digits",
+        "DigitsCNN",
+        "convolutional network on the UCI handwritten digits, SGD with momentum",
+    ),
+    "digits-mlp": (
+        "gtrace.online.tasks.digits",
+        "DigitsMLP",
+        "multilayer perceptron with dropout on the UCI handwritten digits, Adam",
+    ),
+    "char-lstm": (
+        "gtrace.online.tasks.text",
+        "CharLSTM",
+        "character-level LSTM on Shakespeare's sonnets, AdamW, clipped gradients",
+    ),
+}
+
+
+def task_names() -> tuple[str, ...]:
+    """All built-in tasks."""
+    return tuple(_TASKS)
+
+
+def describe_task(name: str) -> str:
+    """One line about a task.
+
+    Raises:
+        UsageError: unknown; the nearest names are suggested.
+    """
+    if name not in _TASKS:
+        raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
+    return _TASKS[name][2]
+
+
+def load_task(name: str) -> Task:
+    """Build a task; its data are read here.
+
+    Raises:
+        UsageError: unknown (the nearest names are suggested), or PyTorch is not installed.
+        TraceError: its data are missing.
+    """
+    describe_task(name)
+    require_torch()
+    module, kind, _ = _TASKS[name]
+    task: Task = getattr(importlib.import_module(module), kind)()
+    return task

@@ -1,0 +1,218 @@
+"""The rows of a sweep as matrices, configurations by cells; a cell is one tensor at one step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.report.names import natural_order
+from gtrace.sweep import EXPECTATION
+from gtrace.types import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from gtrace.sweep import SweepResult
+
+
+@dataclass(frozen=True, slots=True)
+class CellTable:
+    """A sweep with its draws summed up. C configurations, K cells; matrices are (C, K) with NaN for holes.
+
+    Attributes:
+        specs: canonical spec of each configuration.
+        methods: codec name of each.
+        parameters: parameters of each, None where they cannot be read.
+        nominal_bits: of each, NaN where the codec has none.
+        whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
+        tensors: names, in natural order.
+        elements: (tensors,) number of elements.
+        steps: ascending.
+        tensor: (K,) index into ``tensors``; -1 for a cell that holds the whole model.
+        step: (K,) index into ``steps``.
+        n: elements.
+        energy: squared norm of the gradient.
+        squared_error: expected where there is a closed form, else the mean over draws.
+        error_drawn: the error is that of draws.
+        bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
+        bits_drawn: the bits were measured on encoded bytes.
+        bits_fixed: per coordinate, with fixed-width symbols.
+        bits_entropy: per coordinate, at the entropy of the symbols.
+        bits_huffman: per coordinate, with a Huffman code.
+        cosine: of decoded and original, mean over draws.
+        w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
+        mean_abs: mean |g|.
+    """
+
+    specs: tuple[str, ...]
+    methods: tuple[str, ...]
+    parameters: tuple[dict[str, Any] | None, ...]
+    nominal_bits: tuple[float, ...]
+    whole_model: NDArray[np.bool_]
+    tensors: tuple[str, ...]
+    elements: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    tensor: NDArray[np.int64]
+    step: NDArray[np.int64]
+    n: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    squared_error: NDArray[np.float64]
+    error_drawn: NDArray[np.bool_]
+    bits: NDArray[np.float64]
+    bits_drawn: NDArray[np.bool_]
+    bits_fixed: NDArray[np.float64]
+    bits_entropy: NDArray[np.float64]
+    bits_huffman: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    w1_normalized: NDArray[np.float64]
+    mean_abs: NDArray[np.float64]
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """(C, K) where there is an error and an energy to relate it to."""
+        return np.isfinite(self.squared_error) & np.isfinite(self.energy) & (self.n > 0)
+
+    def covers(self) -> NDArray[np.bool_]:
+        """(C, K) which tensors at which steps a configuration says something about.
+
+        A whole-model configuration covers every tensor of its steps; its own cells are nobody's.
+        """
+        covers = self.measured
+        if self.whole_model.any():
+            is_tensor = self.tensor >= 0
+            for c in np.flatnonzero(self.whole_model):
+                steps = np.zeros(len(self.steps), dtype=np.bool_)
+                steps[self.step[covers[c]]] = True
+                covers[c] = steps[self.step] & is_tensor
+        return covers
+
+    def used(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(C, K) the cells that each configuration is summed over when ``common`` (K,) are compared."""
+        used = self.measured & common
+        for c in np.flatnonzero(self.whole_model):
+            steps = np.zeros(len(self.steps), dtype=np.bool_)
+            steps[self.step[common]] = True
+            used[c] = self.measured[c] & steps[self.step]
+        return used
+
+    def in_whole_steps(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(K,) ``common`` without the steps of which it lacks a tensor."""
+        holes = np.zeros(len(self.steps), dtype=np.bool_)
+        holes[self.step[~common & (self.tensor >= 0)]] = True
+        return common & ~holes[self.step]
+
+
+def read_cells(result: SweepResult) -> CellTable:
+    """Sort the rows of a sweep into cells; several draws of a cell become their mean."""
+    specs, config = _codes(result["codec"])
+    names, tensor = _codes(result["tensor"])
+    steps, step = np.unique(np.asarray(result["step"], dtype=np.int64), return_inverse=True)
+    first = np.unique(config, return_index=True)[1]
+
+    # The whole model is a cell of its own kind only beside tensors; alone it is the one tensor there is.
+    mixed = WHOLE_MODEL in names and len(names) > 1
+    tensors = natural_order(name for name in names if not (mixed and name == WHOLE_MODEL))
+    place = {name: k for k, name in enumerate(tensors)}
+    tensor = np.array([place.get(name, -1) for name in names], dtype=np.int64)[tensor]
+    whole_model = np.ones(len(specs), dtype=np.bool_)
+    whole_model[config[tensor >= 0]] = False
+
+    keys, cell = np.unique((tensor + 1) * max(len(steps), 1) + step, return_inverse=True)
+    shape = (len(specs), len(keys))
+    fill = _Fill(config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION, shape)
+    closed = {name: fill.expected(result[name]) for name in _BOTH}
+    drawn = {name: fill.mean_of_draws(result[name]) for name in _BOTH}
+
+    def prefer(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(np.isfinite(a), a, b)
+
+    expected_bits = prefer(closed["bits_total"], closed["bits_huffman"])
+    n = prefer(closed["n"], drawn["n"])
+    cell_tensor = keys // max(len(steps), 1) - 1
+    elements = np.zeros(len(tensors), dtype=np.int64)
+    largest = np.nan_to_num(n).max(axis=0, initial=0)
+    np.maximum.at(elements, cell_tensor[cell_tensor >= 0], largest[cell_tensor >= 0].astype(np.int64))
+    return CellTable(
+        specs=tuple(specs),
+        methods=tuple(str(result["method"][i]) for i in first),
+        parameters=tuple(_parameters(result["params"][i]) for i in first),
+        nominal_bits=tuple(float(result["bits"][i]) for i in first),
+        whole_model=whole_model,
+        tensors=tuple(tensors),
+        elements=elements,
+        steps=steps,
+        tensor=cell_tensor,
+        step=keys % max(len(steps), 1),
+        n=n,
+        energy=prefer(closed["energy"], drawn["energy"]),
+        squared_error=prefer(closed["squared_error"], drawn["squared_error"]),
+        error_drawn=~np.isfinite(closed["squared_error"]) & np.isfinite(drawn["squared_error"]),
+        bits=prefer(drawn["bits_total"], expected_bits),
+        bits_drawn=np.isfinite(drawn["bits_total"]),
+        bits_fixed=prefer(closed["bits_fixed"], drawn["bits_fixed"]),
+        bits_entropy=prefer(closed["bits_entropy"], drawn["bits_entropy"]),
+        bits_huffman=prefer(closed["bits_huffman"], drawn["bits_huffman"]),
+        cosine=prefer(drawn["cosine"], closed["cosine"]),
+        w1_normalized=prefer(drawn["w1_normalized"], closed["w1_normalized"]),
+        mean_abs=prefer(drawn["mean_abs"], closed["mean_abs"]),
+    )
+
+
+#: Columns that a row of expectations and a row of a draw may both hold.
+_BOTH = (
+    "n",
+    "energy",
+    "squared_error",
+    "bits_total",
+    "bits_fixed",
+    "bits_entropy",
+    "bits_huffman",
+    "cosine",
+    "w1_normalized",
+    "mean_abs",
+)
+
+
+class _Fill:
+    """Spread columns of rows over the (configurations, cells) matrix."""
+
+    def __init__(self, pair: NDArray[np.int64], is_expectation: NDArray[np.bool_], shape: tuple[int, int]) -> None:
+        self._pair = pair
+        self._is_expectation = is_expectation
+        self._shape = shape
+
+    def expected(self, column: NDArray[Any]) -> NDArray[np.float64]:
+        return self._mean(column, self._is_expectation)
+
+    def mean_of_draws(self, column: NDArray[Any]) -> NDArray[np.float64]:
+        return self._mean(column, ~self._is_expectation)
+
+    def _mean(self, column: NDArray[Any], rows: NDArray[np.bool_]) -> NDArray[np.float64]:
+        values = np.asarray(column, dtype=np.float64)
+        mask = rows & np.isfinite(values)
+        size = self._shape[0] * self._shape[1]
+        total = np.bincount(self._pair[mask], weights=values[mask], minlength=size)
+        number = np.bincount(self._pair[mask], minlength=size)
+        mean = np.full(size, np.nan)
+        np.divide(total, number, out=mean, where=number > 0)
+        return mean.reshape(self._shape)
+
+
+def _codes(values: Iterable[Any]) -> tuple[list[str], NDArray[np.int64]]:
+    """Distinct strings in order of appearance and each row's index into them; np.unique would sort."""
+    index: dict[str, int] = {}
+    codes = [index.setdefault(str(value), len(index)) for value in values]
+    return list(index), np.array(codes, dtype=np.int64)
+
+
+def _parameters(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

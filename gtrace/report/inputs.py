@@ -1,0 +1,157 @@
+"""Find out what a path holds, and read everything that a report needs from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtrace.errors import TraceError
+from gtrace.report.analysis import SweepAnalysis, analyze
+from gtrace.report.runs import RunLogAnalysis, analyze_runs
+from gtrace.report.traces import TraceSummary, summarize_trace
+from gtrace.runlog import read_runlog
+from gtrace.sweep.results import ResultStore, SweepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SWEEP_SUFFIX = ".sweep.db"
+RUN_SUFFIX = ".jsonl"
+_SQLITE = b"SQLite format 3\0"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a report shows.
+
+    Attributes:
+        title: heading of the page.
+        sweeps: sections on codecs, in the order given.
+        runs: sections on training.
+        traces: sections on traces that nothing was measured on.
+    """
+
+    title: str
+    sweeps: tuple[SweepAnalysis, ...] = ()
+    runs: tuple[RunLogAnalysis, ...] = ()
+    traces: tuple[TraceSummary, ...] = ()
+
+    @property
+    def sections(self) -> int:
+        """How many inputs there are."""
+        return len(self.sweeps) + len(self.runs) + len(self.traces)
+
+
+def make_report(
+    sweeps: Sequence[Path | str | SweepResult] = (),
+    runs: Sequence[Path | str | Sequence[dict[str, Any]]] = (),
+    traces: Sequence[Path | str] = (),
+    title: str | None = None,
+) -> Report:
+    """Read and sum up results whose kind is known.
+
+    Args:
+        sweeps: result stores, or sweeps that are in memory.
+        runs: run logs, or their records.
+        traces: traces, of which the table of contents is read.
+        title: heading; made from the names when left out.
+
+    Raises:
+        TraceError: one of them is missing, foreign, damaged or from a newer version.
+    """
+    named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
+    read_sweeps = []
+    for k, sweep in enumerate(sweeps):
+        if isinstance(sweep, SweepResult):
+            read_sweeps.append(analyze(sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"))
+        else:
+            read_sweeps.append(analyze(ResultStore.load(Path(sweep)), named(sweep)))
+    read_runs = []
+    for k, run in enumerate(runs):
+        if isinstance(run, (str, Path)):
+            read_runs.append(analyze_runs(read_runlog(Path(run)), named(run)))
+        else:
+            read_runs.append(analyze_runs(run, f"run {k + 1}" if len(runs) > 1 else "run"))
+    read_traces = [summarize_trace(Path(trace), named(trace)) for trace in traces]
+    names = [s.name for s in read_sweeps] + [r.name for r in read_runs] + [t.name for t in read_traces]
+    heading = title or f"gtrace report: {', '.join(names)}"
+    return Report(heading, tuple(read_sweeps), tuple(read_runs), tuple(read_traces))
+
+
+def load_report(paths: Sequence[Path], title: str | None = None) -> Report:
+    """Read paths of any kind; what each is, is told from its content.
+
+    Raises:
+        TraceError: one of them is missing, foreign, damaged or from a newer version.
+    """
+    kinds = [(path, kind_of(path)) for path in paths]
+    return make_report(
+        sweeps=[path for path, kind in kinds if kind == "sweep"],
+        runs=[path for path, kind in kinds if kind == "run"],
+        traces=[path for path, kind in kinds if kind == "trace"],
+        title=title,
+    )
+
+
+def kind_of(path: Path) -> str:
+    """``sweep``, ``run`` or ``trace``, from the first bytes and not from the name.
+
+    Raises:
+        TraceError: there is nothing, or it cannot be read.
+    """
+    if path.is_dir() or path.suffix == ".zip":
+        return "trace"
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise TraceError(f"{path}: {reason}; pass a .sweep.db, a run log or a trace") from None
+    if start == _SQLITE or path.name.endswith(SWEEP_SUFFIX):
+        return "sweep"
+    return "trace" if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") else "run"
+
+
+def newest_results(folder: Path) -> list[Path]:
+    """The newest sweep and the newest run log of a folder, whichever there are, the newer one first.
+
+    Raises:
+        TraceError: there is neither.
+    """
+    sweeps = list(folder.glob(f"*{SWEEP_SUFFIX}"))
+    logs = [path for path in folder.glob(f"*{RUN_SUFFIX}") if _is_run_log(path)]
+    newest = [max(found, key=_changed) for found in (sweeps, logs) if found]
+    if not newest:
+        raise TraceError(f"no results in {folder}: `gtrace sweep TRACE` or `gtrace train` makes some, or name a file")
+    return sorted(newest, key=_changed, reverse=True)
+
+
+def _changed(path: Path) -> float:
+    """When a result was last written; a sweep that is still running writes to the log beside its file."""
+    log = path.with_name(path.name + "-wal")
+    return max(p.stat().st_mtime for p in (path, log) if p.exists())
+
+
+def _is_run_log(path: Path) -> bool:
+    """Other programs write .jsonl too; theirs are passed over when nobody asked for them by name."""
+    with path.open("rb") as file:
+        first = file.readline(1 << 22)
+    try:
+        record = json.loads(first)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("type") == "study"
+
+
+class _Names:
+    """File names for headings; the whole path where two inputs have the same name."""
+
+    def __init__(self, paths: Sequence[Path | str]) -> None:
+        self._names = [Path(p).name for p in paths]
+
+    def __call__(self, path: Path | str) -> str:
+        name = Path(path).name
+        return str(path) if self._names.count(name) > 1 else name or str(path)

@@ -1,0 +1,132 @@
+"""Text of unknown origin made safe to show, and numbers made short enough to read."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: Shown for a value that was not measured or cannot be compared.
+MISSING = "–"
+
+#: Categories that a terminal or a browser acts on instead of showing: control, format, surrogate, separators.
+_ACTIVE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_DIGITS = re.compile(r"(\d+)")
+
+
+def literal(text: object, encoding: str = "utf-8") -> str:
+    r"""``text`` with every character that would act instead of being seen written as an escape.
+
+    Args:
+        text: anything; its ``str`` is taken.
+        encoding: characters that it lacks are escaped too.
+
+    >>> literal("fc\x1b[31m.weight")
+    'fc\\x1b[31m.weight'
+    """
+    shown = "".join(
+        ch.encode("unicode_escape").decode("ascii") if unicodedata.category(ch) in _ACTIVE else ch for ch in str(text)
+    )
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def shorten(text: str, width: int) -> str:
+    """``text`` cut in the middle to ``width`` characters: both ends of a name tell it apart.
+
+    >>> shorten("encoder.layers.11.self_attn.weight", 17)
+    'encoder.…n.weight'
+    """
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    tail = width - 1 - head
+    return f"{text[:head]}…{text[-tail:]}"
+
+
+def shorten_all(names: Sequence[str], width: int) -> list[str]:
+    """Names cut to ``width`` characters that stay as different from each other as they were.
+
+    >>> shorten_all([f"model.encoder.layers.{k}.attention.weight" for k in (3, 4)], 18)
+    ['….3.atte…on.weight', '….4.atte…on.weight']
+    """
+    # What the first and the last share in sorted order, all share.
+    first, last = (min(names), max(names)) if names else ("", "")
+    shared = next((k for k, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), 0)
+    head = max(first.rfind(".", 0, shared), 0)
+    stripped = [f"…{name[head:]}" if head else name for name in names]
+    for candidates in (names, stripped):
+        short = [shorten(name, width) for name in candidates]
+        if len(set(short)) == len(set(names)):
+            return short
+    return [f"{shorten(name, max(width - 5, 3))} #{k}" for k, name in enumerate(names, 1)]
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Names sorted so that ``layers.2`` comes before ``layers.10``."""
+
+    def key(name: str) -> list[tuple[int, int, str]]:
+        # isdecimal, not isdigit: int() takes no superscripts.
+        parts = [part for part in _DIGITS.split(name) if part]
+        return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+    return sorted(names, key=key)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """``value`` with ``digits`` significant digits, and a dash for what is no number.
+
+    >>> [number(v) for v in (0.04116, 1.6, 12345.0, 2.5e-7, 0.0, float("nan"))]
+    ['0.0412', '1.60', '12345', '2.50e-7', '0', '–']
+    """
+    if math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    power = int(exponent)
+    if -4 <= power < 6:
+        return f"{value:.{max(digits - 1 - power, 0)}f}"
+    return f"{mantissa}e{power}"
+
+
+def count(value: float, noun: str, plural: str | None = None) -> str:
+    """A number of things in words.
+
+    >>> count(1, "step"), count(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{value:,.0f} {noun if value == 1 else plural or noun + 's'}"
+
+
+def listed(items: Iterable[str], limit: int = 6) -> str:
+    """Items as prose; past ``limit`` the rest is counted.
+
+    >>> listed(["a", "b", "c"]), listed("abcd", limit=2)
+    ('a, b and c', 'a, b and 2 more')
+    """
+    every = list(items)
+    if len(every) > limit:
+        return f"{', '.join(every[:limit])} and {len(every) - limit} more"
+    return " and ".join(filter(None, (", ".join(every[:-1]), every[-1]))) if every else ""
+
+
+def size(count_of_bits: float) -> str:
+    """A number of bits in the unit a reader thinks in, powers of 1000.
+
+    >>> size(2.5e7), size(800)
+    ('3.12 MB', '100 B')
+    """
+    if math.isnan(count_of_bits):
+        return MISSING
+    amount = count_of_bits / 8
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{number(amount)} {unit}"
+        amount /= 1000
+    return f"{number(amount)} TB"

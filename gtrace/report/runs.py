@@ -1,0 +1,216 @@
+"""What a run log says, as numbers: curves and ends of each training run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+#: Spec of the uncompressed run that the others are compared with.
+BASELINE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        spec: codec; ``none`` for the uncompressed run.
+        seed: of the run.
+        steps: (S,) training steps that were logged.
+        loss: (S,) training loss.
+        sent: (S,) bits that one worker has sent up to and with this step.
+        relative_variance: (S,) error of the averaged gradient over its energy.
+        eval_steps: (E,) steps at which the model was tested.
+        accuracy: (E,) test accuracy, NaN where the task has none.
+        eval_loss: (E,) test loss.
+        eval_sent: (E,) bits that one worker had sent when the model was tested.
+        finished: the run came to its end.
+        diverged: the run says that it blew up.
+        ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
+    """
+
+    spec: str
+    seed: int
+    steps: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    sent: NDArray[np.float64]
+    relative_variance: NDArray[np.float64]
+    eval_steps: NDArray[np.int64]
+    accuracy: NDArray[np.float64]
+    eval_loss: NDArray[np.float64]
+    eval_sent: NDArray[np.float64]
+    finished: bool
+    diverged: bool
+    ratio: float
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged, 0 where none was."""
+        return int(max(self.steps.max(initial=0), self.eval_steps.max(initial=0)))
+
+    @property
+    def final_accuracy(self) -> float:
+        """The last test accuracy, NaN where there is none."""
+        return _last(self.accuracy)
+
+    @property
+    def final_eval_loss(self) -> float:
+        """The last test loss, NaN where there is none."""
+        return _last(self.eval_loss)
+
+    @property
+    def final_loss(self) -> float:
+        """Mean training loss of the last tenth of the steps; one mini-batch alone says little."""
+        known = self.loss[np.isfinite(self.loss)]
+        return float(known[-max(len(known) // 10, 1) :].mean()) if len(known) else math.nan
+
+    @property
+    def mean_relative_variance(self) -> float:
+        """Mean over steps of the averaged gradient's relative variance, NaN where it was not logged."""
+        known = self.relative_variance[np.isfinite(self.relative_variance)]
+        return float(known.mean()) if len(known) else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class RunLogAnalysis:
+    """A run log summed up.
+
+    Attributes:
+        name: of the file, for headings.
+        task: name of what was trained, empty where the log does not say.
+        workers: number of workers.
+        runs: in the order of the log, the uncompressed one first.
+        notes: what a reader must know about how the numbers came to be.
+        warnings: of the training itself.
+        study: the first record of the log.
+    """
+
+    name: str
+    task: str
+    workers: int
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    study: dict[str, Any]
+
+    def baseline(self, run: Run) -> Run | None:
+        """The uncompressed run with the same seed, None where there is none or ``run`` is it."""
+        if run.spec == BASELINE:
+            return None
+        return next((r for r in self.runs if r.spec == BASELINE and r.seed == run.seed), None)
+
+
+def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> RunLogAnalysis:
+    """Sum a run log up.
+
+    Args:
+        records: as :func:`gtrace.runlog.read_runlog` returns them, the study first.
+        name: what the log is called in headings and in errors.
+
+    Raises:
+        TraceError: a record lacks what names its run, or holds text where a number belongs.
+    """
+    study = dict(records[0])
+    workers = max(int(_number(study, "workers", name, missing=1.0)), 1)
+    grouped: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for record in records[1:]:
+        if record["type"] in ("step", "eval", "end"):
+            if "run" not in record:
+                raise TraceError(f"{name}: a {record['type']} record names no run; the run log is damaged")
+            seed = int(_number(record, "seed", name, missing=0.0))
+            grouped.setdefault((str(record["run"]), seed), []).append(record)
+    runs = sorted(
+        (_run(spec, seed, found, workers, name) for (spec, seed), found in grouped.items()),
+        key=lambda run: run.spec != BASELINE,
+    )
+    return RunLogAnalysis(
+        name=name,
+        task=str(study.get("task") or ""),
+        workers=workers,
+        runs=tuple(runs),
+        notes=_notes(runs),
+        warnings=tuple(str(r.get("text", "")) for r in records if r["type"] == "warning"),
+        study=study,
+    )
+
+
+def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, name: str) -> Run:
+    steps = sorted((r for r in records if r["type"] == "step"), key=lambda r: _number(r, "step", name))
+    evals = sorted((r for r in records if r["type"] == "eval"), key=lambda r: _number(r, "step", name))
+    end = next((r for r in records if r["type"] == "end"), None)
+
+    def column(found: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+        return np.array([_number(r, key, name) for r in found], dtype=np.float64)
+
+    at = column(steps, "step")
+    eval_at = column(evals, "step")
+    bits = column(steps, "bits")
+    sent = np.cumsum(bits) / workers
+    before = np.searchsorted(at, eval_at, side="right")
+    float32 = float(np.nansum(column(steps, "bits_float32")))
+    total = float(np.nansum(bits))
+    ratio = float32 / total if total > 0 and float32 > 0 else math.nan
+    if end is not None:
+        ended = _number(end, "ratio", name)
+        ratio = ended if math.isfinite(ended) else ratio
+    return Run(
+        spec=spec,
+        seed=seed,
+        steps=at.astype(np.int64),
+        loss=column(steps, "loss"),
+        sent=sent,
+        relative_variance=column(steps, "relative_variance"),
+        eval_steps=eval_at.astype(np.int64),
+        accuracy=column(evals, "accuracy"),
+        eval_loss=column(evals, "loss"),
+        eval_sent=np.concatenate([[0.0], sent])[before],
+        finished=end is not None,
+        diverged=bool(end is not None and end.get("diverged")),
+        ratio=ratio,
+    )
+
+
+def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    if not runs:
+        return ("The run log holds no training step yet.",)
+    notes = []
+    unfinished = [f"{run.spec} (step {run.last_step})" for run in runs if not run.finished]
+    if unfinished:
+        notes.append(f"Not finished: {', '.join(unfinished)}.")
+    diverged = [run.spec for run in runs if run.diverged]
+    if diverged:
+        notes.append(f"Diverged: {', '.join(diverged)}.")
+    seeds = {run.seed for run in runs}
+    if len(seeds) < 5:
+        notes.append(
+            f"{'One seed' if len(seeds) == 1 else f'{len(seeds)} seeds'}: this describes what happened "
+            "and is no evidence for a difference between codecs."
+        )
+    if not any(run.spec == BASELINE for run in runs):
+        notes.append("There is no uncompressed run to compare with.")
+    return tuple(notes)
+
+
+def _last(values: NDArray[np.float64]) -> float:
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else math.nan
+
+
+def _number(record: Mapping[str, Any], key: str, name: str, missing: float | None = None) -> float:
+    """``record[key]`` as a float; absent or null becomes ``missing`` or, for all but the step, NaN."""
+    value = record.get(key)
+    if value is None and (missing is not None or key != "step"):
+        return math.nan if missing is None else missing
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TraceError(f"{name}: '{key}' of a {record['type']} record is no number; the run log is damaged")
+    return float(value)

@@ -1,0 +1,247 @@
+"""Tables as plain data, the same for a terminal, a page and Markdown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gtrace.report.comparison import OUTCOMES
+from gtrace.report.names import MISSING, number, size
+from gtrace.report.verdict import decisive_target, leaders, lossless, off_target, ranking
+
+if TYPE_CHECKING:
+    from gtrace.report.analysis import Configuration, Family, SweepAnalysis
+    from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.traces import TraceSummary
+
+Mark = Literal["", "best", "quiet", "missing"]
+
+#: Stands in the column of Pareto-optimal configurations.
+PARETO = "★"
+
+#: Bits at which per-layer and per-step views pick one configuration of each method.
+VIEW_BITS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: what it says.
+        detail: a smaller second line.
+        mark: ``best`` of its column, ``quiet`` beside the others, or ``missing``.
+        hint: the reason for what stands here, for a tooltip.
+    """
+
+    text: str
+    detail: str = ""
+    mark: Mark = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, what it means, and how early a narrow terminal drops it (0: never)."""
+
+    heading: str
+    meaning: str = ""
+    numeric: bool = True
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of cells; ``notes`` are the lines that stand below it, ``empty`` the word for no rows."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    empty: str = "Nothing to show."
+
+
+def equal_bits_table(analysis: SweepAnalysis) -> Table:
+    """The headline: relative variance of each method at equal measured bits, best first."""
+    columns = [Column("method", "codec, and what tells its families apart", numeric=False)]
+    columns += [
+        Column(f"{t:g} {'bit' if t == 1 else 'bits'}", f"relative variance at {t:g} measured bits per coordinate")
+        for t in analysis.targets
+    ]
+    best = [leaders(analysis, k) for k in range(len(analysis.targets))]
+    decisive = decisive_target(analysis)
+
+    def order(family: Family) -> tuple[bool, float, bool]:
+        here = family.at[decisive].variance if decisive >= 0 else math.nan
+        nowhere = all(math.isnan(at.variance) for at in family.at)
+        return math.isnan(here), 0.0 if math.isnan(here) else here, nowhere
+
+    ordered = sorted((f for f in analysis.families if not lossless(analysis, f)), key=order)
+    rows = []
+    for family in ordered:
+        cells = [Cell(family.label)]
+        for k, at in enumerate(family.at):
+            if math.isnan(at.variance):
+                cells.append(Cell(MISSING, mark="missing", hint=OUTCOMES[at.outcome]))
+                continue
+            low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
+            winner = len(ranking(analysis, k)) > 1 and family in best[k]
+            cells.append(
+                Cell(
+                    number(at.variance),
+                    _bracket(low, high),
+                    "best" if winner else "",
+                    _bracket_hint(low, high),
+                )
+            )
+        rows.append(tuple(cells))
+    notes = [
+        "Relative variance: ||Q(g) - g||² / ||g||², less is better; above 1 the error exceeds the gradient.",
+        "Below each number: the configurations it is log-interpolated between; b3 means bits=3.",
+        f"{MISSING}: no configurations on both sides of these bits, and nothing is extrapolated.",
+    ]
+    elsewhere = off_target(analysis)
+    if elsewhere:
+        notes.append(f"Reached by none of these columns: {'; '.join(elsewhere)}.")
+    return Table(
+        "Relative variance at equal measured bits per coordinate",
+        tuple(columns),
+        tuple(rows),
+        tuple(notes),
+        "No configuration to compare.",
+    )
+
+
+def _bracket(low: Configuration, high: Configuration) -> str:
+    one, two = low.setting or "alone", high.setting or "alone"
+    return one if low is high else f"{one}{MISSING}{two}"
+
+
+def _bracket_hint(low: Configuration, high: Configuration) -> str:
+    if low is high:
+        return f"{low.spec}: {number(low.relative_variance)} at {number(low.bits)} bits"
+    return (
+        f"between {low.spec} ({number(low.relative_variance)} at {number(low.bits)} bits) "
+        f"and {high.spec} ({number(high.relative_variance)} at {number(high.bits)} bits)"
+    )
+
+
+def configuration_table(analysis: SweepAnalysis) -> Table:
+    """One line per configuration."""
+    columns = (
+        Column("configuration", "codec and its parameters", numeric=False),
+        Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False),
+        Column("relative variance", "||Q(g) - g||² / ||g||², summed over tensors and steps"),
+        Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
+        Column("bits entropy", "per coordinate, at the entropy of the symbols", rank=3),
+        Column("bits Huffman", "per coordinate, expected with a Huffman code", rank=4),
+        Column("32 / bits", "compression: float32 bits over measured bits", rank=1),
+        Column("cosine", "of decoded and original gradient, mean weighted by elements", rank=2),
+        Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=5),
+    )
+    rows = tuple(
+        (
+            Cell(
+                c.spec,
+                mark="quiet" if c.partial else "",
+                hint="measured on too few cells" if c.partial else "",
+            ),
+            Cell(PARETO if c.pareto else "", mark="best" if c.pareto else ""),
+            _value(c.relative_variance),
+            _value(
+                c.bits,
+                hint={"expected": "expected, no draws", "mixed": "partly expected"}.get(c.bits_source, ""),
+            ),
+            _value(c.bits_entropy),
+            _value(c.bits_huffman),
+            _value(c.ratio_float32),
+            Cell(MISSING, mark="missing") if math.isnan(c.cosine) else Cell(f"{c.cosine:.4f}"),
+            _value(c.w1_normalized),
+        )
+        for c in analysis.configurations
+    )
+    notes = (f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error.",)
+    return Table("Configurations", columns, rows, notes, "No configuration was measured.")
+
+
+def layer_table(analysis: SweepAnalysis) -> Table:
+    """One line per tensor: relative variance with the configuration of each method nearest to three bits."""
+    chosen = [i for i in (analysis.nearest(f, VIEW_BITS) for f in analysis.families) if i >= 0]
+    columns = [
+        Column("tensor", "parameter name", numeric=False),
+        Column("elements"),
+        Column("energy", "part of the total ||g||²"),
+    ]
+    columns += [Column(configuration_name(analysis.configurations[i]), analysis.configurations[i].spec) for i in chosen]
+    rows = []
+    for k, name in enumerate(analysis.tensors):
+        cells = [Cell(name), Cell(f"{analysis.elements[k]:,}"), _percent(float(analysis.energy_share[k]))]
+        rows.append((*cells, *(_value(float(analysis.per_tensor[i, k])) for i in chosen)))
+    note = f"Per method the configuration with measured bits nearest to {VIEW_BITS:g}, summed over steps."
+    return Table("Relative variance per tensor", tuple(columns), tuple(rows), (note,), "No tensor was measured.")
+
+
+def run_table(analysis: RunLogAnalysis) -> Table:
+    """One line per training run."""
+    columns = (
+        Column("run", "codec on the workers' gradients; none: uncompressed", numeric=False),
+        Column("seed", rank=3),
+        Column("steps", rank=2),
+        Column("training loss", "mean of the last tenth of the steps"),
+        Column("test accuracy", "at the last test"),
+        Column("relative variance", "of the averaged gradient, mean over steps", rank=1),
+        Column("sent up per worker", "payload and shared bytes over the run"),
+        Column("float32 / sent", "bits that float32 would have taken over the bits sent"),
+    )
+    rows = tuple(
+        (
+            Cell(run.spec, hint="" if run.finished else "not finished"),
+            Cell(str(run.seed)),
+            Cell(f"{len(run.steps):,}"),
+            _value(run.final_loss),
+            _accuracy(run.final_accuracy),
+            _value(run.mean_relative_variance),
+            Cell(size(float(run.sent[-1]) if len(run.sent) else math.nan)),
+            _value(run.ratio),
+        )
+        for run in analysis.runs
+    )
+    return Table("Training runs", columns, rows, (), "No training step was logged.")
+
+
+def trace_table(summary: TraceSummary) -> Table:
+    """One line per tensor of a trace."""
+    columns = (
+        Column("tensor", numeric=False),
+        Column("shape", numeric=False),
+        Column("elements"),
+        Column("steps"),
+    )
+    rows = tuple(
+        (
+            Cell(t.name),
+            Cell(" × ".join(map(str, t.shape)) or "scalar"),
+            Cell(f"{t.elements:,}"),
+            Cell(f"{t.steps:,}"),
+        )
+        for t in summary.tensors
+    )
+    return Table("Recorded tensors", columns, rows, (), "The trace holds no tensor.")
+
+
+def configuration_name(configuration: Configuration) -> str:
+    """Family and setting, short enough for a heading: ``qsgdinf b3``."""
+    return f"{configuration.family} {configuration.setting}".strip()
+
+
+def _value(value: float, hint: str = "") -> Cell:
+    return Cell(number(value), mark="missing" if math.isnan(value) else "", hint=hint)
+
+
+def _percent(share: float) -> Cell:
+    return Cell(MISSING, mark="missing") if math.isnan(share) else Cell(f"{share:.1%}")
+
+
+def _accuracy(value: float) -> Cell:
+    return Cell(MISSING, mark="missing") if math.isnan(value) else Cell(f"{value:.2%}")

@@ -1,0 +1,156 @@
+"""Figures of training runs. Each function takes the analysis of a run log and returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gtrace.report.families import short_spec
+from gtrace.report.labels import Label, label_curves, make_room
+from gtrace.report.names import literal, shorten
+from gtrace.report.runs import BASELINE
+from gtrace.report.style import MUTED, Look, log_ticks, look, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from gtrace.report.runs import Run, RunLogAnalysis
+
+Against = Literal["steps", "bits"]
+
+_NAME = 30
+#: The running mean of the loss spans this part of the run.
+_WINDOW = 0.05
+
+
+def training_over_steps(analysis: RunLogAnalysis) -> Figure:
+    """Training loss and test accuracy (test loss where the task has none) against training steps."""
+    return _training(analysis, "steps")
+
+
+def training_over_bits(analysis: RunLogAnalysis) -> Figure:
+    """Training loss and test accuracy against the bytes that one worker has sent."""
+    return _training(analysis, "bits")
+
+
+def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
+    """Relative variance of the workers' averaged gradient over training."""
+    with styled():
+        figure = new_figure(8.2, 3.8)
+        axes = figure.add_subplot()
+        labels = []
+        for run, own, name in _looks(analysis):
+            values = np.where(run.relative_variance > 0, run.relative_variance, np.nan)
+            if np.isfinite(values).any():
+                labels.append(_curve(axes, run.steps.astype(np.float64), values, own, name, logarithmic=True))
+        axes.set_xlabel("training step")
+        axes.set_ylabel("relative variance of the averaged gradient")
+        if labels:
+            axes.set_yscale("log")
+            log_ticks(axes.yaxis)
+            make_room(axes, labels)
+            label_curves(axes, labels)
+        else:
+            _empty(axes)
+        return figure
+
+
+def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
+    with styled():
+        figure = new_figure(9.6, 4.0)
+        left, right = figure.subplots(1, 2)
+        has_accuracy = any(np.isfinite(run.accuracy).any() for run in analysis.runs)
+        losses, tests = [], []
+        for run, own, name in _looks(analysis):
+            x = run.steps.astype(np.float64) if against == "steps" else run.sent / 8
+            if len(run.steps):
+                losses.append(_curve(left, x, run.loss, own, name, logarithmic=True))
+            x = run.eval_steps.astype(np.float64) if against == "steps" else run.eval_sent / 8
+            y = 100 * run.accuracy if has_accuracy else run.eval_loss
+            known = np.isfinite(y) & (x > 0 if against == "bits" else True)
+            if known.any():
+                right.plot(
+                    x[known],
+                    y[known],
+                    color=own.line,
+                    marker=own.marker,
+                    linestyle=own.dash,
+                    label=name,
+                )
+                tests.append(Label(name, own.text, x[known], y[known]))
+        left.set_ylabel("training loss (thick: running mean)")
+        right.set_ylabel("test accuracy (%)" if has_accuracy else "test loss")
+        for axes, labels in ((left, losses), (right, tests)):
+            axes.set_xlabel("training step" if against == "steps" else "sent up by one worker")
+            if not labels:
+                _empty(axes)
+                continue
+            if axes is left and all((label.y > 0).all() for label in labels):
+                axes.set_yscale("log")
+                log_ticks(axes.yaxis)
+            if against == "bits":
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter(_bytes)
+            make_room(axes, labels)
+        for axes, labels in ((left, losses), (right, tests)):
+            label_curves(axes, labels)
+        return figure
+
+
+def _curve(
+    axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], own: Look, name: str, *, logarithmic: bool
+) -> Label:
+    """Draw every step faintly and its running mean on top."""
+    known = np.isfinite(y) & (y > 0 if logarithmic and (y > 0).any() else True)
+    x, y = x[known], y[known]
+    smooth = _running_mean(y, max(int(len(y) * _WINDOW), 1))
+    axes.plot(x, y, color=own.line, linewidth=0.7, alpha=0.35, label=f"every step of {name}")
+    marker = {"marker": own.marker, "markevery": max(len(x) // 8, 1), "markersize": 4.0}
+    axes.plot(x, smooth, color=own.line, linestyle=own.dash, label=name, **marker)  # type: ignore[arg-type]
+    return Label(name, own.text, x, smooth)
+
+
+def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Mean of the last ``window`` values, of fewer at the start."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    end = np.arange(1, len(values) + 1)
+    start = np.maximum(end - window, 0)
+    return np.asarray((total[end] - total[start]) / (end - start), dtype=np.float64)
+
+
+def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str]]:
+    """Each run with its look and its name; runs of one method and different settings are told apart."""
+    seen: dict[str, dict[str, int]] = {}
+    names = _names(list(dict.fromkeys(run.spec for run in analysis.runs)))
+    several = len({run.seed for run in analysis.runs}) > 1
+    found = []
+    for run in analysis.runs:
+        method = run.spec.partition(":")[0]
+        variants = seen.setdefault(method, {})
+        variant = variants.setdefault(run.spec, len(variants))
+        name = shorten(literal(names[run.spec]), _NAME)
+        found.append((run, look(method, variant), f"{name}, seed {run.seed}" if several else name))
+    return found
+
+
+def _names(specs: list[str]) -> dict[str, str]:
+    """A short name for each spec, where it stays unique."""
+    short = {spec: "uncompressed" if spec == BASELINE else short_spec(spec) for spec in specs}
+    return {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
+
+
+def _bytes(value: float, _position: int | None = None) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:g} {unit}"
+        value /= 1000
+    return f"{value:g} TB"
+
+
+def _empty(axes: Axes) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)

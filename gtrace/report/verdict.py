@@ -1,0 +1,154 @@
+"""The answer in plain words, first thing on every report."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gtrace.report.names import count, listed, number
+
+if TYPE_CHECKING:
+    from gtrace.report.analysis import Family, SweepAnalysis
+    from gtrace.report.runs import Run, RunLogAnalysis
+
+#: Bits that a reader asks about first, when several targets can be compared equally well.
+PREFERRED_BITS = 3.0
+
+#: Methods whose relative variances differ by less than this are called level.
+LEVEL = 0.02
+
+
+def decisive_target(analysis: SweepAnalysis) -> int:
+    """Index of the target where most methods can be compared, the nearest to three bits of those; or -1."""
+    known = [sum(math.isfinite(f.at[k].variance) for f in analysis.families) for k in range(len(analysis.targets))]
+    if not any(known):
+        return -1
+    return max(range(len(known)), key=lambda k: (known[k], -abs(analysis.targets[k] - PREFERRED_BITS)))
+
+
+def ranking(analysis: SweepAnalysis, target: int) -> list[Family]:
+    """The families that can be compared at a target (an index), least variance first."""
+    found = [f for f in analysis.families if math.isfinite(f.at[target].variance)]
+    return sorted(found, key=lambda f: f.at[target].variance)
+
+
+def leaders(analysis: SweepAnalysis, target: int) -> list[Family]:
+    """The families that nobody beats at a target (an index) by more than :data:`LEVEL`, least variance first."""
+    ranked = ranking(analysis, target)
+    return [f for f in ranked if f.at[target].variance <= ranked[0].at[target].variance * (1 + LEVEL)]
+
+
+def lossless(analysis: SweepAnalysis, family: Family) -> bool:
+    """Whether a family makes no error at all, as the uncompressed gradient: there is nothing to compare."""
+    values = [analysis.configurations[i].relative_variance for i in family.members]
+    return bool(values) and all(value == 0 for value in values)
+
+
+def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
+    """Sentences that say which method adds the least error at equal measured bits."""
+    if not analysis.rows:
+        return ["Nothing was measured: the sweep has no rows."]
+    if not analysis.measured:
+        return ["Nothing can be compared: no row holds an error that is a number."]
+    k = decisive_target(analysis)
+    if k < 0:
+        wanted = listed([f"{t:g}" for t in analysis.targets])
+        return [f"No method has configurations around {wanted} measured bits per coordinate: nothing to compare."]
+    ranked = ranking(analysis, k)
+    best = ranked[0].at[k].variance
+    at = f"At {bits_in_words(analysis.targets[k])}"
+    sentences = []
+    if len(ranked) == 1:
+        sentences.append(
+            f"{at}, {ranked[0].label} has relative variance {number(best)}; no other method has data there."
+        )
+    else:
+        level = leaders(analysis, k)
+        rest = [f"{f.label} {number(f.at[k].variance)}{_times(f.at[k].variance, best)}" for f in ranked[len(level) :]]
+        values = listed([number(f.at[k].variance) for f in level])
+        if len(level) > 1:
+            head = f"{at}, {listed([f.label for f in level])} add the least error: relative variance {values}"
+        else:
+            head = f"{at}, {level[0].label} adds the least error: relative variance {values}"
+        sentences.append(f"{head}; {listed(rest, limit=4)}." if rest else f"{head}.")
+    sentences += _elsewhere(analysis, k, ranked[0])
+    return sentences
+
+
+def _elsewhere(analysis: SweepAnalysis, k: int, best: Family) -> list[str]:
+    """Who leads at the other targets, where there is a choice at all."""
+    same: list[float] = []
+    other: list[str] = []
+    for j, target in enumerate(analysis.targets):
+        ranked = ranking(analysis, j)
+        if j == k or len(ranked) < 2:
+            continue
+        if best in leaders(analysis, j):
+            same.append(target)
+        else:
+            other.append(f"at {target:g} {_bits(target)} {ranked[0].label} leads")
+    sentences = [f"{best.label} leads at {listed([f'{t:g}' for t in same])} {_bits(same[-1])} as well."] if same else []
+    if other:
+        text = "; ".join(other)
+        sentences.append(f"{text[0].upper()}{text[1:]}.")
+    return sentences
+
+
+def off_target(analysis: SweepAnalysis) -> list[str]:
+    """Where the methods lie that no target reaches, as ``terngrad 5.23 at 0.60 bits``."""
+    found = []
+    for family in analysis.families:
+        if lossless(analysis, family) or any(math.isfinite(at.variance) for at in family.at):
+            continue
+        points = [analysis.configurations[i] for i in family.members]
+        points = [c for c in points if math.isfinite(c.bits) and math.isfinite(c.relative_variance)]
+        if points:
+            near = min(points, key=lambda c: min(abs(c.bits - t) for t in analysis.targets or (0.0,)))
+            found.append(f"{family.label} {number(near.relative_variance)} at {number(near.bits)} bits")
+    return found
+
+
+def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
+    """One sentence per compressed run: what it reached, what the uncompressed one reached, what was sent."""
+    if not analysis.runs:
+        return ["No training step was logged."]
+    sentences = []
+    for run in analysis.runs:
+        if run.spec == "none" and len(analysis.runs) > 1:
+            continue
+        baseline = analysis.baseline(run)
+        seed = f" (seed {run.seed})" if len({r.seed for r in analysis.runs}) > 1 else ""
+        until = "" if run.finished else f", until step {run.last_step}"
+        parts = [f"Trained with {run.spec}{seed} on {count(analysis.workers, 'worker')}{until}: {_reached(run)}"]
+        if baseline is not None and _reached(baseline) and _comparable(run, baseline):
+            parts.append(f"uncompressed {_reached(baseline, name=False)}")
+        if math.isfinite(run.ratio) and run.spec != "none":
+            parts.append(f"{number(run.ratio)} times fewer bits sent up than with float32")
+        sentences.append("; ".join(parts) + ".")
+    return sentences
+
+
+def _comparable(run: Run, baseline: Run) -> bool:
+    return math.isfinite(run.final_accuracy) == math.isfinite(baseline.final_accuracy)
+
+
+def _reached(run: Run, *, name: bool = True) -> str:
+    if math.isfinite(run.final_accuracy):
+        return f"test accuracy {run.final_accuracy:.2%}" if name else f"{run.final_accuracy:.2%}"
+    for word, value in (("test loss", run.final_eval_loss), ("training loss", run.final_loss)):
+        if math.isfinite(value):
+            return f"{word} {number(value)}" if name else number(value)
+    return "no finite loss"
+
+
+def bits_in_words(target: float) -> str:
+    """``3 measured bits per coordinate``."""
+    return f"{target:g} measured {_bits(target)} per coordinate"
+
+
+def _bits(number_of: float) -> str:
+    return "bit" if number_of == 1 else "bits"
+
+
+def _times(value: float, best: float) -> str:
+    return f" ({number(value / best, 2)} times as much)" if best > 0 else ""

@@ -1,0 +1,168 @@
+"""Reports as files: which kind, what may be overwritten, and moving them into place whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtrace.errors import OutputExistsError, UsageError
+from gtrace.report.export import to_csv, to_markdown
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.gallery import Plate
+    from gtrace.sweep.results import SweepResult
+
+KINDS = (".html", ".md", ".csv")
+PAGE = ".report.html"
+
+
+def write_html(
+    path: Path | str,
+    sweeps: Sequence[Path | str | SweepResult] = (),
+    runs: Sequence[Path | str | Sequence[dict[str, Any]]] = (),
+    *,
+    traces: Sequence[Path | str] = (),
+    title: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write one self-contained page on sweeps and training runs.
+
+    Args:
+        path: where to; its folder must exist.
+        sweeps: result stores, or sweeps in memory.
+        runs: run logs, or their records.
+        traces: traces to list the contents of.
+        title: heading of the page.
+        force: replace what stands there.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        TraceError: an input is missing, foreign, damaged or from a newer version.
+        OutputExistsError: ``path`` exists and ``force`` is off.
+        UsageError: there is no such folder.
+    """
+    report = make_report(sweeps, runs, traces, title)
+    return write_report(report, Path(path), force=force)[0]
+
+
+def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
+    """Write a report as the suffix of ``output`` says: a page, Markdown, CSV, or a folder with everything.
+
+    A folder gets the page and every figure as PNG and SVG. Nothing is written when anything would be
+    overwritten that may not be, and every file appears whole or not at all.
+
+    Returns:
+        The files, the page or table first.
+
+    Raises:
+        OutputExistsError: a file exists and ``force`` is off.
+        UsageError: unknown suffix, or no such folder.
+    """
+    kind = output_kind(output)
+    if not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
+    if kind:
+        _refuse([output], force=force)
+        _put(output, _render(report, kind))
+        return [output]
+    plates = _plates(report)
+    page = output / "report.html"
+    drawings = [output / f"{name}.{suffix}" for name, _ in plates for suffix in ("png", "svg")]
+    _refuse([page, *drawings], force=force)
+    from gtrace.report.svg import render
+
+    # Rendering is what takes time and may be interrupted: the folder appears after it.
+    contents = {page: _render(report, ".html")}
+    for name, plate in plates:
+        figure = plate.draw()
+        contents[output / f"{name}.png"] = render(figure, "png")
+        contents[output / f"{name}.svg"] = render(figure, "svg")
+    output.mkdir(exist_ok=True)
+    for path, data in contents.items():
+        _put(path, data)
+    return [page, *drawings]
+
+
+def output_kind(output: Path) -> str:
+    """``.html``, ``.md``, ``.csv``, or an empty string for a folder.
+
+    Raises:
+        UsageError: another suffix.
+    """
+    if output.is_dir() or not (output.suffix or output.exists()):
+        return ""
+    if output.suffix.lower() not in KINDS:
+        raise UsageError(
+            f"{output}: a report is written as {', '.join(KINDS)} or into a folder (a name without suffix)"
+        )
+    return output.suffix.lower()
+
+
+def default_page(first: Path) -> Path:
+    """Where the page on these results goes when nobody says: ``NAME.report.html`` in the current folder."""
+    name = first.resolve().name
+    for suffix in (SWEEP_SUFFIX, RUN_SUFFIX, ".zarr.zip", ".zarr", ".h5", ".hdf5"):
+        if name.endswith(suffix) and name != suffix:
+            name = name.removesuffix(suffix)
+            break
+    return Path(name + PAGE)
+
+
+def _render(report: Report, kind: str) -> bytes:
+    if kind == ".md":
+        return to_markdown(report).encode()
+    if kind == ".csv":
+        return to_csv(report).encode()
+    # matplotlib takes half a second to load; tables do without.
+    from gtrace.report.html import to_html
+
+    return to_html(report).encode()
+
+
+def _plates(report: Report) -> list[tuple[str, Plate]]:
+    """Figures with the names of their files; of several sweeps or run logs with their names in front."""
+    from gtrace.report.gallery import run_plates, sweep_plates
+
+    found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
+    found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
+    named: dict[str, Plate] = {}
+    for section, plates, alike in found:
+        for plate in plates:
+            stem = f"{_slug(section)}-{plate.name}" if alike > 1 else plate.name
+            name, again = stem, 2
+            while name in named:
+                name, again = f"{stem}-{again}", again + 1
+            named[name] = plate
+    return list(named.items())
+
+
+def _slug(name: str) -> str:
+    stem = name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"
+
+
+def _refuse(paths: Sequence[Path], *, force: bool) -> None:
+    for path in paths:
+        if path.is_dir():
+            raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
+        if path.exists() and not force:
+            raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write beside the place and move in, so that a reader never sees half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        beside.write_bytes(data)
+        os.replace(beside, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,308 @@
+"""One tensor's way through its steps: read once, summarize, fit, encode, decode, compare."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from gtrace.codecs import Codec, ExpectingCodec, LevelCodec
+from gtrace.errors import TraceError
+from gtrace.fitting import alq_levels, optimal_levels
+from gtrace.kernels.norms import count_nonfinite
+from gtrace.metrics import Reference
+from gtrace.sketch import MomentSketch
+from gtrace.sweep.results import EXPECTATION
+from gtrace.sweep.rows import Row, draw_row, expectation_row, identity
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.types import State, SummarySpec
+
+Refit = Literal["previous", "each", "once"]
+Nonfinite = Literal["skip", "zero", "error"]
+#: tensor, step, codec, draw, stage, seconds
+Timing = tuple[str, int, str, int, str, float]
+OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
+
+
+class Source(Protocol):
+    """What a replay needs of a trace."""
+
+    def read(self, name: str, step: int) -> NDArray[np.float32]:
+        """The tensor at a step, flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One tensor's share of a sweep.
+
+    Attributes:
+        tensor: its name.
+        dtype_bits: bits per element of the run's own dtype.
+        steps: ascending steps that the trace holds for it.
+        wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
+    """
+
+    tensor: str
+    dtype_bits: int
+    steps: tuple[int, ...]
+    wanted: tuple[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one tensor at one step gave: the unit that is committed."""
+
+    rows: list[Row]
+    times: list[Timing]
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a row depends on besides the data and the codec.
+
+    Attributes:
+        seed: of the encodings.
+        refit: which step's summary fits a codec, see :meth:`source`.
+        nonfinite: what happens to a tensor with NaN or infinite gradients.
+        optimal: work out the least error that any levels of the same number could have.
+    """
+
+    seed: int = 0
+    refit: Refit | tuple[int, ...] = "previous"
+    nonfinite: Nonfinite = "skip"
+    optimal: bool = False
+
+    def source(self, index: int, steps: Sequence[int]) -> int:
+        """Index of the step whose summary fits the codec that encodes step ``index``.
+
+        ``previous``: the preceding captured step, because fitting on the tensor that is then encoded flatters
+        every adaptive codec; the first step has only itself. ``each``: the step itself. ``once``: the first
+        one. A list of steps: the last listed step so far (the first one where there is none).
+        """
+        if self.refit == "previous":
+            return max(0, index - 1)
+        if self.refit == "each":
+            return index
+        if self.refit == "once":
+            return 0
+        due = [k for k in range(index + 1) if steps[k] in self.refit]
+        return due[-1] if due else 0
+
+
+class _Ready(NamedTuple):
+    """A codec about to encode one step: its state, what the receiver holds, and how much of that is news."""
+
+    state: State
+    shared: bytes
+    sent: int
+
+
+class _Link(NamedTuple):
+    """Where a stateful codec stands after a step."""
+
+    following: int
+    state: State
+    shared: bytes
+
+
+class Replay:
+    """A tensor's steps in order, with what neighbouring steps share: summaries, fitted states, memories.
+
+    A row of a stateless codec depends on its own step and on the one that it was fitted on, so it comes out the
+    same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps.
+    """
+
+    def __init__(self, source: Source, job: Job, settings: Settings) -> None:
+        self._source = source
+        self._job = job
+        self._settings = settings
+        self._summaries: dict[int, dict[SummarySpec, MomentSketch]] = {}
+        self._states: dict[tuple[str, int], State] = {}
+        self._links: dict[tuple[str, int], _Link] = {}
+        self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
+
+    def blocks(self) -> Iterator[Block]:
+        """Each wanted step's rows."""
+        for index, wanted in self._job.wanted:
+            yield self._block(index, wanted)
+            near = range(index, min(index + 2, len(self._job.steps)))
+            keep = {self._settings.source(k, self._job.steps) for k in near} | {index}
+            self._summaries = {k: v for k, v in self._summaries.items() if k in keep}
+            self._states = {key: state for key, state in self._states.items() if key[1] in keep}
+            self._optima.clear()
+
+    def _block(self, index: int, wanted: Sequence[tuple[Codec, tuple[int, ...]]]) -> Block:
+        job, settings = self._job, self._settings
+        step = job.steps[index]
+        values, bad = self._read(index)
+        note, warnings = None, []
+        if bad:
+            taken = "taken as zero" if settings.nonfinite == "zero" else "skipped"
+            where = f"{job.tensor} at step {step}: {bad} of {values.size} gradients are not finite"
+            if settings.nonfinite == "error":
+                raise TraceError(f"{where}; pass --nonfinite skip or zero, or sweep other --steps")
+            warnings.append(f"{where}; {taken}")
+            note = f"{bad} non-finite, {taken}"
+        common: Row = {"tensor": job.tensor, "step": step, "n": values.size, "note": note}
+        if bad and settings.nonfinite == "skip":
+            skipped = [{**common, **identity(codec), "draw": draw} for codec, draws in wanted for draw in draws]
+            return Block(skipped, [], warnings)
+        reference = Reference(values)
+        common["energy"] = reference.energy
+        common["mean_abs"] = reference.mean_abs
+        rows: list[Row] = []
+        times: list[Timing] = []
+        for codec, draws in wanted:
+            for row, spent in self._codec_rows(codec, draws, index, reference, common):
+                rows.append(row)
+                times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
+        return Block(rows, times, warnings)
+
+    def _codec_rows(
+        self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference, common: Row
+    ) -> Iterator[tuple[Row, dict[str, float]]]:
+        values = reference.values
+        common = {**common, **identity(codec)}
+        if codec.stateful:
+            common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
+        expected = None
+        for draw in draws:
+            clock = time.perf_counter()
+            if codec.needs is not None:
+                self._summary(index, codec.needs, values)
+            sketched = time.perf_counter()
+            ready = self._ready(codec, draw, index, values.size)
+            fitted = time.perf_counter()
+            fit = {"bits_shared": 8.0 * ready.sent / max(1, values.size), "fitted_on": self._fitted_on(index, ready)}
+            if isinstance(codec, ExpectingCodec) and codec.needs is not None and expected is None:
+                sketch = self._summary(index, codec.needs)
+                expected = codec.expect(ready.state, sketch)
+            if draw == EXPECTATION:
+                if expected is None:
+                    continue
+                optimum = self._optimum(codec, ready.state, index)
+                row = expectation_row({**common, **fit}, expected, optimum, self._job.dtype_bits)
+                yield row, {"sketch": sketched - clock, "fit": fitted - sketched}
+                continue
+            key = self._key(index, draw)
+            started = time.perf_counter()
+            payload = codec.encode(ready.state, values, key)
+            encoded = time.perf_counter()
+            decoded = codec.decode(ready.shared, payload, values.size)
+            ended = time.perf_counter()
+            if codec.stateful:
+                following = codec.update(ready.state, values, decoded)
+                self._links[str(codec), draw] = _Link(index + 1, following, ready.shared)
+            found = reference.compare(decoded)
+            norms = None if expected is None else expected.bits_norms
+            row = draw_row({**common, **fit}, draw, found, len(payload), norms, self._job.dtype_bits)
+            spent = {"encode": encoded - started, "decode": ended - encoded, "compare": time.perf_counter() - ended}
+            yield row, spent
+
+    def _read(self, index: int) -> tuple[NDArray[np.float32], int]:
+        values = self._source.read(self._job.tensor, self._job.steps[index])
+        bad = int(count_nonfinite(values))
+        if bad:
+            values = np.where(np.isfinite(values), values, np.float32(0))
+        return values, bad
+
+    def _key(self, index: int, draw: int) -> Key:
+        return Key.derive(self._settings.seed, tensor=self._job.tensor, step=self._job.steps[index], draw=draw)
+
+    def _summary(self, index: int, spec: SummarySpec, values: NDArray[np.float32] | None = None) -> MomentSketch:
+        found = self._summaries.setdefault(index, {})
+        if spec not in found:
+            if values is None:
+                # Resumed after this step was done, or fitted on a step that is not swept itself.
+                values, _ = self._read(index)
+            found[spec] = MomentSketch.from_spec(values, spec)
+        return found[spec]
+
+    def _ready(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
+        if codec.stateful and draw != EXPECTATION:
+            return self._remembering(codec, draw, index, size)
+        source = self._settings.source(index, self._job.steps)
+        state = self._fitted(codec, source, size)
+        shared = codec.shared(state)
+        if index > 0:
+            before = self._settings.source(index - 1, self._job.steps)
+            if before == source or codec.shared(self._fitted(codec, before, size)) == shared:
+                return _Ready(state, shared, 0)
+        return _Ready(state, shared, len(shared))
+
+    def _fitted(self, codec: Codec, index: int, size: int) -> State:
+        key = (str(codec), index)
+        if key not in self._states:
+            state = codec.init(size)
+            if codec.needs is not None:
+                state = codec.fit(state, self._summary(index, codec.needs), self._job.steps[index])
+            self._states[key] = state
+        return self._states[key]
+
+    def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
+        """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
+        steps = self._job.steps
+        start = index
+        while start > 0 and steps[start] - steps[start - 1] == 1:
+            start -= 1
+        link = self._links.get((str(codec), draw))
+        if start == index:
+            link = _Link(index, codec.init(size), b"")
+        elif link is None or link.following != index:
+            link = _Link(start, codec.init(size), b"")
+            for k in range(start, index):
+                values, bad = self._read(k)
+                if bad and self._settings.nonfinite == "skip":
+                    continue
+                ready = self._refitted(codec, link, k)
+                payload = codec.encode(ready.state, values, self._key(k, draw))
+                decoded = codec.decode(ready.shared, payload, size)
+                link = _Link(k + 1, codec.update(ready.state, values, decoded), ready.shared)
+        return self._refitted(codec, link, index)
+
+    def _refitted(self, codec: Codec, link: _Link, index: int) -> _Ready:
+        state = link.state
+        if codec.needs is not None:
+            source = self._settings.source(index, self._job.steps)
+            state = codec.fit(state, self._summary(source, codec.needs), self._job.steps[index])
+        shared = codec.shared(state)
+        return _Ready(state, shared, 0 if shared == link.shared else len(shared))
+
+    def _fitted_on(self, index: int, ready: _Ready) -> str:
+        if not ready.shared:
+            return "-"
+        source = self._settings.source(index, self._job.steps)
+        if source == index:
+            return "itself"
+        return "previous" if source == index - 1 else f"step {self._job.steps[source]}"
+
+    def _optimum(self, codec: Codec, state: State, index: int) -> float | None:
+        """The least expected error of any levels of the same number on this very tensor, with its own sketch."""
+        if not self._settings.optimal or not isinstance(codec, LevelCodec) or not has_optimum(codec):
+            return None
+        count = codec.levels(state).size
+        key = (codec.needs, count, codec.has_zero)
+        if key not in self._optima:
+            sketch = self._summary(index, codec.needs)
+            if not sketch.sums.size:
+                return None
+            if codec.has_zero:
+                best = optimal_levels(sketch, count, method="sketch")
+            else:
+                best = alq_levels(sketch, count.bit_length(), zero=False)
+            self._optima[key] = sketch.expected_error(best, codec.has_zero)
+        return self._optima[key]
+
+
+def has_optimum(codec: Codec) -> bool:
+    """Whether a codec's levels can be set beside the best ones: it rounds to levels, and there is a norm."""
+    return isinstance(codec, LevelCodec) and codec.needs.norm != "none"

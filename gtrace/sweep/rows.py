@@ -1,0 +1,109 @@
+"""Rows of the result store, from what was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.metrics import ratio, snr_db
+from gtrace.sweep.results import EXPECTATION
+
+if TYPE_CHECKING:
+    from gtrace.codecs import Codec
+    from gtrace.metrics import Comparison
+    from gtrace.types import Expectation
+
+Row = dict[str, Any]
+
+
+def identity(codec: Codec) -> Row:
+    """The columns that say which codec a row is of."""
+    parameters = codec.parameters
+    return {
+        "codec": str(codec),
+        "method": codec.name,
+        "bits": parameters.get("bits"),
+        "params": json.dumps(parameters, sort_keys=True),
+    }
+
+
+def expectation_row(common: Row, expected: Expectation, optimum: float | None, dtype_bits: int) -> Row:
+    """A row of closed forms.
+
+    Args:
+        common: the columns that do not depend on the measurement, with ``energy``, ``n`` and ``bits_shared``.
+        expected: what the codec says about itself.
+        optimum: the least error of as many levels, where it was worked out.
+        dtype_bits: bits per element of the run's own dtype.
+    """
+    energy = common["energy"]
+    best = None if optimum is None else relative(optimum, energy)
+    variance = relative(expected.squared_error, energy)
+    return {
+        **common,
+        "draw": EXPECTATION,
+        "squared_error": expected.squared_error,
+        "relative_variance": variance,
+        "relative_variance_bound": relative(expected.error_bound, energy),
+        "optimal_variance": best,
+        "times_optimal": None if not best else variance / best,
+        "model_variance": relative(expected.model_error, energy),
+        "relative_bias": relative(expected.bias, math.sqrt(energy)),
+        "snr_db": snr_db(energy, expected.squared_error),
+        "bits_fixed": expected.bits_fixed,
+        "bits_entropy": expected.bits_entropy,
+        "bits_huffman": expected.bits_huffman,
+        "bits_norms": expected.bits_norms,
+        "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
+        "sparsity": expected.sparsity,
+        **_rates(expected.bits_payload, common["bits_shared"], dtype_bits),
+    }
+
+
+def draw_row(common: Row, draw: int, found: Comparison, payload: int, norms: float | None, dtype_bits: int) -> Row:
+    """A row of one encoding.
+
+    Args:
+        common: as in :func:`expectation_row`.
+        draw: its number.
+        found: the decoded tensor against the exact one.
+        payload: bytes of the payload, envelope included.
+        norms: bits per coordinate that norms take, where the codec says so.
+        dtype_bits: bits per element of the run's own dtype.
+    """
+    per = 8.0 / max(1, common["n"])
+    return {
+        **common,
+        "draw": draw,
+        "squared_error": found.squared_error,
+        "relative_variance": relative(found.squared_error, common["energy"]),
+        "mean_relative_error": found.mean_relative_error,
+        "mean_abs_error": found.mean_abs_error,
+        "cosine": found.cosine,
+        "snr_db": found.snr_db,
+        "w1": found.w1,
+        "w1_normalized": found.w1_normalized,
+        "w1_mcgq": found.w1_mcgq,
+        "w1_method": "exact",
+        "sparsity": found.sparsity,
+        "bits_norms": norms,
+        "bits_envelope": ENVELOPE_BYTES * per,
+        **_rates((payload - ENVELOPE_BYTES) * per, common["bits_shared"], dtype_bits),
+    }
+
+
+def relative(value: float, whole: float) -> float:
+    """A part of a whole; no error at all is 0 even of a zero gradient."""
+    return 0.0 if value == 0 else ratio(value, whole)
+
+
+def _rates(payload: float, shared: float, dtype_bits: int) -> Row:
+    total = payload + shared
+    return {
+        "bits_payload": payload,
+        "bits_total": total,
+        "ratio_float32": ratio(32.0, total),
+        "ratio_dtype": ratio(float(dtype_bits), total),
+    }

@@ -1,0 +1,132 @@
+"""What both readers demand of a trace before they trust it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from gtrace.errors import TraceError
+from gtrace.trace.format import FORMAT, VERSION, TensorSpec
+from gtrace.trace.names import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def parse_json(text: str | bytes, where: str) -> object:
+    """A JSON value; NaN and infinities, which JSON does not have, are refused.
+
+    Raises:
+        TraceError: it is none, or is nested too deep.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise TraceError(f"{where}: bad JSON ({reason}); damaged or foreign") from None
+
+
+def check_root(path: str, attrs: Mapping[str, Any]) -> None:
+    """Check that a store is a trace of a version that is read.
+
+    Raises:
+        TraceError: it is something else, or a newer gtrace wrote it.
+    """
+    if attrs.get("format") != FORMAT:
+        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one")
+    version = attrs.get("version")
+    if type(version) is not int or version < 1:
+        raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is none; damaged")
+    if version > VERSION:
+        raise TraceError(
+            f"{path}: written by a newer gtrace (trace format {version}; this one reads {VERSION}); upgrade"
+        )
+
+
+def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
+    """What is wrong with the attributes of a tensor of which ``size`` elements are stored, None when nothing is."""
+    shape = attrs.get("shape")
+    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+        return "attribute 'shape' is no list of lengths"
+    if attrs.get("sample") is None and math.prod(shape) != size:
+        return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
+    aliases = attrs.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        return "attribute 'aliases' is no list of names"
+    for key in ("dtype", "module_type", "stage"):
+        if not isinstance(attrs.get(key, ""), str):
+            return f"attribute '{key}' is no text"
+    if not isinstance(attrs.get("sample", {}), dict):
+        return "attribute 'sample' is no object"
+    return None
+
+
+def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chunks: tuple[int, ...]) -> TensorSpec:
+    """The description of a stored tensor from its attributes.
+
+    Raises:
+        TraceError: an attribute is missing or not of its type.
+    """
+    name, index = attrs.get("name"), attrs.get("index")
+    if not isinstance(name, str) or not name:
+        raise TraceError(f"{where}: attribute 'name' is no text; damaged or foreign")
+    if type(index) is not int or index < 0:
+        raise TraceError(f"{where}: attribute 'index' is no column number; damaged or foreign")
+    fault = attribute_fault(attrs, size)
+    if fault is not None:
+        raise TraceError(f"{where}: {fault}; damaged or foreign")
+    return TensorSpec(index, name, entry, size, chunks[0], chunks[1], attrs)
+
+
+def check_indices(where: str, found: Sequence[TensorSpec]) -> None:
+    """Check that tensors are numbered 0, 1, ... and no two have one name.
+
+    Raises:
+        TraceError: two share an index or a name, or the metadata of one is gone.
+    """
+    if len({spec.name for spec in found}) != len(found):
+        raise TraceError(f"{where}: two tensors have one name; damaged or foreign")
+    for expected, index in enumerate(sorted(spec.index for spec in found)):
+        if index != expected:
+            raise TraceError(f"{where}: the metadata of tensor number {expected} is missing; the trace is damaged")
+
+
+def present_tensors(where: str, found: Sequence[TensorSpec], present: NDArray[Any]) -> tuple[TensorSpec, ...]:
+    """Those tensors that are present at a committed step, by their index.
+
+    Args:
+        where: the stream, for messages.
+        found: the tensors whose metadata is there.
+        present: (committed rows, number of tensors found, or one more where the array has it).
+
+    Raises:
+        TraceError: the commit record knows one whose metadata is gone.
+    """
+    by_index = {spec.index: spec for spec in found}
+    committed = np.flatnonzero(present.any(axis=0)).tolist()
+    if len(found) in committed:
+        raise TraceError(f"{where}: the metadata of tensor number {len(found)} is missing; the trace is damaged")
+    return tuple(by_index[index] for index in committed)
+
+
+def committed_steps(where: str, stored: NDArray[Any], rows: int) -> NDArray[np.int64]:
+    """The steps of the committed rows: those before the first -1.
+
+    Raises:
+        TraceError: they do not rise, or there are more than the array has rows.
+    """
+    unused = np.flatnonzero(stored < 0)
+    steps = stored[: unused[0]] if unused.size else stored
+    steps = np.ascontiguousarray(steps[:rows], np.int64)
+    if (np.diff(steps) <= 0).any():
+        raise TraceError(f"{where}: steps do not rise; the trace is damaged")
+    return steps

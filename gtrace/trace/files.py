@@ -1,0 +1,143 @@
+"""Files of a trace: written beside their place and moved in, read without following links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARTIAL = ".partial"
+
+#: O_NONBLOCK: opening a named pipe would wait for its writer for ever.
+_READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def write_beside(path: str, *parts: bytes) -> None:
+    """Put a whole file in its place at once: a reader, at any time, sees the old or the new one.
+
+    The name of the unfinished file is fixed, so a killed writer leaves one behind at most. Nothing is forced
+    to the disk: this guards against the death of the process, not of the machine.
+    """
+    beside = path + PARTIAL
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            written = os.writev(descriptor, parts)
+            if written < sum(map(len, parts)):
+                # A short write: the disk is full, or the chunk is beyond 2 GiB; the loop finds out.
+                rest = memoryview(b"".join(parts))[written:]
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+        os.replace(beside, path)
+    except OSError:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def read_regular(path: str, limit: int) -> bytes | None:
+    """The bytes of a regular file, or None when there is none.
+
+    Raises:
+        TraceError: it is a link or no regular file, it cannot be read, or it is larger than ``limit`` bytes.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if os.path.islink(path):
+            raise TraceError(f"{path}: symbolic links inside a trace are not followed") from None
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise TraceError(f"{path}: not a regular file")
+        if status.st_size > limit:
+            raise TraceError(f"{path}: {status.st_size} bytes where at most {limit} can belong; damaged or foreign")
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    finally:
+        os.close(descriptor)
+
+
+def folders(path: str) -> list[str]:
+    """Names of the folders in a folder, sorted.
+
+    Raises:
+        TraceError: one of its entries is a symbolic link, or it cannot be read.
+    """
+    names = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise TraceError(f"{entry.path}: symbolic links inside a trace are not followed")
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    return sorted(names)
+
+
+def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) -> None:
+    """Refuse a place where no new trace may be put.
+
+    Raises:
+        UsageError: its folder does not exist.
+        OutputExistsError: something is there and ``force`` is off, or it is a folder that is no gtrace trace,
+            or neither a file nor a folder; those are never deleted.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")
+    if not os.path.lexists(path):
+        return
+    if not force:
+        raise OutputExistsError(f"{path}: exists already and was left untouched; pass force (--force) or another place")
+    if path.is_file():
+        return
+    if not path.is_dir():
+        raise OutputExistsError(f"{path}: neither a file nor a folder; it was left untouched")
+    if not is_trace(path) and any(path.iterdir()):
+        raise OutputExistsError(
+            f"{path}: a folder that is no gtrace trace was left untouched; delete it yourself or choose another place"
+        )
+
+
+def beside(path: Path, purpose: str) -> Path:
+    """A hidden name next to ``path``, on the same file system; fixed, so that the next run clears what a kill left."""
+    return path.with_name(f".{path.name}.gtrace-{purpose}")
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, where there is one; links are deleted, not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def move_in(new: Path, path: Path) -> None:
+    """Move a finished file or folder to its place; what was there goes away only after that."""
+    if not path.exists() or not (new.is_dir() or path.is_dir()):
+        os.replace(new, path)
+        return
+    old = beside(path, "old")
+    remove(old)
+    os.rename(path, old)
+    try:
+        os.rename(new, path)
+    except OSError:
+        os.rename(old, path)
+        raise
+    remove(old)

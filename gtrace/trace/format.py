@@ -1,0 +1,146 @@
+"""Version 1 of the trace format, as both backends lay it out; ``docs/trace-format.md`` tells it in prose."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = "gtrace"
+VERSION = 1
+
+#: kind of gradient -> name of its groups, the default kind first.
+KINDS = {"weight": "weight_grad", "neural": "neural_grad"}
+
+#: Numbers about a step that a commit may carry, float64 and NaN where unknown.
+SCALARS = ("loss", "lr", "grad_scale", "found_inf", "clip_norm", "micro_batches", "time")
+
+
+class Column(NamedTuple):
+    """How a (step, tensor) array is stored: its type, and what stands where a tensor is absent."""
+
+    dtype: np.dtype[Any]
+    fill: float
+
+
+#: Numbers about one tensor at one step, so that looking at a trace reads no gradient.
+STATISTICS = {
+    "present": Column(np.dtype("<u1"), 0),
+    "norm2": Column(np.dtype("<f8"), float("nan")),
+    "absmax": Column(np.dtype("<f8"), float("nan")),
+    "zeros": Column(np.dtype("<i8"), -1),
+    "nonfinite": Column(np.dtype("<i8"), -1),
+    "crc32c": Column(np.dtype("<u4"), 0),
+}
+
+VALUES = np.dtype("<f4")
+STEP = Column(np.dtype("<i8"), -1)
+SCALAR = Column(np.dtype("<f8"), float("nan"))
+
+#: Bytes of a chunk that holds several rows, most rows in one, and bytes of a chunk of a long row.
+_CHUNK_BYTES = 256 * 1024
+_MOST_ROWS = 64
+_ELEMENTS = 16 * 1024 * 1024 // VALUES.itemsize
+#: Rows of a chunk of the arrays along ``step``.
+STEP_ROWS = 1024
+_TABLE_BYTES = 64 * 1024
+_FEWEST_COLUMNS = 16
+_TABLE_COLUMNS = 1024
+
+#: What a reader takes from others: bytes of a decoded chunk of a tensor, of a decoded chunk of anything else,
+#: and of a metadata document or attribute.
+MAX_CHUNK_BYTES = 64 * 1024 * 1024
+MAX_TABLE_CHUNK_BYTES = 1024 * 1024
+MAX_METADATA_BYTES = 4 * 1024 * 1024
+
+_RANK = re.compile(r"rank(\d{5,9})")
+_STREAM = re.compile(r"(weight_grad|neural_grad)(?:_opt([1-9]\d{0,8}))?")
+
+
+class StreamKey(NamedTuple):
+    """One sequence of steps: the gradients of one kind that one optimizer sees on one rank."""
+
+    rank: int = 0
+    kind: str = "weight"
+    optimizer: int = 0
+
+    @property
+    def rank_group(self) -> str:
+        """Name of the rank's group."""
+        return f"rank{self.rank:05d}"
+
+    @property
+    def group(self) -> str:
+        """Name of the stream's group inside its rank's."""
+        return KINDS[self.kind] + (f"_opt{self.optimizer}" if self.optimizer else "")
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sorts streams: by rank, weight before neural gradients, by optimizer."""
+        return self.rank, list(KINDS).index(self.kind), self.optimizer
+
+    @classmethod
+    def parse(cls, rank_group: str, group: str) -> StreamKey | None:
+        """The stream that two group names mean, or None for groups of another purpose."""
+        rank, stream = _RANK.fullmatch(rank_group), _STREAM.fullmatch(group)
+        if rank is None or stream is None:
+            return None
+        kind = next(kind for kind, name in KINDS.items() if name == stream[1])
+        return cls(int(rank[1]), kind, int(stream[2] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """How one tensor is stored in its stream.
+
+    Attributes:
+        index: its column in the (step, tensor) arrays.
+        name: its true name.
+        entry: its name on disk.
+        size: elements of a row.
+        chunk_rows: rows of a chunk.
+        chunk_elements: elements of a row in one chunk.
+        attrs: what its metadata says about it, as JSON values.
+    """
+
+    index: int
+    name: str
+    entry: str
+    size: int
+    chunk_rows: int
+    chunk_elements: int
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> int:
+        """Chunks that one row takes."""
+        return -(-self.size // self.chunk_elements)
+
+
+def chunking(size: int) -> tuple[int, int]:
+    """Rows and elements of a chunk for rows of ``size`` float32 elements.
+
+    Long rows are cut into equal parts of at most 16 MiB, so that the last one is not mostly padding.
+
+    >>> chunking(10), chunking(10_000), chunking(10_000_000)
+    ((64, 10), (6, 10000), (1, 3333334))
+    """
+    elements = max(size, 1)
+    rows = min(max(_CHUNK_BYTES // (elements * VALUES.itemsize), 1), _MOST_ROWS)
+    parts = -(-elements // _ELEMENTS)
+    return rows, -(-elements // parts)
+
+
+def table_chunking(tensors: int) -> tuple[int, int]:
+    """Rows and columns of a chunk of a (step, tensor) array that starts with so many tensors.
+
+    >>> table_chunking(8), table_chunking(100_000)
+    ((512, 16), (16, 1024))
+    """
+    columns = min(max(tensors, _FEWEST_COLUMNS), _TABLE_COLUMNS)
+    return min(max(_TABLE_BYTES // (8 * columns), 16), STEP_ROWS), columns

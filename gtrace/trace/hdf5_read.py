@@ -1,0 +1,238 @@
+"""Reading an HDF5 trace, whoever wrote it: only plain data sets of this file, of sizes that its bytes can bear."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import h5py
+import numpy as np
+
+from gtrace.errors import TraceError
+from gtrace.trace import format as layout
+from gtrace.trace.checks import (
+    check_indices,
+    check_root,
+    committed_steps,
+    parse_json,
+    present_tensors,
+    tensor_spec,
+)
+from gtrace.trace.format import StreamKey
+from gtrace.trace.names import DIMENSION_SUFFIX, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.format import Column, TensorSpec
+
+#: The filters that are read, all of them part of the library, and the most that each can inflate.
+_FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}
+
+_JSON_ATTRIBUTES = "json_attributes"
+_CLOSING = "closing"
+
+
+def _children(group: h5py.Group, where: str) -> list[str]:
+    """Names in a group.
+
+    Raises:
+        TraceError: one is a soft, external or user-defined link, which may lead anywhere.
+    """
+    names = []
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise TraceError(f"{where}/{printable(name)}: a soft or external link; a trace has none")
+        names.append(str(name))
+    return names
+
+
+def _read_attrs(node: h5py.Group | h5py.Dataset, where: str) -> dict[str, Any]:
+    """Attributes that hold text or one number, with those that are JSON text decoded; others are left out."""
+    attrs: dict[str, Any] = {}
+    for key in node.attrs:
+        found = node.attrs.get_id(key)
+        text = h5py.check_string_dtype(found.dtype) is not None
+        if found.shape != () or not (text or found.dtype.kind in "iuf"):
+            continue
+        if found.get_storage_size() > layout.MAX_METADATA_BYTES:
+            raise TraceError(f"{where}: attribute '{printable(key)}' is too long; damaged or foreign")
+        value = node.attrs[key]
+        if isinstance(value, bytes):
+            value = value.rstrip(b"\0").decode("utf-8", "replace")
+        attrs[key] = value if isinstance(value, str) else value.item()
+        if isinstance(attrs[key], float) and not math.isfinite(attrs[key]):
+            raise TraceError(f"{where}: attribute '{printable(key)}' is not finite; damaged or foreign")
+    listed = parse_json(attrs.pop(_JSON_ATTRIBUTES, "[]"), f"{where}: attribute '{_JSON_ATTRIBUTES}'")
+    for key in listed if isinstance(listed, list) else ():
+        if isinstance(attrs.get(key), str):
+            attrs[key] = parse_json(attrs[key], f"{where}: attribute '{printable(key)}'")
+    return attrs
+
+
+class _Dataset:
+    """A data set, checked, whose first axis is the step."""
+
+    def __init__(self, node: object, where: str, column: Column, ndim: int, most_bytes: int) -> None:
+        self.where = where
+        if not isinstance(node, h5py.Dataset):
+            self._reject("a group where a data set belongs")
+        if node.dtype != column.dtype or len(node.shape) != ndim:
+            self._reject(f"not a {ndim}-dimensional data set of {column.dtype.name}")
+        if node.is_virtual or node.external:
+            self._reject("its data lie in other files, which are not read")
+        self._inflation = 1
+        properties = node.id.get_create_plist()
+        for number in range(properties.get_nfilters()):
+            code = properties.get_filter(number)[0]
+            if code not in _FILTERS:
+                self._reject(f"filter {code} is not on the list of those that are read")
+            self._inflation *= _FILTERS[code]
+        chunk = math.prod(node.chunks or (1,)) * column.dtype.itemsize
+        if chunk > most_bytes:
+            self._reject(f"chunks of {chunk} bytes; at most {most_bytes} are read")
+        self.node = node
+        self.shape: tuple[int, ...] = node.shape
+
+    def _reject(self, why: str) -> NoReturn:
+        raise TraceError(f"{self.where}: {why}; damaged or foreign")
+
+    def read(self, start: int, stop: int, about: str, columns: int | None = None) -> NDArray[Any]:
+        """Rows ``start`` to ``stop``, all of them or their first ``columns``.
+
+        Raises:
+            TraceError: they do not fit into what the file holds of this data set, or cannot be read.
+        """
+        shape = (stop - start, *self.shape[1:]) if columns is None else (stop - start, columns)
+        # A few hundred bytes of metadata can claim any shape: memory is asked for only where bytes stand
+        # behind it. Columns of tensors that appeared late have no bytes for the rows before.
+        stored = shape if columns is None or self.node.chunks is None else (shape[0], min(columns, self.node.chunks[1]))
+        needed = math.prod(stored) * self.node.dtype.itemsize
+        if stop > self.shape[0] or needed > self.node.id.get_storage_size() * self._inflation:
+            raise TraceError(f"{self.where}: {about}: the rows are missing or truncated; the trace is damaged")
+        try:
+            out = np.empty(shape, self.node.dtype)
+            if out.size:
+                self.node.read_direct(out, (slice(start, stop), *(slice(0, n) for n in shape[1:])))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise TraceError(f"{self.where}: {about}: cannot be read ({printable(str(error))})") from None
+        return out
+
+
+class Hdf5Stream:
+    """One stream's group, clipped to the rows that were committed when it was opened."""
+
+    def __init__(self, group: h5py.Group, where: str, key: StreamKey) -> None:
+        self.key = key
+        self._group = group
+        self._where = where
+        self._tensors: dict[int, _Dataset] = {}
+        self._statistics: dict[str, NDArray[Any]] = {}
+        found: list[TensorSpec] = []
+        names = _children(group, where)
+        for entry in names:
+            place = f"{where}/{printable(entry)}"
+            node = group[entry]
+            if entry.endswith(DIMENSION_SUFFIX) or "name" not in node.attrs:
+                continue
+            column = layout.Column(layout.VALUES, math.nan)
+            dataset = _Dataset(node, place, column, 2, layout.MAX_CHUNK_BYTES)
+            chunks = node.chunks or (1, dataset.shape[1])
+            spec = tensor_spec(place, entry, _read_attrs(node, place), dataset.shape[1], chunks)
+            found.append(spec)
+            self._tensors[spec.index] = dataset
+        check_indices(where, found)
+        # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
+        self._columns = len(found) + 1
+        self.steps = np.empty(0, np.int64)
+        if "step" in names:
+            steps = self._table("step", 1, layout.STEP)
+            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0])
+        self.tensors = present_tensors(where, found, self.statistic("present"))
+
+    def _table(self, name: str, ndim: int, column: Column) -> _Dataset:
+        where = f"{self._where}/{name}"
+        if name not in self._group:
+            raise TraceError(f"{where}: missing; the trace is damaged")
+        return _Dataset(self._group[name], where, column, ndim, layout.MAX_TABLE_CHUNK_BYTES)
+
+    @cached_property
+    def scalars(self) -> dict[str, NDArray[np.float64]]:
+        """name -> one float64 per committed row, NaN where nothing was said."""
+        rows = self.steps.size
+        if rows == 0:
+            return {name: np.empty(0) for name in layout.SCALARS}
+        return {name: self._table(name, 1, layout.SCALAR).read(0, rows, "scalars") for name in layout.SCALARS}
+
+    def statistic(self, name: str) -> NDArray[Any]:
+        """(committed rows, tensors) of one of the statistics."""
+        if name not in self._statistics:
+            column = layout.STATISTICS[name]
+            rows = self.steps.size
+            if rows == 0:
+                self._statistics[name] = np.empty((0, 0), column.dtype)
+            else:
+                table = self._table(name, 2, column)
+                columns = min(table.shape[1], self._columns)
+                self._statistics[name] = table.read(0, rows, "statistics", columns)
+        return self._statistics[name]
+
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""
+        about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        first, stop = row, row + 1
+        if spec.parts == 1 and spec.chunk_rows > 1:
+            first = row - row % spec.chunk_rows
+            stop = min(first + spec.chunk_rows, self.steps.size)
+        return first, self._tensors[spec.index].read(first, stop, about)
+
+
+class Hdf5Source:
+    """An HDF5 trace. The library serializes its calls itself, so several threads may read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._file = self._open_file()
+        try:
+            attrs = _read_attrs(self._file, self.path)
+            check_root(self.path, attrs)
+            closing = parse_json(attrs.pop(_CLOSING, "{}"), f"{self.path}: attribute '{_CLOSING}'")
+            self.attrs = attrs | (closing if isinstance(closing, dict) else {})
+            self.streams = tuple(sorted(self._find_streams(), key=lambda stream: stream.key.order))
+        except TraceError:
+            self._file.close()
+            raise
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+            self._file.close()
+            raise TraceError(f"{self.path}: damaged HDF5 file ({printable(str(error))})") from None
+
+    def _open_file(self) -> h5py.File:
+        try:
+            return h5py.File(self.path, "r")
+        except OSError as error:
+            refused = error
+        try:
+            # Being written now, or its writer was killed: what was flushed can be read in this mode only.
+            return h5py.File(self.path, "r", swmr=True)
+        except OSError:
+            reason = printable(str(refused))
+            raise TraceError(f"{self.path}: no HDF5 file, truncated or damaged ({reason})") from None
+
+    def _find_streams(self) -> list[Hdf5Stream]:
+        streams = []
+        for rank in _children(self._file, self.path):
+            if not rank.startswith("rank") or not isinstance(self._file[rank], h5py.Group):
+                continue
+            for group in _children(self._file[rank], f"{self.path}/{rank}"):
+                key = StreamKey.parse(rank, group)
+                node = self._file[rank][group]
+                if key is not None and isinstance(node, h5py.Group):
+                    streams.append(Hdf5Stream(node, f"{self.path}/{rank}/{group}", key))
+        return streams
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

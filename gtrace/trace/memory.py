@@ -1,0 +1,101 @@
+"""A trace that lives in memory: for sweeps over arrays and for tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.trace import format as layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.format import StreamKey, TensorSpec
+    from gtrace.trace.storage import Record
+
+
+class MemoryStream:
+    """What a stream held when it was looked at."""
+
+    def __init__(
+        self,
+        key: StreamKey,
+        specs: Sequence[TensorSpec],
+        records: Sequence[Record],
+        rows: Mapping[tuple[int, int], NDArray[np.float32]],
+    ) -> None:
+        self.key = key
+        self.steps: NDArray[np.int64] = np.array([record.step for record in records], np.int64)
+        self.scalars: dict[str, NDArray[np.float64]] = {
+            name: np.array([record.scalars[name] for record in records], np.float64) for name in layout.SCALARS
+        }
+        self._rows = rows
+        self._statistics: dict[str, NDArray[Any]] = {}
+        for name, column in layout.STATISTICS.items():
+            table = np.full((len(records), len(specs)), column.fill, column.dtype)
+            for row, record in enumerate(records):
+                values = record.statistics[name]
+                table[row, : values.size] = values
+            self._statistics[name] = table
+        present = self._statistics["present"].sum(axis=0)
+        self.tensors = tuple(spec for spec in specs if present[spec.index])
+
+    def statistic(self, name: str) -> NDArray[Any]:
+        """(committed rows, tensors) of one of the statistics."""
+        return self._statistics[name]
+
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
+        """That row."""
+        return row, self._rows[spec.index, row][None]
+
+
+class MemorySource:
+    """A finished trace in memory."""
+
+    path = "(in memory)"
+
+    def __init__(self, attrs: Mapping[str, Any], streams: Iterable[MemoryStream]) -> None:
+        self.attrs = attrs
+        self.streams = tuple(sorted(streams, key=lambda stream: stream.key.order))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class MemorySink:
+    """Rows kept as copies."""
+
+    def __init__(self, attrs: Mapping[str, Any]) -> None:
+        self._attrs: Mapping[str, Any] = dict(attrs)
+        self._specs: dict[StreamKey, list[TensorSpec]] = {}
+        self._records: dict[StreamKey, list[Record]] = {}
+        self._rows: dict[StreamKey, dict[tuple[int, int], NDArray[np.float32]]] = {}
+
+    def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:
+        """Remember the tensor."""
+        self._specs.setdefault(stream, []).append(spec)
+
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+        """Keep a copy."""
+        self._rows.setdefault(stream, {})[spec.index, row] = values.copy()
+
+    def commit(self, stream: StreamKey, row: int, record: Record) -> None:
+        """Keep the record; rows come in order."""
+        self._records.setdefault(stream, []).append(record)
+
+    def close(self, attrs: Mapping[str, Any]) -> None:
+        """Keep the final attributes."""
+        self._attrs = dict(attrs)
+
+    def source(self) -> MemorySource:
+        """What is committed so far, to be read."""
+        return MemorySource(
+            self._attrs,
+            [
+                MemoryStream(key, tuple(self._specs.get(key, ())), tuple(records), self._rows.get(key, {}))
+                for key, records in self._records.items()
+            ],
+        )

@@ -1,0 +1,386 @@
+"""Reading a trace, whatever holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.trace.format import SCALARS, STATISTICS, VERSION, StreamKey, TensorSpec
+from gtrace.trace.names import printable
+from gtrace.trace.statistics import checksum
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.sketch import MomentSketch
+    from gtrace.trace.storage import Source, StreamSource
+    from gtrace.types import Norm
+
+#: Bytes of decoded chunks that a trace keeps for the next steps of the same tensors.
+_CACHE_BYTES = 64 * 1024 * 1024
+
+_OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", "stage", "sample")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a trace says about one tensor.
+
+    Attributes:
+        name: the parameter's name.
+        shape: shape of the gradient in training.
+        dtype: its type in training, such as ``bfloat16``; a trace holds float32.
+        size: elements stored per step; fewer than the shape has where it was sampled.
+        kind: ``weight`` or ``neural``.
+        optimizer: number of the optimizer that steps it.
+        rank: number of the process that it was recorded in.
+        aliases: other names of the same parameter (tied weights).
+        module_type: type of the module that owns it, None where unknown.
+        stage: ``local`` or ``reduced``: before or after gradients of several ranks were averaged.
+        sample: which elements were kept (``kind``, ``offsets``, ``total``), None for all of them.
+        attrs: everything else that was recorded about it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    kind: str = "weight"
+    optimizer: int = 0
+    rank: int = 0
+    aliases: tuple[str, ...] = ()
+    module_type: str | None = None
+    stage: str = "local"
+    sample: Mapping[str, Any] | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, key: StreamKey, spec: TensorSpec) -> TensorInfo:
+        """The public view of a stored tensor."""
+        attrs = dict(spec.attrs)
+        return cls(
+            name=spec.name,
+            shape=tuple(attrs["shape"]),
+            dtype=attrs.get("dtype", "float32"),
+            size=spec.size,
+            kind=key.kind,
+            optimizer=key.optimizer,
+            rank=key.rank,
+            aliases=tuple(attrs.get("aliases", ())),
+            module_type=attrs.get("module_type"),
+            stage=attrs.get("stage", "local"),
+            sample=attrs.get("sample"),
+            attrs={key: value for key, value in attrs.items() if key not in _OWN_ATTRIBUTES},
+        )
+
+
+class Trace:
+    """A trace opened for reading: the steps that were committed when it was opened.
+
+    Safe to use from several threads. Names that occur in several places (kinds of gradient, optimizers,
+    ranks) are told apart by the keywords ``kind``, ``optimizer`` and ``rank``; without them the first place
+    counts, in the order of ``tensors``: lowest rank, weight before neural gradients, lowest optimizer.
+
+    Attributes:
+        path: where it is.
+        tensors: what it holds, in that order and within it in the order in which they first appeared.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._streams = {stream.key: stream for stream in source.streams}
+        self._specs: dict[tuple[StreamKey, str], TensorSpec] = {
+            (stream.key, spec.name): spec for stream in source.streams for spec in stream.tensors
+        }
+        self.path = source.path
+        self.tensors = tuple(TensorInfo.of(key, spec) for (key, _), spec in self._specs.items())
+        self._cache: OrderedDict[tuple[StreamKey, int], tuple[int, NDArray[np.float32]]] = OrderedDict()
+        self._cached = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def from_arrays(
+        cls,
+        tensors: Mapping[str, ArrayLike | Mapping[int, ArrayLike]],
+        *,
+        scalars: Mapping[int, Mapping[str, Any]] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Trace:
+        """A trace in memory, with everything that one on disk has.
+
+        Args:
+            tensors: name -> array (one step, numbered 0) or {step: array}; real numbers, copied to float32.
+            scalars: step -> what ``TraceWriter.commit`` takes, such as ``{"loss": 0.5}``.
+            attrs: what the trace says about itself.
+
+        Raises:
+            UsageError: an array is not real, or the arrays of one tensor differ in size.
+
+        >>> trace = Trace.from_arrays({"w": {0: [1.0, -2.0], 5: [0.0, 3.0]}})
+        >>> trace.steps("w").tolist(), trace.read("w", 5).tolist()
+        ([0, 5], [0.0, 3.0])
+        """
+        from gtrace.trace.memory import MemorySink
+        from gtrace.trace.writer import TraceWriter, root_attrs
+
+        by_step: dict[int, dict[str, ArrayLike]] = {step: {} for step in scalars or ()}
+        for name, given in tensors.items():
+            rows = given if hasattr(given, "items") else {0: given}
+            for step, array in rows.items():
+                by_step.setdefault(step, {})[name] = array
+        start = root_attrs(attrs or {})
+        sink = MemorySink(start)
+        with TraceWriter(sink, "(in memory)", start) as writer:
+            for step in sorted(by_step):
+                for name, array in by_step[step].items():
+                    writer.append(step, name, array)
+                writer.commit(step, **(scalars or {}).get(step, {}))
+        return cls(sink.source())
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """What the trace says about itself: model, argv, seed, versions, ... as far as it was recorded."""
+        return self._source.attrs
+
+    @property
+    def status(self) -> Literal["complete", "interrupted"]:
+        """``complete`` after a proper end; ``interrupted`` when the run was cut short, or is not over yet."""
+        return "complete" if self.attrs.get("status") == "complete" else "interrupted"
+
+    @property
+    def streams(self) -> tuple[StreamKey, ...]:
+        """The sequences of steps that it holds, one per rank, kind and optimizer."""
+        return tuple(self._streams)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of everything that numbers computed from the gradients depend on, without reading them.
+
+        Names, shapes, types, sampling, steps, presence and the checksum of every gradient go in; paths,
+        times, losses and the backend do not. So a run repeated with the same gradients has the same
+        fingerprint.
+        """
+        digest = hashlib.blake2b(f"gtrace trace {VERSION}\n".encode(), digest_size=16)
+        for key, stream in self._streams.items():
+            digest.update(json.dumps([*key, stream.steps.tolist()]).encode())
+            present, crc = stream.statistic("present"), stream.statistic("crc32c")
+            for spec in stream.tensors:
+                told = [
+                    spec.name,
+                    spec.size,
+                    *(spec.attrs.get(name) for name in ("shape", "dtype", "stage", "sample")),
+                ]
+                digest.update(json.dumps(told, sort_keys=True).encode())
+                digest.update(present[:, spec.index].tobytes())
+                digest.update(np.where(present[:, spec.index] != 0, crc[:, spec.index], 0).astype("<u4").tobytes())
+        return digest.hexdigest()
+
+    def steps(
+        self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
+    ) -> NDArray[np.int64]:
+        """Committed steps at which the tensor is present, rising.
+
+        Raises:
+            UsageError: there is no such tensor.
+        """
+        stream, spec = self._find(name, kind, optimizer, rank)
+        there: NDArray[np.int64] = stream.steps[stream.statistic("present")[:, spec.index] != 0]
+        return there
+
+    def read(
+        self,
+        name: str,
+        step: int,
+        *,
+        kind: str | None = None,
+        optimizer: int | None = None,
+        rank: int | None = None,
+    ) -> NDArray[np.float32]:
+        """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements.
+
+        Reading the steps of one tensor in order decodes each chunk once.
+
+        Raises:
+            UsageError: there is no such tensor, it is absent at that step, or the trace was closed.
+            TraceError: what is stored is damaged.
+        """
+        if self._closed:
+            raise UsageError(f"{self.path}: the trace was closed; open it again")
+        stream, spec = self._find(name, kind, optimizer, rank)
+        row = int(np.searchsorted(stream.steps, step))
+        if row == stream.steps.size or stream.steps[row] != step or not stream.statistic("present")[row, spec.index]:
+            known = stream.steps[stream.statistic("present")[:, spec.index] != 0]
+            near = sorted(known.tolist(), key=lambda other: abs(other - step))[:2]
+            raise UsageError(
+                f"{self.path}: tensor '{printable(name)}' has no gradient at step {step}; "
+                f"did you mean {' or '.join(map(str, near))}?"
+            )
+        first, rows = self._rows(stream, spec, row)
+        values = np.array(rows[row - first], np.float32, order="C")
+        if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
+            raise TraceError(
+                f"{self.path}: tensor '{printable(name)}', step {step}: checksum mismatch with the commit record; "
+                "the trace is damaged"
+            )
+        return values
+
+    def sketch(
+        self,
+        name: str,
+        step: int,
+        norm: Norm = "l2",
+        bucket_size: int | None = None,
+        *,
+        kind: str | None = None,
+        optimizer: int | None = None,
+        rank: int | None = None,
+    ) -> MomentSketch:
+        """The moment sketch of one gradient; errors as of :meth:`read`."""
+        from gtrace.sketch import MomentSketch
+
+        values = self.read(name, step, kind=kind, optimizer=optimizer, rank=rank)
+        return MomentSketch.of(values, norm=norm, bucket_size=bucket_size)
+
+    def scalars(
+        self, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Numbers about the steps, arrays of one length; no gradient is read.
+
+        Returns:
+            ``step`` (int64) and, as float64 with NaN where nothing was recorded, ``loss``, ``lr``,
+            ``grad_scale``, ``found_inf``, ``clip_norm``, ``micro_batches`` and ``time`` (seconds since
+            1970).
+
+        Raises:
+            UsageError: no stream of the trace is selected.
+        """
+        if not self._streams and (kind, optimizer, rank) == (None, None, None):
+            return {"step": np.empty(0, np.int64), **{name: np.empty(0) for name in SCALARS}}
+        stream = self._select(kind, optimizer, rank)[0]
+        return {"step": stream.steps, **stream.scalars}
+
+    def statistics(
+        self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Numbers about one tensor at the steps where it is present, arrays of one length; no gradient is read.
+
+        Returns:
+            ``step`` (int64), ``norm2`` (sum of squares of the finite values) and ``absmax`` (their largest
+            magnitude) as float64, ``zeros`` and ``nonfinite`` (counts, int64), ``crc32c`` (of the float32
+            bytes, uint32).
+
+        Raises:
+            UsageError: there is no such tensor.
+        """
+        stream, spec = self._find(name, kind, optimizer, rank)
+        there = stream.statistic("present")[:, spec.index] != 0
+        out: dict[str, NDArray[Any]] = {"step": stream.steps[there]}
+        for statistic in STATISTICS:
+            if statistic != "present":
+                out[statistic] = stream.statistic(statistic)[there, spec.index]
+        return out
+
+    def close(self) -> None:
+        """Give back what is held open; the trace cannot be read any more."""
+        self._closed = True
+        self._cache.clear()
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.path}: {len(self.tensors)} tensors, {self.status}>"
+
+    def _select(self, kind: str | None, optimizer: int | None, rank: int | None) -> list[StreamSource]:
+        """The streams that the keywords leave, at least one."""
+        chosen = [
+            stream
+            for key, stream in self._streams.items()
+            if kind in (None, key.kind) and optimizer in (None, key.optimizer) and rank in (None, key.rank)
+        ]
+        if not chosen:
+            there = [f"{key.kind} gradients of optimizer {key.optimizer} on rank {key.rank}" for key in self._streams]
+            given = {"kind": kind, "optimizer": optimizer, "rank": rank}
+            asked = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
+            raise UsageError(
+                f"{self.path}: nothing of {asked or 'any kind'}; it holds {'; '.join(there[:4]) or 'no step'}"
+            )
+        return chosen
+
+    def _find(
+        self, name: str, kind: str | None, optimizer: int | None, rank: int | None
+    ) -> tuple[StreamSource, TensorSpec]:
+        chosen = self._select(kind, optimizer, rank)
+        for stream in chosen:
+            spec = self._specs.get((stream.key, name))
+            if spec is not None:
+                return stream, spec
+        known = [printable(spec.name) for stream in chosen for spec in stream.tensors]
+        shown = printable(name)
+        raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
+
+    def _rows(self, stream: StreamSource, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
+        """The rows of the chunk around ``row``, from the cache where they are there."""
+        place = (stream.key, spec.index)
+        with self._lock:
+            found = self._cache.get(place)
+            if found is not None and found[0] <= row < found[0] + len(found[1]):
+                self._cache.move_to_end(place)
+                return found
+        # Decoded outside of the lock: several threads read several tensors.
+        first, rows = stream.read_rows(spec, row)
+        if len(rows) > 1:
+            with self._lock:
+                old = self._cache.pop(place, None)
+                self._cached += rows.nbytes - (old[1].nbytes if old else 0)
+                self._cache[place] = (first, rows)
+                while self._cached > _CACHE_BYTES and self._cache:
+                    _, (_, dropped) = self._cache.popitem(last=False)
+                    self._cached -= dropped.nbytes
+        return first, rows
+
+
+def open_trace(path: str | PathLike[str]) -> Trace:
+    """Open a trace for reading: a folder ``.zarr`` or a file ``.h5`` or ``.hdf5``.
+
+    Nothing in it is executed. A trace that is being written, or whose writer was killed, opens with the
+    steps that were committed.
+
+    Raises:
+        TraceError: it is missing, no trace, damaged, or from a newer version.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
+    source: Source
+    if place.is_dir():
+        from gtrace.trace.zarr_read import ZarrSource
+
+        source = ZarrSource(place)
+    elif place.is_file():
+        from gtrace.trace.hdf5_read import Hdf5Source
+
+        source = Hdf5Source(place)
+    else:
+        raise TraceError(f"{place}: neither a file nor a folder, so no trace")
+    return Trace(source)

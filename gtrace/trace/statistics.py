@@ -1,0 +1,73 @@
+"""The numbers about a row that are stored beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numcodecs.checksum32 import CRC32C
+
+from gtrace.trace.format import VALUES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BLOCK = 1 << 20
+
+
+class RowStatistics(NamedTuple):
+    """What a trace keeps about one tensor at one step.
+
+    Attributes:
+        norm2: sum of squares of the finite values, float64 sums over blocks of 2^20 elements in index order.
+        absmax: largest magnitude of the finite values; 0 when there is none.
+        zeros: values that are 0 or -0.
+        nonfinite: values that are NaN or infinite.
+        crc32c: CRC-32C of the little-endian float32 bytes.
+    """
+
+    norm2: float
+    absmax: float
+    zeros: int
+    nonfinite: int
+    crc32c: int
+
+
+def checksum_bytes(data: bytes | NDArray[np.uint8]) -> int:
+    """CRC-32C (Castagnoli) of bytes."""
+    return int(CRC32C.checksum(data))
+
+
+def checksum(values: NDArray[np.float32]) -> int:
+    """CRC-32C of the little-endian bytes of a contiguous float32 array."""
+    return checksum_bytes(np.ascontiguousarray(values, VALUES).view(np.uint8))
+
+
+def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
+    """Statistics of a contiguous 1-D float32 array."""
+    zeros = values.size - int(np.count_nonzero(values))
+    crc = checksum(values)
+    squares = np.empty(min(values.size, _BLOCK))
+    norm2, absmax, nonfinite = 0.0, 0.0, 0
+    for start in range(0, values.size, _BLOCK):
+        block = values[start : start + _BLOCK]
+        total = _sum_of_squares(block, squares)
+        # Squares of finite float32 values never overflow float64, so a finite sum proves all of them finite.
+        if not math.isfinite(total):
+            nonfinite += block.size
+            block = block[np.isfinite(block)]
+            nonfinite -= block.size
+            total = _sum_of_squares(block, squares)
+        norm2 += total
+        if block.size:
+            absmax = max(absmax, float(block.max()), -float(block.min()))
+    return RowStatistics(norm2, absmax, zeros, nonfinite, crc)
+
+
+def _sum_of_squares(block: NDArray[np.float32], squares: NDArray[np.float64]) -> float:
+    room = squares[: block.size]
+    # A signaling NaN is no reason to warn: it is counted.
+    with np.errstate(invalid="ignore"):
+        np.multiply(block, block, out=room, dtype=np.float64)
+    return float(room.sum())

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gtrace.capture.policy import (
+    HORIZON,
+    AutomaticSteps,
+    EveryStep,
+    TensorSelection,
+    parse_size,
+    parse_steps,
+    step_policy,
+)
+from gtrace.errors import UsageError
+
+NO_LIMIT = 10**18
+
+
+def chosen(policy, end, capacity=NO_LIMIT):
+    return [step for step in range(end) if policy.wants(step, capacity)]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("0", [0]),
+        ("0,10,12", [0, 10, 12]),
+        ("3-6", [3, 4, 5, 6]),
+        ("3-9:3", [3, 6, 9]),
+        ("3-8:3", [3, 6]),
+        ("10+3", [10, 11, 12]),
+        ("10+1", [10]),
+        (" 1 , 4-5 , 18+2 ", [1, 4, 5, 18, 19]),
+        ("4-6,5-7", [4, 5, 6, 7]),
+    ],
+)
+def test_lists_of_steps(text, steps):
+    assert chosen(parse_steps(text), 20) == steps
+    assert str(parse_steps(text)) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "1,", "5-3", "-3", "3-", "1+0", "1+", "2-8:0", "1.5", "1 2", "auto,3", "2-4+3"]
+)
+def test_what_is_no_list_of_steps(text):
+    with pytest.raises(UsageError, match="--steps"):
+        parse_steps(text)
+
+
+def test_policies_of_the_two_options():
+    assert isinstance(step_policy(None, None), AutomaticSteps)
+    assert isinstance(step_policy("auto", None), AutomaticSteps)
+    assert chosen(step_policy(None, 4), 10) == [0, 4, 8]
+    assert step_policy(None, 1) == EveryStep(1)
+    with pytest.raises(UsageError, match="exclude each other"):
+        step_policy("0-10", 2)
+    with pytest.raises(UsageError, match="--every: 0"):
+        step_policy(None, 0)
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 5, 8, 13, 40, 100, 1000, 20_000])
+def test_automatic_steps_fit_the_budget(capacity):
+    policy = AutomaticSteps()
+    # Beyond the dense start, all that matters happens at the ends of bursts: a sample of steps is not enough.
+    steps = chosen(policy, HORIZON + 2000, capacity) if capacity < 1000 else chosen(policy, 60_000, capacity)
+    assert steps[0] == 0
+    assert len(steps) <= max(1, capacity)
+    assert steps[: (capacity + 1) // 2] == list(range((capacity + 1) // 2))
+
+
+def test_automatic_steps_are_bursts_at_growing_distances():
+    steps = chosen(AutomaticSteps(), HORIZON, 160)
+    bursts = [[steps[0]]]
+    for step in steps[1:]:
+        if step == bursts[-1][-1] + 1:
+            bursts[-1].append(step)
+        else:
+            bursts.append([step])
+    assert bursts[0] == list(range(80))
+    assert [len(burst) for burst in bursts[1:]] == [10] * 8
+    starts = [80] + [burst[0] for burst in bursts[1:]]
+    ratios = [b / a for a, b in itertools.pairwise(starts)]
+    assert max(ratios) / min(ratios) < 1.05
+    assert len(steps) == 160
+
+
+def test_automatic_steps_without_a_limit_are_all_steps():
+    assert chosen(AutomaticSteps(), 5000) == list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("4GB", 4 * 10**9),
+        ("4 gb", 4 * 10**9),
+        ("500M", 5 * 10**8),
+        ("2KiB", 2048),
+        ("1.5GiB", 3 * 2**29),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "4XB", "1e9", "4 G B"])
+def test_what_is_no_size(text):
+    with pytest.raises(UsageError, match="--budget"):
+        parse_size(text)
+
+
+def test_selection_by_patterns():
+    selection = TensorSelection(("conv*", "head.weight"), ("*.bias",))
+    names = ["conv1.weight", "conv1.bias", "fc.weight", "head.weight"]
+    assert [name for name in names if selection.keeps(name)] == ["conv1.weight", "head.weight"]
+    assert selection.complaints() == []
+
+
+def test_selection_knows_aliases():
+    assert TensorSelection(("head.*",)).keeps("embedding.weight", ("head.weight",))
+    assert not TensorSelection((), ("head.*",)).keeps("embedding.weight", ("head.weight",))
+
+
+def test_selection_is_case_sensitive_and_keeps_all_by_default():
+    assert not TensorSelection(("Conv*",)).keeps("conv1.weight")
+    assert TensorSelection().keeps("anything")
+
+
+def test_patterns_that_match_nothing_are_named_with_the_nearest_names():
+    selection = TensorSelection(("conv9.wieght*", "fc.*"), ("norm*",))
+    for name in ("conv1.weight", "conv2.weight", "fc.bias"):
+        selection.keeps(name)
+    first, second = selection.complaints()
+    assert first == "--tensors 'conv9.wieght*' matched no tensor; did you mean conv2.weight or conv1.weight?"
+    assert second.startswith("--exclude 'norm*' matched no tensor; ")
+
+
+def test_no_complaint_before_anything_was_seen():
+    assert TensorSelection(("x",)).complaints() == []

@@ -1,0 +1,406 @@
+"""What lands in a trace, against what a hand-written hook sees in the same run."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import gtrace
+from gtrace.capture import CaptureOptions, CaptureSession
+from gtrace.capture.buffers import BufferPool, as_real_dense
+from gtrace.capture.policy import AutomaticSteps, EveryStep, parse_steps
+
+
+class Run:
+    """A captured block in which every watched optimizer's gradients are kept by a hand-written hook, too."""
+
+    def __init__(self, path, say=None, **options):
+        self.path = path
+        self.said = []
+        options = CaptureOptions(path, **({"policy": EveryStep()} | options))
+        self.session = CaptureSession(options, say=say or self.said.append)
+        self.expected = {}
+
+    def watch(self, optimizer, number=0):
+        steps = self.expected.setdefault(number, [])
+
+        def keep(_optimizer, _args, _kwargs):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            steps.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
+
+        optimizer.register_step_pre_hook(keep)
+        return optimizer
+
+    def __enter__(self):
+        self.session.start()
+        return self
+
+    def __exit__(self, *_):
+        self.summary = self.session.finish("complete")
+
+    def check(self, names, number=0):
+        """Every gradient that the hook kept is in the trace, bit for bit, and nothing else is."""
+        trace = gtrace.open_trace(self.path)
+        steps = self.expected[number]
+        for place, name in enumerate(names):
+            there = [step for step, gradients in enumerate(steps) if gradients[place] is not None]
+            assert trace.steps(name, optimizer=number).tolist() == there
+            for step in there:
+                gradient = as_real_dense(steps[step][place]).to(torch.float32).reshape(-1).numpy()
+                assert trace.read(name, step, optimizer=number).tobytes() == gradient.tobytes()
+        assert sorted(t.name for t in trace.tensors if t.optimizer == number) == sorted(names)
+        assert self.said == []
+        return trace
+
+
+def train(model, optimizer, steps=4, inputs=3, classes=4):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(5, inputs, generator=generator)
+        y = torch.randint(classes, (5,), generator=generator)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def zarr(tmp_path):
+    return tmp_path / "run.zarr"
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_gradients_are_those_of_a_hand_written_hook(tmp_path, suffix):
+    torch.manual_seed(0)
+    with Run(tmp_path / f"run.{suffix}") as run:
+        model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4))
+        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)))
+    trace = run.check([name for name, _ in model.named_parameters()])
+    info = {tensor.name: tensor for tensor in trace.tensors}
+    assert (info["0.weight"].shape, info["0.weight"].dtype) == ((8, 3), "float32")
+    assert info["1.bias"].module_type == "LayerNorm"
+    assert (trace.status, trace.attrs["model"], trace.attrs["seed"]) == ("complete", "Sequential", 0)
+    assert trace.attrs["capture"]["errors"] == 0
+
+
+def test_loss_and_learning_rate_of_each_step(zarr):
+    w = nn.Parameter(torch.tensor([1.0, 2.0]))
+    losses = []
+    with Run(zarr) as run:
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):
+                loss = (w**2).sum()
+                loss.backward()
+            losses.append(2 * loss.item())
+            nn.utils.clip_grad_norm_([w], 1.0)
+            optimizer.step()
+            schedule.step()
+    scalars = gtrace.open_trace(zarr).scalars()
+    assert scalars["step"].tolist() == [0, 1, 2]
+    assert scalars["loss"].tolist() == losses
+    assert scalars["lr"].tolist() == [0.1, 0.05, 0.025]
+    assert scalars["micro_batches"].tolist() == [2, 2, 2]
+    assert scalars["clip_norm"][0] == pytest.approx(4 * 5**0.5)
+    assert np.isnan(scalars["grad_scale"]).all()
+    assert run.summary.rows == 3
+
+
+def test_tied_frozen_and_bare_parameters(zarr):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(6, 3)
+            self.body = nn.Linear(3, 3)
+            self.head = nn.Linear(3, 6, bias=False)
+            self.head.weight = self.embedding.weight
+            self.body.bias.requires_grad_(False)
+
+    bare = nn.Parameter(torch.ones(()))
+    with Run(zarr) as run:
+        model = Tied()
+        optimizer = run.watch(torch.optim.SGD([*model.parameters(), bare], lr=0.1))
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            hidden = model.embedding(torch.tensor([1, 2]))
+            hidden = model.body(hidden) if step != 1 else hidden  # one step without this layer
+            (model.head(hidden).sum() * bare).backward()
+            optimizer.step()
+    assert run.expected[0][1][1] is None
+    run.expected[0] = [[g for p, g in enumerate(row) if p != 2] for row in run.expected[0]]
+    trace = run.check(["embedding.weight", "body.weight", "unnamed/opt0.g0.p3"])
+    info = {tensor.name: tensor for tensor in trace.tensors}
+    assert info["embedding.weight"].aliases == ("head.weight",)
+    assert info["unnamed/opt0.g0.p3"].shape == ()
+
+
+def test_a_parameter_that_is_unfrozen_later(zarr):
+    with Run(zarr) as run:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4))
+        model[0].requires_grad_(False)
+        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        train(model, optimizer, 2)
+        model[0].requires_grad_(True)
+        train(model, optimizer, 2)
+    run.check(["0.weight", "0.bias", "1.weight", "1.bias"])
+
+
+def test_a_parameter_group_that_is_added_later(zarr):
+    with Run(zarr) as run:
+        first, second = nn.Linear(3, 4), nn.Linear(3, 4)
+        optimizer = run.watch(torch.optim.SGD(first.parameters(), lr=0.1))
+        train(first, optimizer, 1)
+        optimizer.add_param_group({"params": second.parameters()})
+        train(lambda x: first(x) + second(x), optimizer, 2)
+    run.expected[0][0] += [None, None]
+    run.check(["weight", "bias", "Linear_2.weight", "Linear_2.bias"])
+
+
+def test_a_model_that_takes_the_place_of_another_one(zarr):
+    """The same optimizer goes on with a new model: equal shapes continue a tensor, others begin a new one."""
+    with Run(zarr) as run:
+        model = nn.Linear(3, 4)
+        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        for bias, width in ((True, 3), (True, 3), (False, 5)):
+            model = nn.Linear(width, 4, bias=bias)
+            optimizer.param_groups[0]["params"] = list(model.parameters())
+            train(model, optimizer, 1, inputs=width)
+            del model
+            gc.collect()
+    expected = run.expected[0]
+    run.expected[0] = [[*expected[0], None], [*expected[1], None], [None, None, expected[2][0]]]
+    run.check(["weight", "bias", "weight~2"])
+
+
+def test_several_optimizers_have_their_own_steps(zarr):
+    with Run(zarr) as run:
+        first, second = nn.Linear(3, 4), nn.Linear(3, 4)
+        slow = run.watch(torch.optim.SGD(first.parameters(), lr=0.1), 0)
+        fast = run.watch(torch.optim.Adam(second.parameters(), lr=0.1), 1)
+        train(first, slow, 1)
+        train(second, fast, 3)
+        train(first, slow, 1)
+    run.check(["weight", "bias"], 0)
+    run.check(["weight", "bias"], 1)
+    assert (run.summary.rows, run.summary.steps_seen, run.summary.optimizers, run.summary.tensors) == (5, 5, 2, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions_become_float32(zarr, dtype):
+    with Run(zarr) as run:
+        model = nn.Linear(3, 4).to(dtype)
+        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        (model(torch.ones(2, 3, dtype=dtype)) ** 2).mean().backward()
+        optimizer.step()
+    trace = run.check(["weight", "bias"])
+    assert trace.tensors[0].dtype == str(dtype).removeprefix("torch.")
+
+
+def test_complex_parameters_keep_both_parts(zarr):
+    w = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    with Run(zarr) as run:
+        optimizer = run.watch(torch.optim.SGD([w], lr=0.1))
+        (w.abs() ** 2).sum().backward()
+        optimizer.step()
+    trace = run.check(["unnamed/opt0.g0.p0"])
+    assert trace.tensors[0].shape == (2, 2)
+    assert trace.tensors[0].dtype == "complex64"
+    assert trace.read("unnamed/opt0.g0.p0", 0).tolist() == [2.0, 4.0, 6.0, -2.0]
+
+
+def test_sparse_gradients_are_summed_and_filled(zarr):
+    with Run(zarr) as run:
+        model = nn.Embedding(5, 2, sparse=True)
+        optimizer = run.watch(torch.optim.SparseAdam(model.parameters(), lr=0.1))
+        model(torch.tensor([1, 3, 1])).sum().backward()
+        assert model.weight.grad.is_sparse
+        optimizer.step()
+    run.check(["weight"])
+    gradient = gtrace.open_trace(zarr).read("weight", 0).reshape(5, 2)
+    assert gradient[:, 0].tolist() == [0.0, 2.0, 0.0, 1.0, 0.0]
+
+
+def test_gradients_that_are_not_contiguous(zarr):
+    with Run(zarr) as run:
+        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)).sum().backward()
+        model.weight.grad = model.weight.grad.contiguous(memory_format=torch.channels_last)
+        assert not model.weight.grad.is_contiguous()
+        optimizer.step()
+    run.check(["weight", "bias"])
+
+
+def test_empty_parameters_are_left_out(zarr):
+    empty = nn.Parameter(torch.empty(0, 3))
+    with Run(zarr) as run:
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD([*model.parameters(), empty], lr=0.1)
+        empty.grad = torch.empty(0, 3)
+        train(model, optimizer, 1)
+    assert [t.name for t in gtrace.open_trace(zarr).tensors] == ["weight", "bias"]
+    assert run.summary.errors == 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_under_a_scaler_are_unscaled(zarr, fused):
+    w = nn.Parameter(torch.tensor([1.0, 2.0]))
+    with Run(zarr) as run:
+        optimizer = torch.optim.Adam([w], lr=0.0, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for blow_up in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale((w**2).sum() * blow_up).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    trace = gtrace.open_trace(zarr)
+    assert trace.steps("unnamed/opt0.g0.p0").tolist() == [0, 2]
+    assert all(trace.read("unnamed/opt0.g0.p0", step).tolist() == [2.0, 4.0] for step in (0, 2))
+    assert trace.scalars()["loss"].tolist() == [5.0, 5.0]
+    if fused:
+        assert trace.scalars()["grad_scale"].tolist() == [1024.0, 512.0]
+    assert (run.summary.skipped_steps, trace.attrs["capture"]["skipped_steps"]) == (1, 1)
+
+
+def test_non_finite_gradients_are_recorded_as_they_are(zarr):
+    w = nn.Parameter(torch.tensor([0.0, 1.0, -1.0]))
+    with Run(zarr) as run:
+        optimizer = run.watch(torch.optim.SGD([w], lr=0.1))
+        w.sqrt().sum().backward()
+        optimizer.step()
+    trace = run.check(["unnamed/opt0.g0.p0"])
+    assert trace.statistics("unnamed/opt0.g0.p0")["nonfinite"].tolist() == [2]
+
+
+def test_a_model_without_registration_hooks_is_named_by_a_scan(zarr):
+    original = nn.Sequential(nn.Linear(3, 4))
+    with Run(zarr) as run:
+        model = copy.deepcopy(original)
+        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 1)
+    run.check(["0.weight", "0.bias"])
+
+
+def test_selected_steps_and_tensors(zarr):
+    with Run(zarr, policy=parse_steps("1,4+2"), include=("0.*", "2.*"), exclude=("*.bias",)) as run:
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 8)
+    trace = gtrace.open_trace(zarr)
+    assert [t.name for t in trace.tensors] == ["0.weight", "2.weight"]
+    assert trace.steps("0.weight").tolist() == [1, 4, 5]
+    assert (run.summary.rows, run.summary.steps_seen, run.summary.complaints) == (3, 8, ())
+    assert trace.attrs["capture"]["steps"] == "1,4+2"
+
+
+def test_a_pattern_that_matches_nothing_leaves_no_trace(zarr):
+    with Run(zarr, include=("layer*",)) as run:
+        model = nn.Linear(3, 4)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    assert not zarr.exists()
+    assert run.summary.rows == 0
+    assert run.summary.complaints == ("--tensors 'layer*' matched no tensor; known: bias, weight",)
+
+
+@pytest.mark.parametrize("policy", [AutomaticSteps(), EveryStep(1)])
+def test_the_budget_is_kept(zarr, policy):
+    row = 4 * (3 * 4 + 4)
+    with Run(zarr, policy=policy, budget=5 * row + row // 2) as run:
+        model = nn.Linear(3, 4)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
+    steps = gtrace.open_trace(zarr).steps("weight").tolist()
+    if isinstance(policy, EveryStep):
+        assert (steps, run.summary.over_budget) == ([0, 1, 2, 3, 4], True)
+    else:
+        assert (steps, run.summary.over_budget) == ([0, 1, 2], False)
+
+
+def test_a_step_that_is_larger_than_the_budget_is_not_recorded(zarr):
+    with Run(zarr, policy=AutomaticSteps(), budget=10) as run:
+        model = nn.Linear(3, 4)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    assert (run.summary.rows, run.summary.over_budget) == (0, True)
+    assert not zarr.exists()
+
+
+def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
+    with Run(tmp_path / "nowhere" / "run.zarr") as run:
+        model = nn.Linear(3, 4)
+        before = model.weight.detach().clone()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 20)
+    assert not torch.equal(model.weight, before)
+    assert (run.summary.rows, run.summary.steps_seen) == (0, 20)
+    assert run.summary.errors >= 1
+    assert "does not exist" in run.said[0]
+
+
+def test_warnings_end_after_three_and_errors_are_counted(zarr, monkeypatch):
+    from gtrace.trace import TraceWriter
+
+    commit = TraceWriter.commit
+
+    def failing(self, step, **options):
+        if step >= 2:
+            raise OSError(28, "No space left on device")
+        commit(self, step, **options)
+
+    monkeypatch.setattr(TraceWriter, "commit", failing)
+    with Run(zarr) as run:
+        model = nn.Linear(3, 4)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 9)
+    assert run.summary.errors == 7
+    assert len(run.said) == 3
+    assert run.said[0] == "gtrace: warning: capture: OSError: [Errno 28] No space left on device"
+    assert run.said[2].endswith("; further ones are only counted")
+    assert gtrace.open_trace(zarr).attrs["capture"]["errors"] == 7
+
+
+def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
+    from gtrace.trace import TraceWriter
+
+    commit, let_go = TraceWriter.commit, threading.Event()
+
+    def slow(self, step, **options):
+        let_go.wait(0.02)
+        commit(self, step, **options)
+
+    monkeypatch.setattr(TraceWriter, "commit", slow)
+    acquired = []
+    acquire = BufferPool.acquire
+    monkeypatch.setattr(BufferPool, "acquire", lambda pool: acquired.append(acquire(pool)) or acquired[-1])
+    with Run(zarr, queue_bytes=2 * 64) as run:
+        model = nn.Linear(3, 4)
+        train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 12)
+        let_go.set()
+    run.check(["weight", "bias"])
+    assert len({id(buffer) for buffer in acquired}) == 2
+
+
+def test_a_forked_child_leaves_the_trace_alone(zarr):
+    with Run(zarr) as run:
+        model = nn.Linear(3, 4)
+        optimizer = run.watch(torch.optim.SGD(model.parameters(), lr=0.1))
+        train(model, optimizer, 2)
+        run.session._owner += 1  # as the child of a fork sees it
+        assert run.session.in_child
+        assert run.session.finish("complete").rows == 0
+        run.session._owner -= 1
+        run.session._summary = None
+    run.check(["weight", "bias"])
+
+
+def test_only_what_happens_inside_is_recorded(zarr):
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 2)
+    with Run(zarr):
+        train(model, optimizer, 3)
+    train(model, optimizer, 2)
+    assert gtrace.open_trace(zarr).steps("weight").tolist() == [0, 1, 2]

@@ -1,0 +1,390 @@
+"""``gtrace capture`` from the outside: what the user types, sees and is left with."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from helpers_capture import environment, run_gtrace, run_python, write_script
+
+import gtrace
+from gtrace.cli import main
+
+TRAIN = textwrap.dedent("""
+    import argparse, torch
+    from torch import nn
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--every", default="the script's own")
+    args = parser.parse_args()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(args.steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+    print("trained", args.steps, args.every)
+    """)
+
+#: Gradients that tell their step, for runs that are cut short: step + 0, 1, 2, ... per element.
+ENDLESS = """
+    import sys, time, torch
+    from torch import nn
+
+    model = nn.Linear(300, 20, bias=False)
+    ramp = torch.arange(6000.0).reshape(20, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10**6):
+        optimizer.zero_grad()
+        (model.weight * (ramp + step)).sum().backward()
+        optimizer.step()
+        if step == 5:
+            print("going", flush=True)
+        time.sleep(0.001)
+    """
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    write_script(tmp_path / "train.py", TRAIN)
+    return tmp_path
+
+
+@pytest.fixture
+def capture(folder, capfd):
+    """Run ``gtrace capture`` in this process: exit code, stdout, stderr."""
+
+    def run(*args):
+        with pytest.raises(SystemExit) as ended:
+            main(["capture", *map(str, args)])
+        out, err = capfd.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+def check_ramp(path, least):
+    """Every committed step of ENDLESS is right, and none is missing before the last one."""
+    trace = gtrace.open_trace(path)
+    steps = trace.steps("weight").tolist()
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= least
+    ramp = np.arange(6000, dtype=np.float32)
+    for step in steps:
+        assert np.array_equal(trace.read("weight", step), ramp + step)
+    return trace
+
+
+def start_endless(folder, *args):
+    write_script(folder / "endless.py", ENDLESS)
+    command = [sys.executable, "-m", "gtrace", "capture", *args, "endless.py"]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "going\n"
+    return process
+
+
+def test_the_short_form(folder, capture):
+    code, out, err = capture("train.py")
+    assert (code, out) == (0, "trained 4 the script's own\n")
+    line = r"gtrace: 4 steps captured in train\.zarr \(4 tensors, [\d.]+ kB, training waited [\d.]+% of its time\)"
+    assert re.fullmatch(line + r"; next: gtrace info train\.zarr, gtrace sweep train\.zarr\n", err)
+    trace = gtrace.open_trace("train.zarr")
+    assert [tensor.name for tensor in trace.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert trace.attrs["argv"] == ["train.py"]
+    assert (trace.attrs["model"], trace.attrs["seed"], trace.attrs["world_size"]) == ("Sequential", 3, 1)
+    assert {"python", "torch", "numpy"} <= trace.attrs["versions"].keys()
+
+
+def test_hdf5_and_the_scripts_own_options(folder, capture):
+    code, out, err = capture("-o", "x.h5", "--every", "2", "train.py", "--steps", "5", "--every", "mine")
+    assert (code, out) == (0, "trained 5 mine\n")
+    assert "3 of 5 steps captured in x.h5" in err
+    trace = gtrace.open_trace("x.h5")
+    assert trace.steps("0.weight").tolist() == [0, 2, 4]
+    assert trace.attrs["argv"] == ["train.py", "--steps", "5", "--every", "mine"]
+
+
+def test_steps_and_tensors(folder, capture):
+    code, _, _ = capture("--steps", "1,3+2", "--tensors", "0.*,1.*", "--exclude", "*.bias", "train.py", "--steps", "9")
+    assert code == 0
+    trace = gtrace.open_trace("train.zarr")
+    assert [tensor.name for tensor in trace.tensors] == ["0.weight", "1.weight"]
+    assert trace.steps("0.weight").tolist() == [1, 3, 4]
+
+
+def test_a_module(folder, capture):
+    write_script(folder / "pkg" / "__init__.py", "")
+    write_script(folder / "pkg" / "train.py", TRAIN)
+    code, out, _ = capture("-m", "pkg.train", "--steps", "2")
+    assert (code, out) == (0, "trained 2 the script's own\n")
+    assert gtrace.open_trace("train.zarr").attrs["argv"] == ["-m", "pkg.train", "--steps", "2"]
+
+
+def test_an_existing_trace_stays_and_the_script_does_not_run(folder, capture):
+    assert capture("train.py")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")}
+    code, out, err = capture("train.py", "--steps", "2")
+    assert (code, out) == (4, "")
+    assert err == (
+        "gtrace: train.zarr: exists already and was left untouched; pass --force (force=True) or another place\n"
+    )
+    assert {path: path.stat().st_mtime_ns for path in (folder / "train.zarr").rglob("*")} == before
+    assert capture("--force", "train.py", "--steps", "2")[0] == 0
+    assert gtrace.open_trace("train.zarr").steps("0.bias").tolist() == [0, 1]
+
+
+def test_force_with_a_script_that_fails_at_once_keeps_the_old_trace(folder, capture):
+    assert capture("train.py")[0] == 0
+    write_script(folder / "broken.py", "import torch\nraise ValueError('early')\n")
+    assert capture("--force", "-o", "train.zarr", "broken.py")[0] == 5
+    assert gtrace.open_trace("train.zarr").steps("0.bias").tolist() == [0, 1, 2, 3]
+
+
+def test_force_never_deletes_a_folder_that_is_no_trace(folder, capture):
+    (folder / "mine.zarr").mkdir()
+    (folder / "mine.zarr" / "thesis.txt").write_text("all of it")
+    code, out, err = capture("--force", "-o", "mine.zarr", "train.py")
+    assert (code, out) == (4, "")
+    assert "a folder that is no trace, left untouched" in err
+    assert (folder / "mine.zarr" / "thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nowhere.py"], "nowhere.py: there is no such script"),
+        (["-o", "x.npz", "train.py"], "x.npz: a trace ends in .zarr or .h5; choose another name"),
+        (["-o", "nowhere/x.zarr", "train.py"], "nowhere/x.zarr: the folder nowhere does not exist"),
+        (["--steps", "5-1", "train.py"], "--steps: '5-1' holds no step"),
+        (["--steps", "1", "--every", "2", "train.py"], "--every and --steps exclude each other"),
+        (["--every", "0", "train.py"], "--every: 0 is no distance between steps"),
+        (["--budget", "lots", "train.py"], "--budget: 'lots' is no size"),
+        (["--forse", "train.py"], "No such option '--forse'"),
+        ([], "Missing argument 'SCRIPT'"),
+        (["-m", "pkg.nowhere"], "-m pkg.nowhere: "),
+    ],
+)
+def test_wrong_usage_is_one_line_before_anything_runs(folder, capture, args, message):
+    code, out, err = capture(*args)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
+
+
+def test_a_script_that_fails_shows_its_own_traceback(folder, capture):
+    source = TRAIN.replace('print("trained"', 'raise KeyError("bad batch"')
+    write_script(folder / "failing.py", source)
+    code, _, err = capture("failing.py")
+    *traceback, last = err.splitlines()
+    line = len(source.strip().splitlines())
+    assert code == 5
+    assert traceback[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{folder}/failing.py", line {line}, in <module>',
+    ]
+    assert [text for text in traceback if "File" in text] == traceback[1:2]
+    assert traceback[-1] == "KeyError: ('bad batch', 4, \"the script's own\")"
+    assert last.startswith("gtrace: failing.py failed with exit code 1; 4 steps captured in failing.zarr (")
+    trace = gtrace.open_trace("failing.zarr")
+    assert (trace.status, trace.steps("0.bias").tolist()) == ("interrupted", [0, 1, 2, 3])
+
+
+def test_an_error_inside_the_hooks_reach_shows_no_frame_of_ours(folder, capture):
+    """The failing call goes through the wrapped backward pass and, by its closure, through the step hook."""
+    source = """
+        import torch
+
+        class Explode(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.sum()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                raise RuntimeError("boom")
+
+        w = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+
+        def closure():
+            Explode.apply(w).backward()
+
+        optimizer.step(closure)
+        """
+    write_script(folder / "failing.py", source)
+    plain = run_python("failing.py", cwd=folder)
+    code, _, err = capture("failing.py")
+    assert code == 5
+    assert err.splitlines()[:-1] == plain.stderr.splitlines()
+    assert "boom" in err
+    assert "gtrace/" not in err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [
+        ("sys.exit(0)", 0, "gtrace: 4 steps captured"),
+        ("sys.exit()", 0, "gtrace: 4 steps captured"),
+        ("sys.exit(3)", 5, "gtrace: ending.py failed with exit code 3; 4 steps captured"),
+        ("sys.exit('out of data')", 5, "out of data\ngtrace: ending.py failed with exit code 1; 4 steps captured"),
+        ("raise KeyboardInterrupt", 130, "gtrace: 4 steps captured"),
+    ],
+)
+def test_exit_codes(folder, capture, end, code, message):
+    write_script(folder / "ending.py", TRAIN.replace('print("trained"', f'import sys; {end}\nprint("trained"'))
+    exit_code, _, err = capture("ending.py")
+    assert exit_code == code
+    assert err.startswith(message)
+    assert gtrace.open_trace("ending.zarr").steps("0.bias").size == 4
+
+
+def test_scripts_that_train_nothing(folder, capture):
+    write_script(folder / "idle.py", "print('no torch here')\n")
+    write_script(folder / "still.py", "import torch\nprint(torch.ones(2).sum().item())\n")
+    assert capture("still.py") == (0, "2.0\n", "gtrace: nothing was captured: it took no step of a torch optimizer\n")
+    # In a process of its own: here torch is imported already.
+    result = run_gtrace("capture", "idle.py", cwd=folder)
+    assert result.returncode == 0
+    assert result.stderr == "gtrace: nothing was captured: it never imported torch\n"
+    assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--steps", "100-200"], "none of its 4 optimizer steps was to be recorded; see --steps and --every"),
+        (["--exclude", "*"], "its 4 optimizer steps had no gradient of a tensor that was to be recorded"),
+        (["--budget", "8"], "a single step is larger than the budget; give a larger --budget or fewer --tensors"),
+    ],
+)
+def test_why_nothing_was_captured(folder, capture, options, reason):
+    code, out, err = capture(*options, "train.py")
+    assert (code, out) == (0, "trained 4 the script's own\n")
+    assert err == f"gtrace: nothing was captured: {reason}\n"
+    assert not (folder / "train.zarr").exists()
+
+
+def test_a_pattern_that_matches_nothing_is_told_and_costs_no_data(folder, capture):
+    code, out, err = capture("--tensors", "0.*,1.wieght", "train.py")
+    assert (code, out) == (2, "trained 4 the script's own\n")
+    status, complaint = err.splitlines()
+    assert status.startswith("gtrace: 4 steps captured in train.zarr (2 tensors")
+    assert complaint == "gtrace: --tensors '1.wieght' matched no tensor; did you mean 1.weight or 0.weight?"
+    assert [tensor.name for tensor in gtrace.open_trace("train.zarr").tensors] == ["0.weight", "0.bias"]
+
+
+def test_a_relative_output_stays_where_it_was_meant(folder, capture):
+    (folder / "elsewhere").mkdir()
+    write_script(folder / "moving.py", "import os\nos.chdir('elsewhere')\n" + TRAIN)
+    assert capture("moving.py")[0] == 0
+    assert gtrace.open_trace(folder / "moving.zarr").steps("0.bias").size == 4
+
+
+def test_ranks_above_zero_only_train(folder, capture, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert capture("train.py") == (0, "trained 4 the script's own\n", "")
+    assert not (folder / "train.zarr").exists()
+
+
+def test_a_forked_child_ends_as_it_would(folder):
+    source = TRAIN + "import os, sys\nsys.exit(7) if os.fork() == 0 else print(os.wait()[1] >> 8)\n"
+    write_script(folder / "forking.py", source)
+    result = run_gtrace("capture", "forking.py", cwd=folder)
+    assert result.returncode == 0
+    assert result.stdout.splitlines()[-1] == "7"
+    assert result.stderr.count("gtrace:") == 1
+    assert gtrace.open_trace(folder / "forking.zarr").status == "complete"
+
+
+def test_the_scripts_environment_comes_first(folder):
+    """Nothing heavy is imported before the script, so that what it sets up for torch and numpy holds."""
+    source = """
+        import os, sys
+        print(sorted({"torch", "numpy", "zarr"} & set(sys.modules)))
+        os.environ["OMP_NUM_THREADS"] = "2"
+        import torch
+        print(torch.get_num_threads())
+        """
+    write_script(folder / "threads.py", source)
+    result = run_gtrace("capture", "threads.py", cwd=folder)
+    assert (result.returncode, result.stdout) == (0, "[]\n2\n")
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom gtrace.cli import main\n"
+        "try:\n    main(['capture', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'numpy', 'zarr', 'h5py', 'numba'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "SCRIPT [ARGS]" in result.stdout
+
+
+def test_without_torch_there_is_one_clear_line(folder):
+    code = "import sys; sys.modules['torch'] = None; from gtrace.cli import main; main(['capture', 'train.py'])"
+    result = run_python("-c", code, cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "gtrace: gtrace.capture needs PyTorch, which is not installed: pip install 'gtrace[torch]'\n"
+    )
+
+
+def test_ctrl_c_keeps_what_is_done(folder):
+    process = start_endless(folder)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    status, last = err.splitlines()
+    assert status.startswith("gtrace: ")
+    assert "steps captured in endless.zarr" in status
+    assert last == "gtrace: interrupted; what was finished is kept"
+    trace = check_ramp(folder / "endless.zarr", 6)
+    assert trace.status == "interrupted"
+
+
+def test_sigterm_keeps_what_is_done(folder):
+    process = start_endless(folder)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert err.startswith("gtrace: endless.py failed with exit code 143; ")
+    assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
+
+
+def test_os_exit_keeps_what_is_done(folder):
+    source = TRAIN + "import os, sys\nsys.stdout.flush()\nos._exit(3)\n"
+    write_script(folder / "leaving.py", source)
+    result = run_gtrace("capture", "leaving.py", cwd=folder)
+    assert (result.returncode, result.stdout) == (5, "trained 4 the script's own\n")
+    assert result.stderr.startswith("gtrace: leaving.py failed with exit code 3; 4 steps captured in leaving.zarr")
+    trace = gtrace.open_trace(folder / "leaving.zarr")
+    assert (trace.status, trace.steps("0.bias").size) == ("interrupted", 4)
+
+
+@pytest.mark.parametrize(("suffix", "seed"), [("zarr", 1), ("h5", 2)])
+def test_kill_9_leaves_every_committed_step_right(folder, suffix, seed):
+    process = start_endless(folder, "-o", f"run.{suffix}")
+    deadline = time.monotonic() + 60
+    while not (folder / f"run.{suffix}").exists():
+        assert time.monotonic() < deadline, "no trace appears"
+        time.sleep(0.01)
+    time.sleep(random.Random(seed).uniform(0.1, 0.5))
+    process.kill()
+    process.communicate()
+    assert check_ramp(folder / f"run.{suffix}", 1).status == "interrupted"

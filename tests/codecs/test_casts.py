@@ -1,0 +1,124 @@
+"""Sixteen-bit formats and 8-bit integers, exhaustively where the format is small."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gtrace import testing
+from gtrace.codecs.casts import Bf16, Fp16
+from gtrace.codecs.int8 import Int8
+from gtrace.coding import ENVELOPE_BYTES, seal
+from gtrace.errors import PayloadError
+
+LARGEST = {"fp16": 65504.0, "bf16": float(np.array(0x7F7F0000, np.uint32).view(np.float32))}
+
+
+def once(c, values):
+    values = np.asarray(values, np.float32)
+    state = c.init(values.size)
+    return c.decode(b"", c.encode(state, values, (0, 0)), values.size)
+
+
+@pytest.mark.parametrize("c", [Fp16(), Bf16(), Int8(), Int8(block_size=None), Int8(block_size=1)], ids=str)
+def test_laws(c):
+    testing.check_codec(c, spike=False)
+
+
+def finite_numbers(c):
+    """All finite numbers of a format that are not negative, ascending, with -0 left out."""
+    bits = np.arange(1 << 15, dtype=np.uint16)
+    values = c.widened(bits)
+    return values[np.isfinite(values)]
+
+
+@pytest.mark.parametrize("c", [Fp16(), Bf16()], ids=str)
+def test_every_number_of_the_format_comes_back(c):
+    grid = finite_numbers(c)
+    assert (np.diff(grid.astype(np.float64)) > 0).all()
+    assert grid[-1] == LARGEST[c.name]
+    for values in (grid, -grid):
+        assert np.array_equal(once(c, values).view(np.uint32), values.view(np.uint32))
+
+
+@pytest.mark.parametrize("c", [Fp16(), Bf16()], ids=str)
+def test_between_two_numbers_the_nearest_wins_and_ties_go_to_even(c):
+    grid = finite_numbers(c)
+    low, high = grid[:-1], grid[1:]
+    with np.errstate(over="ignore"):
+        half = ((low.astype(np.float64) + high) / 2).astype(np.float32)
+    below, above = np.nextafter(half, np.float32(0)), np.nextafter(half, np.float32(np.inf))
+    exact = half.astype(np.float64) * 2 == low.astype(np.float64) + high
+    assert exact.sum() > 0.9 * exact.size
+    even = np.where(np.arange(low.size) % 2 == 0, low, high)
+    for sign in (1, -1):
+        assert np.array_equal(once(c, sign * half[exact]), sign * even[exact])
+        for near, wanted in ((below, low), (above, high)):
+            kept = (near > low) & (near < high) & exact
+            assert np.array_equal(once(c, sign * near[kept]), sign * wanted[kept])
+
+
+@pytest.mark.parametrize("c", [Fp16(), Bf16()], ids=str)
+def test_what_is_too_large_stays_finite(c):
+    largest = LARGEST[c.name]
+    huge = np.array([np.finfo(np.float32).max, -np.finfo(np.float32).max, largest], np.float32)
+    assert once(c, huge).tolist() == [largest, -largest, largest]
+
+
+def test_half_precision_agrees_with_numpy():
+    x = np.random.default_rng(0).standard_cauchy(100_000).astype(np.float32)
+    x = x[np.abs(x) < 65000]
+    assert np.array_equal(once(Fp16(), x), x.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("block", [None, 1, 7, 64])
+def test_int8_rounds_to_the_nearest_of_255_codes(block):
+    x = np.random.default_rng(1).standard_t(3, 500).astype(np.float32)
+    x[64:128] = 0
+    got = once(Int8(block_size=block), x)
+    size = block or x.size
+    for start in range(0, x.size, size):
+        values, decoded = x[start : start + size], got[start : start + size]
+        scale = Fraction(float(np.abs(values).max()))
+        for v, d in zip(values, decoded, strict=True):
+            ratio = Fraction(float(v)) * 127 / scale if scale else Fraction(0)
+            wanted = round(ratio) * scale / 127
+            assert abs(Fraction(float(d)) - wanted) <= scale * Fraction(1, 2**22), (float(v), float(scale))
+    bits = 8 * (len(Int8(block_size=block).encode(Int8().init(500), x, (0, 0))) - ENVELOPE_BYTES)
+    assert bits == 8 * 500 + 32 * -(-500 // size)
+
+
+def test_int8_keeps_the_largest_of_a_block_and_ties_go_to_even():
+    x = np.array([127.0, 0.5, 1.5, -2.5, -127.0], np.float32)
+    assert once(Int8(), x).tolist() == [127, 0, 2, -2, -127]
+    huge = np.finfo(np.float32).max
+    assert once(Int8(), [huge, -huge, 0]).tolist() == [huge, -huge, 0]
+
+
+@pytest.mark.parametrize(
+    ("c", "body"),
+    [
+        (Fp16(), np.array([1, np.inf], np.float16).tobytes()),
+        (Fp16(), np.array([1, np.nan], np.float16).tobytes()),
+        (Fp16(), b"\0\0\0"),
+        (Bf16(), b"\x80\x7f\0\0"),
+        (Bf16(), b"\xff\xff\0\0"),
+        (Bf16(), b"\0\0\0\0\0"),
+        (Int8(), np.float32([1]).tobytes() + b"\x80\0"),
+        (Int8(), np.float32([-1]).tobytes() + b"\1\0"),
+        (Int8(), np.float32([np.nan]).tobytes() + b"\1\0"),
+        (Int8(), np.float32([np.inf]).tobytes() + b"\1\0"),
+        (Int8(), np.float32([1]).tobytes() + b"\1"),
+        (Int8(), b""),
+    ],
+)
+def test_a_sealed_body_that_says_nonsense_is_refused(c, body):
+    with pytest.raises(PayloadError):
+        c.decode(b"", seal(body, codec=c.name, size=2, shared=b""), 2)
+
+
+def test_unknown_flags_are_refused():
+    for c in (Fp16(), Bf16(), Int8()):
+        body = c.encode(c.init(3), np.ones(3), (1, 2))[ENVELOPE_BYTES:]
+        with pytest.raises(PayloadError):
+            c.decode(b"", seal(body, codec=c.name, size=3, shared=b"", flags=1), 3)

@@ -1,0 +1,103 @@
+"""Small tasks and codecs for the tests of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from gtrace.codecs import Codec
+from gtrace.codecs.base import checked_values
+from gtrace.coding import open_envelope, seal
+from gtrace.online import Evaluation, Recipe, Task
+from gtrace.types import SummarySpec
+
+
+class Regression(Task):
+    """Linear regression with dropout: two tensors, microseconds a step."""
+
+    name: ClassVar[str] = "regression"
+    recipe: ClassVar[Recipe] = Recipe(steps=6, batch_size=8, lr=0.05)
+
+    def __init__(self):
+        random = np.random.default_rng(5)
+        self._x = torch.from_numpy(random.standard_normal((200, 12)).astype(np.float32))
+        self._y = self._x @ torch.arange(12.0)[:, None] / 12
+
+    def model(self):
+        return nn.Sequential(nn.Dropout(0.2), nn.Linear(12, 1))
+
+    def optimizer(self, model, lr):
+        return torch.optim.SGD(model.parameters(), lr=lr)
+
+    def batch(self, random, size):
+        chosen = torch.from_numpy(random.integers(len(self._y), size=size))
+        return self._x[chosen], self._y[chosen]
+
+    def loss(self, model, batch):
+        return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+    def evaluate(self, model):
+        return Evaluation(self.loss(model, (self._x, self._y)).item(), None)
+
+
+class Faulty(Regression):
+    """Regression in which chosen batches are poisoned: ``bad`` is asked with the number of each batch."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self._bad, self._batches = bad, 0
+
+    def batch(self, random, size):
+        x, y = super().batch(random, size)
+        if self._bad(self._batches):
+            x = torch.full_like(x, float("nan"))
+        self._batches += 1
+        return x, y
+
+
+@dataclass(frozen=True)
+class Memory(Codec):
+    """Sends the sign and the mean magnitude of what it is given and of what it still owes; shares its last fit."""
+
+    name: ClassVar[str] = "test-memory"
+    stateful: ClassVar[bool] = True
+
+    @property
+    def needs(self):
+        return SummarySpec("none", None)
+
+    def fit(self, state, summary, step):
+        return state.with_arrays(fitted=np.array([step, summary.size], np.int32))
+
+    def shared(self, state):
+        return state.arrays["fitted"].tobytes() if "fitted" in state.arrays else b""
+
+    def owed(self, state, values):
+        return values + state.arrays.get("residual", np.zeros(state.size, np.float32))
+
+    def encode(self, state, values, key):
+        x = self.owed(state, checked_values(state, values))
+        body = np.float32(np.abs(x).mean()).tobytes() + np.packbits(x < 0).tobytes()
+        return seal(body, codec=self.name, size=x.size, shared=self.shared(state))
+
+    def decode(self, shared, payload, size):
+        body, _ = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        negative = np.unpackbits(np.frombuffer(body, np.uint8, offset=4), count=size)
+        return np.frombuffer(body, "<f4", 1) * (1 - 2 * negative.astype(np.float32))
+
+    def update(self, state, values, decoded):
+        return state.with_arrays(residual=self.owed(state, values) - decoded)
+
+
+@dataclass(frozen=True)
+class Vote(Memory):
+    """Aggregates by the majority of the signs."""
+
+    name: ClassVar[str] = "test-vote"
+
+    def aggregate(self, decoded):
+        return np.sign(np.sum(np.sign(decoded), axis=0)).astype(np.float32)

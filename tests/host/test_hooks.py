@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from gtrace.host.hooks import TrainingHooks
+
+
+class Watch:
+    """Hooks that keep each step with copies of its gradients."""
+
+    def __init__(self, wants=lambda *_: True, on_step=None, optimizers=None):
+        self.steps, self.gradients, self.errors = [], [], []
+        self.hooks = TrainingHooks(wants, on_step or self.keep, self.errors.append, optimizers)
+
+    def keep(self, step):
+        self.steps.append(step)
+        parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
+        self.gradients.append([None if p.grad is None else p.grad.detach().clone() for p in parameters])
+
+    def __getattr__(self, name):
+        return getattr(self.hooks, name)
+
+    def __enter__(self):
+        self.hooks.install()
+        return self
+
+    def __exit__(self, *_):
+        self.hooks.remove()
+        assert self.errors == []
+
+
+def weight(*values):
+    return nn.Parameter(torch.tensor(values or (1.0, 2.0)))
+
+
+def quadratic(parameter):
+    return (parameter**2).sum()
+
+
+def test_a_plain_loop():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+    expected = []
+    with Watch() as watch:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = quadratic(w)
+            loss.backward()
+            expected.append((loss.item(), optimizer.param_groups[0]["lr"], w.grad.clone()))
+            optimizer.step()
+            schedule.step()
+    assert [(s.step, s.stream, s.micro_batches, s.grad_scale) for s in watch.steps] == [
+        (0, 0, 1, 1.0),
+        (1, 0, 1, 1.0),
+        (2, 0, 1, 1.0),
+    ]
+    assert [(s.loss, s.lr) for s in watch.steps] == [(loss, lr) for loss, lr, _ in expected]
+    assert all(torch.equal(g[0], e[2]) for g, e in zip(watch.gradients, expected, strict=True))
+    assert all(math.isnan(s.clip_norm) for s in watch.steps)
+
+
+def test_only_wanted_steps_are_told_but_all_are_counted():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with Watch(wants=lambda _stream, step: step % 2 == 1) as watch:
+        for _ in range(5):
+            quadratic(w).backward()
+            optimizer.step()
+    assert [s.step for s in watch.steps] == [1, 3]
+    assert watch.hooks.steps == 5
+
+
+def test_losses_of_micro_batches_add_up():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.0)
+    with Watch() as watch:
+        for _ in range(2):
+            for _ in range(4):
+                (quadratic(w) / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [(s.loss, s.micro_batches) for s in watch.steps] == [(5.0, 4), (5.0, 4)]
+
+
+def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
+    first, second = weight(1.0), weight(2.0)
+    optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.Adam([second], lr=0.2)]
+    with Watch() as watch:
+        for _ in range(2):
+            (quadratic(first) + quadratic(second)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [(s.stream, s.step, s.lr) for s in watch.steps] == [
+        (0, 0, 0.1),
+        (1, 0, 0.2),
+        (0, 1, 0.1),
+        (1, 1, 0.2),
+    ]
+    assert watch.steps[0].loss == watch.steps[1].loss == 5.0
+    assert watch.steps[2].loss == watch.steps[3].loss < 5.0
+
+
+def test_steps_of_alternating_optimizers_have_their_own_loss():
+    generator, critic = weight(1.0), weight(3.0)
+    g, c = torch.optim.SGD([generator], lr=0.0), torch.optim.SGD([critic], lr=0.0)
+    with Watch() as watch:
+        for _ in range(2):
+            quadratic(critic).backward()
+            c.step()
+            quadratic(generator).backward()
+            g.step()
+    assert [(s.stream, s.step, s.loss) for s in watch.steps] == [
+        (0, 0, 9.0),
+        (1, 0, 1.0),
+        (0, 1, 9.0),
+        (1, 1, 1.0),
+    ]
+
+
+def test_a_new_optimizer_never_takes_the_number_of_one_that_is_gone():
+    w = weight()
+    with Watch(on_step=lambda step: numbers.append(step.stream)):
+        numbers = []
+        for _ in range(3):
+            optimizer = torch.optim.SGD([w], lr=0.1)
+            quadratic(w).backward()
+            optimizer.step()
+            del optimizer
+    assert numbers == [0, 1, 2]
+
+
+def test_backward_with_explicit_gradients_is_no_loss():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with Watch() as watch:
+        (w * 2).backward(torch.ones(2))
+        optimizer.step()
+        torch.autograd.backward([quadratic(w), w.sum()])
+        optimizer.step()
+    assert math.isnan(watch.steps[0].loss)
+    assert watch.steps[0].micro_batches == 0
+    assert watch.steps[1].loss == pytest.approx(0.8**2 + 1.8**2 + 0.8 + 1.8)
+
+
+def test_a_loss_changed_in_place_after_its_backward_pass_keeps_its_value():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with Watch() as watch:
+        loss = quadratic(w)
+        loss.backward()
+        loss.detach().mul_(100)
+        optimizer.step()
+    assert watch.steps[0].loss == 5.0
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_lbfgs_gradients_are_those_of_the_first_evaluation(by_keyword):
+    w = weight(3.0, -2.0)
+    optimizer = torch.optim.LBFGS([w], lr=0.5, max_iter=4)
+    first = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((w - 1) ** 4).sum()
+        loss.backward()
+        seen.append((loss.item(), w.grad.clone()))
+        return loss
+
+    with Watch() as watch:
+        for _ in range(3):
+            seen = []
+            if by_keyword:
+                optimizer.step(closure=closure)
+            else:
+                optimizer.step(closure)
+            assert len(seen) > 1, "more than one evaluation, or this tests nothing"
+            first.append(seen[0])
+    assert [s.step for s in watch.steps] == [0, 1, 2]
+    assert [s.loss for s in watch.steps] == [loss for loss, _ in first]
+    assert all(torch.equal(g[0], e) for g, (_, e) in zip(watch.gradients, first, strict=True))
+
+
+def test_a_closure_of_a_first_order_optimizer():
+    w = weight()
+    optimizer = torch.optim.Adam([w], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = quadratic(w)
+        loss.backward()
+        return loss
+
+    with Watch() as watch:
+        returned = optimizer.step(closure)
+    assert returned.item() == watch.steps[0].loss == 5.0
+    assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
+
+
+def test_a_subclass_that_calls_super_step_is_one_step():
+    class Doubling(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad.mul_(2)
+            return super().step(closure)
+
+    w = weight()
+    plain = torch.optim.SGD([weight()], lr=0.1)  # hooks SGD.step itself
+    optimizer = Doubling([w], lr=0.1)
+    with Watch() as watch:
+        for _ in range(2):
+            optimizer.zero_grad()
+            quadratic(w).backward()
+            optimizer.step()
+    assert [s.step for s in watch.steps] == [0, 1]
+    assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
+    assert plain.param_groups
+
+
+def test_a_step_that_raised_does_not_hide_the_next_one():
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure=None):
+            if self.fails:
+                raise ArithmeticError("once")
+            return super().step(closure)
+
+    w = weight()
+    optimizer = Failing([w], lr=0.1)
+    with Watch() as watch:
+        quadratic(w).backward()
+        with pytest.raises(ArithmeticError):
+            optimizer.step()
+        optimizer.fails = False
+        optimizer.step()
+    assert [s.step for s in watch.steps] == [0, 1]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradient_scaler(fused):
+    w = weight()
+    optimizer = torch.optim.Adam([w], lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    with Watch() as watch:
+        for blow_up in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            loss = quadratic(w)
+            scaler.scale(loss * blow_up).backward()
+            before = w.detach().clone()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(before, w) == (blow_up == float("inf"))
+    assert (watch.hooks.steps, watch.hooks.skipped_steps) == (3, 1)
+    assert [s.step for s in watch.steps] == [0, 2]
+    assert watch.steps[0].loss == 5.0
+    assert watch.steps[0].grad_scale == (1024.0 if fused else 1.0)
+    assert watch.steps[1].grad_scale == (512.0 if fused else 1.0)
+    unscaled = watch.gradients[0][0] / watch.steps[0].grad_scale
+    assert torch.equal(unscaled, torch.tensor([2.0, 4.0]))
+
+
+def test_a_fused_optimizer_that_was_unscaled_by_hand():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with Watch() as watch:
+        scaler.scale(quadratic(w)).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    assert watch.steps[0].grad_scale == 1.0
+    assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
+
+
+def test_a_disabled_scaler_changes_nothing():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with Watch() as watch:
+        scaler.scale(quadratic(w)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (watch.steps[0].loss, watch.hooks.skipped_steps) == (5.0, 0)
+
+
+def test_the_norm_before_clipping():
+    w = weight(3.0, 4.0)
+    optimizer = torch.optim.SGD([w], lr=0.0)
+    with Watch() as watch:
+        for clip in (True, False):
+            optimizer.zero_grad()
+            quadratic(w).backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_([w], 1.0)
+            optimizer.step()
+    assert watch.steps[0].clip_norm == pytest.approx(10.0)
+    assert math.isnan(watch.steps[1].clip_norm)
+
+
+def test_an_error_of_the_observer_does_not_stop_training():
+    def fail(step):
+        raise OSError(f"disk full at {step.step}")
+
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    watch = Watch(on_step=fail)
+    watch.hooks.install()
+    for _ in range(2):
+        quadratic(w).backward()
+        optimizer.step()
+    watch.hooks.remove()
+    assert [str(error) for error in watch.errors] == ["disk full at 0", "disk full at 1"]
+
+
+def test_an_interrupt_in_the_observer_passes_through():
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with Watch(on_step=interrupt):
+        quadratic(w).backward()
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+
+
+def test_only_the_given_optimizers_are_watched():
+    first, second = weight(), weight()
+    mine, other = torch.optim.SGD([first], lr=0.1), torch.optim.SGD([second], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    with Watch(optimizers=[mine]) as watch:
+        (quadratic(first) + scaler.scale(quadratic(second))).backward()
+        scaler.step(other)
+        mine.step()
+    assert [(s.optimizer is mine, s.stream) for s in watch.steps] == [(True, 0)]
+    assert watch.hooks.skipped_steps == 0
+
+
+def test_a_forked_child_is_not_watched():
+    w = weight()
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    with Watch() as watch:
+        watch.hooks._owner = os.getpid() + 1  # as the child of a fork sees it
+        quadratic(w).backward()
+        optimizer.step()
+    assert watch.steps == []
+
+
+def test_everything_is_put_back():
+    def state():
+        scaler = torch.amp.GradScaler
+        return (torch.autograd.backward, scaler.scale, scaler.step, torch.nn.utils.clip_grad_norm_)
+
+    before = state()
+    with Watch() as watch:
+        assert all(now is not then for now, then in zip(state(), before, strict=True))
+    assert state() == before
+    w = weight()
+    quadratic(w).backward()
+    torch.optim.SGD([w], lr=0.1).step()
+    assert watch.steps == []
+
+
+def test_another_wrapper_on_top_is_left_alone():
+    watch = Watch()
+    original = torch.autograd.backward
+    watch.hooks.install()
+    ours = torch.autograd.backward
+
+    def theirs(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    torch.autograd.backward = theirs
+    watch.hooks.remove()
+    assert torch.autograd.backward is theirs
+    torch.autograd.backward = original

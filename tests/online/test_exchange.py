@@ -1,0 +1,261 @@
+import numpy as np
+import pytest
+from helpers_online import Memory, Vote
+
+from gtrace.codecs import codec
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import PayloadError, UsageError
+from gtrace.online import Exchange, NonfiniteGradientError, RefitSchedule
+from gtrace.online.exchange import Message, Receiver, Sender
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key
+
+SPECS = ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural"]
+
+
+def heavy(shape, seed=0):
+    """Values with heavy tails, so that a Huffman code pays."""
+    return (np.random.default_rng(seed).standard_t(3, shape) * 0.01).astype(np.float32)
+
+
+def gradients(workers, step=0):
+    return [
+        {"w": heavy((40, 25), [1, worker, step]), "b": heavy(25, [2, worker, step])} for worker in range(workers)
+    ]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_counted_bits_are_the_lengths_of_the_bytes(spec):
+    """Against the codec, driven by hand: fit, encode, shared bytes, for every tensor of every worker."""
+    made, workers, steps = codec(spec), 3, (0, 1, 2)
+    exchange = Exchange(made, workers, seed=9, refit="0,2")
+    states = {}
+    for step in steps:
+        tally = exchange.step(step, gradients(workers, step)).tally
+        payload = shared = 0
+        for worker, tensors in enumerate(gradients(workers, step)):
+            for name, array in tensors.items():
+                state, known = states.get((name, worker), (made.init(array.size), b""))
+                if step in (0, 2):
+                    state = made.fit(state, MomentSketch.from_spec(array, made.needs), step)
+                key = Key.derive(9, tensor=name, step=step, worker=worker)
+                payload += 8 * (len(made.encode(state, array, key)) - ENVELOPE_BYTES)
+                shared += 8 * len(made.shared(state)) if made.shared(state) != known else 0
+                states[name, worker] = state, made.shared(state)
+        assert (tally.payload_bits, tally.shared_bits) == (payload, shared)
+        assert tally.bits == payload + shared
+        assert tally.envelope_bits == 8 * ENVELOPE_BYTES * 2 * workers
+        assert tally.float32_bits == 32 * 1025 * workers
+    assert spec == "none" or any(known for _, known in states.values())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_messages_alone_are_enough_to_decode(spec):
+    """A receiver built elsewhere, from the spec and the size, gets what the exchange got."""
+    values = [heavy(5000, step) for step in range(4)]
+    sender = Sender(codec(spec), 5000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("0,2"))
+    messages = [sender.send(x, step) for step, x in enumerate(values)]
+    assert [m.shared is not None for m in messages][1::2] == [False, False]
+    receiver = Receiver(codec(spec), 5000)
+    exchange = Exchange(codec(spec), seed=3, refit="0,2")
+    for step, x in enumerate(values):
+        arrived = receiver.receive(messages[step])
+        np.testing.assert_array_equal(arrived, exchange.step(step, [{"w": x}]).gradients["w"])
+
+
+def test_a_receiver_that_missed_the_shared_bytes_refuses():
+    sender = Sender(codec("qsgd:bits=4"), 5000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    message = sender.send(heavy(5000), 0)
+    assert message.shared
+    with pytest.raises(PayloadError, match="other shared bytes"):
+        Receiver(codec("qsgd:bits=4"), 5000).receive(Message(message.payload, None))
+
+
+def test_without_a_codec_the_exchange_is_the_mean():
+    result = Exchange(codec("none"), 4).step(0, gradients(4))
+    for name in ("w", "b"):
+        mean = np.mean([g[name].astype(np.float64) for g in gradients(4)], axis=0).astype(np.float32)
+        np.testing.assert_array_equal(result.gradients[name], mean)
+        assert result.gradients[name].shape == mean.shape
+        assert result.gradients[name].dtype == np.float32
+    assert result.tally.relative_variance == 0.0
+    assert result.tally.worker_variance == 0.0
+    assert result.tally.ratio == 1.0
+    assert result.tally.bits_per_element == 32.0
+
+
+def test_errors_are_those_of_the_mean_and_of_single_workers():
+    exchange = Exchange(codec("qsgdinf:bits=3"), 2, seed=1)
+    result = exchange.step(0, gradients(2))
+    exact = [np.concatenate([g["w"].ravel(), g["b"]]).astype(np.float64) for g in gradients(2)]
+    got = np.concatenate([result.gradients["w"].ravel(), result.gradients["b"]]).astype(np.float64)
+    mean = (exact[0] + exact[1]) / 2
+    assert result.tally.relative_variance == pytest.approx(np.sum((got - mean) ** 2) / np.sum(mean**2), rel=1e-5)
+    single = [
+        Exchange(codec("qsgdinf:bits=3"), seed=1).step(0, [gradients(2)[0]]).gradients,
+    ]
+    error = sum(float(np.sum((single[0][n].astype(np.float64) - gradients(2)[0][n]) ** 2)) for n in ("w", "b"))
+    assert 0 < error < result.tally.worker_squared_error
+    assert result.tally.worker_energy == pytest.approx(sum(float(x @ x) for x in exact), rel=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3"])
+def test_four_workers_with_one_gradient_have_a_quarter_of_the_error(spec):
+    """Independent keys: errors of the mean shrink by the number of workers. 64 steps of 2,000 values each."""
+    values = heavy(2000)
+    errors = {}
+    for workers in (1, 4):
+        exchange = Exchange(codec(spec), workers, refit="once")
+        steps = [exchange.step(step, [{"w": values}] * workers).tally.squared_error for step in range(64)]
+        errors[workers] = np.mean(steps), np.std(steps, ddof=1) / 8
+    (one, one_se), (four, four_se) = errors[1], errors[4]
+    assert abs(four - one / 4) < 4 * np.hypot(four_se, one_se / 4)
+    assert four_se < 0.05 * four
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
+    def run(seed):
+        exchange = Exchange(codec("qsgdinf:bits=3"), 2, seed=seed)
+        return [exchange.step(step, gradients(2, step)).gradients["w"] for step in range(3)]
+
+    np.testing.assert_array_equal(run(5), run(5))
+    assert not np.array_equal(run(5), run(6))
+
+
+def test_steps_and_tensors_round_differently():
+    values = heavy(1000)
+    exchange = Exchange(codec("terngrad"))
+    first = exchange.step(0, [{"a": values, "b": values}]).gradients
+    second = exchange.step(1, [{"a": values, "b": values}]).gradients
+    assert not np.array_equal(first["a"], first["b"])
+    assert not np.array_equal(first["a"], second["a"])
+
+
+def test_state_belongs_to_a_tensor_of_a_worker():
+    """Error feedback: what was sent in total stays within one residual of what was given in total."""
+    exchange = Exchange(Memory(), 2, refit="0,50")
+    given, sent = np.zeros(30), np.zeros(30)
+    for step in range(100):
+        pair = [{"w": heavy(30, [worker, step]) + worker} for worker in range(2)]
+        result = exchange.step(step, pair)
+        given += (pair[0]["w"] + pair[1]["w"]) / 2
+        sent += result.gradients["w"]
+        assert result.tally.shared_bits == (2 * 64 if step in (0, 50) else 0)
+    assert np.abs(sent / 100 - given / 100).max() < 0.05
+    assert np.abs(given / 100 - 0.5).max() < 0.01
+
+
+def test_the_codec_aggregates():
+    result = Exchange(Vote(), 3).step(0, [{"w": np.array([2.0, -1.0, k])} for k in (5.0, -0.1, 0.2)])
+    np.testing.assert_array_equal(result.gradients["w"], [1, -1, 1])
+
+
+def poisoned(*workers):
+    batch = gradients(3)
+    for worker in workers:
+        batch[worker]["w"][3, :2] = np.nan, np.inf
+    return batch
+
+
+def test_skipping_leaves_a_workers_tensor_out():
+    result = Exchange(codec("none"), 3).step(7, poisoned(1))
+    clean = gradients(3)
+    mean = ((clean[0]["w"].astype(np.float64) + clean[2]["w"]) / 2).astype(np.float32)
+    np.testing.assert_array_equal(result.gradients["w"], mean)
+    np.testing.assert_array_equal(result.gradients["b"], Exchange(codec("none"), 3).step(7, clean).gradients["b"])
+    assert [(b.tensor, b.worker, b.count) for b in result.bad] == [("w", 1, 2)]
+    assert result.tally.nonfinite == 2
+    assert result.tally.payload_bits == 32 * (2 * 1000 + 3 * 25)
+    assert result.tally.float32_bits == result.tally.payload_bits
+
+
+def test_a_tensor_that_no_worker_can_send_is_missing():
+    result = Exchange(codec("qsgd"), 3).step(0, poisoned(0, 1, 2))
+    assert list(result.gradients) == ["b"]
+    assert result.tally.nonfinite == 6
+
+
+def test_zeros_are_sent_where_the_user_says_so():
+    batch = poisoned(0)
+    result = Exchange(codec("none"), 3, nonfinite="zero").step(0, batch)
+    clean = gradients(3)
+    clean[0]["w"][3, :2] = 0
+    np.testing.assert_array_equal(
+        result.gradients["w"], Exchange(codec("none"), 3).step(0, clean).gradients["w"]
+    )
+    assert result.tally.nonfinite == 2
+    assert np.isnan(batch[0]["w"][3, 0])
+
+
+def test_an_error_names_step_worker_and_tensor():
+    with pytest.raises(NonfiniteGradientError, match=r"step 7, worker 2, w: 2 of 1000 ") as error:
+        Exchange(codec("qsgd"), 3, nonfinite="error").step(7, poisoned(2))
+    assert error.value.exit_code == 3
+
+
+def test_a_fit_that_was_missed_happens_at_the_next_chance():
+    exchange = Exchange(Memory(), refit="0,5")
+    bad = np.full(8, np.nan, np.float32)
+    shared = [
+        exchange.step(step, [{"w": bad if step in (0, 5) else heavy(8)}]).tally.shared_bits for step in range(9)
+    ]
+    assert shared == [0, 64, 0, 0, 0, 0, 64, 0, 0]
+
+
+def test_a_codec_over_the_whole_model_sees_one_tensor():
+    made = codec("qsgd:bits=4,bucket_size=256,scope=model")
+    batch = gradients(2)
+    result = Exchange(made, 2, seed=4, refit="once").step(3, batch)
+    total, decoded = 0, []
+    for worker, tensors in enumerate(batch):
+        whole = np.concatenate([tensors["w"].ravel(), tensors["b"]])
+        state = made.fit(made.init(whole.size), MomentSketch.from_spec(whole, made.needs), 3)
+        payload = made.encode(state, whole, Key.derive(4, tensor="*", step=3, worker=worker))
+        total += 8 * (len(payload) - ENVELOPE_BYTES + len(made.shared(state)))
+        decoded.append(made.decode(made.shared(state), payload, whole.size))
+    assert result.tally.bits == total
+    mean = made.aggregate(decoded)
+    np.testing.assert_array_equal(result.gradients["w"], mean[:1000].reshape(40, 25))
+    np.testing.assert_array_equal(result.gradients["b"], mean[1000:])
+
+
+def test_a_codec_over_the_whole_model_needs_all_of_it():
+    exchange = Exchange(codec("qsgd:scope=model"))
+    first = {"w": heavy(6), "b": heavy(2)}
+    exchange.step(0, [first])
+    with pytest.raises(UsageError, match="b differs from the first step"):
+        exchange.step(1, [{"w": heavy(6)}])
+    turned = exchange.step(1, [{"b": first["b"], "w": first["w"]}]).gradients
+    assert turned["w"].shape == (6,)
+    assert exchange.step(2, [{"w": np.full(6, np.nan, np.float32), "b": first["b"]}]).gradients == {}
+
+
+def test_a_tensor_that_a_worker_lacks_is_averaged_over_the_others():
+    result = Exchange(codec("none"), 2).step(0, [{"w": heavy(4)}, {"w": heavy(4), "b": heavy(2)}])
+    np.testing.assert_array_equal(result.gradients["b"], heavy(2))
+    assert list(result.gradients) == ["w", "b"]
+
+
+def test_zero_gradients_have_no_relative_error():
+    tally = Exchange(codec("qsgdinf"), 2).step(0, [{"w": np.zeros(10, np.float32)}] * 2).tally
+    assert tally.relative_variance == 0.0
+
+
+def test_a_tally_before_anything_was_sent():
+    tally = Exchange(codec("none")).step(0, [{}]).tally
+    assert tally.bits == 0
+    assert np.isnan(tally.ratio)
+    assert np.isnan(tally.bits_per_element)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(UsageError, match="workers: 0 is below 1"):
+        Exchange(codec("none"), 0)
+    with pytest.raises(UsageError, match=r"'skp' is unknown; did you mean skip\?"):
+        Exchange(codec("none"), nonfinite="skp")
+    with pytest.raises(UsageError, match="of 1 workers where there are 2"):
+        Exchange(codec("none"), 2).step(0, [{}])
+    exchange = Exchange(codec("qsgd"))
+    exchange.step(0, [{"w": heavy(6)}])
+    with pytest.raises(UsageError, match="7 values where the state is for 6"):
+        exchange.step(1, [{"w": heavy(7)}])

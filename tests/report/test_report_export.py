@@ -1,0 +1,89 @@
+import csv
+import io
+import json
+import re
+
+import pytest
+from helpers_report import EVIL, result_of, row, rows_of, write_runs
+
+from gtrace.cli.options import print_json
+from gtrace.errors import UsageError
+from gtrace.report.export import markdown_text, to_csv, to_json, to_markdown
+from gtrace.report.inputs import make_report
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return make_report([result_of(rows_of(), ["careful"])])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return make_report(runs=[write_runs(tmp_path_factory.mktemp("runs") / "a.jsonl")])
+
+
+def test_csv_holds_every_configuration_at_full_precision(sweep):
+    found = list(csv.DictReader(io.StringIO(to_csv(sweep))))
+    configurations = sweep.sweeps[0].configurations
+    assert [r["spec"] for r in found] == [c.spec for c in configurations]
+    assert [float(r["relative_variance"]) for r in found] == [c.relative_variance for c in configurations]
+    assert found[0]["results"] == "sweep"
+    assert next(r for r in found if r["method"] == "terngrad")["nominal_bits"] == ""
+
+
+def test_csv_of_runs(runs):
+    found = list(csv.DictReader(io.StringIO(to_csv(runs))))
+    assert [r["run"] for r in found] == ["none", "qsgdinf:bits=3,bucket_size=8192"]
+    assert float(found[1]["bits_per_worker"]) == 120 * 3 * 38_000
+
+
+def test_csv_does_not_mix(sweep, runs):
+    mixed = make_report([result_of([])], [[{"type": "study"}]])
+    with pytest.raises(UsageError, match="one kind of table"):
+        to_csv(mixed)
+    assert to_csv(make_report([result_of([])])) == ""
+
+
+def test_json_is_json_and_holds_the_brackets(sweep, runs, capsys):
+    for report in (sweep, runs):
+        print_json(to_json(report))
+    text = capsys.readouterr().out
+    assert "NaN" not in text
+    first, second = (json.loads(part) for part in re.split(r"(?<=\n})\n(?={)", text))
+    (found,) = first["sweeps"]
+    cell = next(e for e in found["equal_bits"] if e["method"] == "qsgdinf" and e["bits"] == 2)
+    assert (cell["outcome"], cell["lower"], cell["upper"]) == (
+        "interpolated",
+        "qsgdinf:bits=3,bucket_size=8192",
+        "qsgdinf:bits=4,bucket_size=8192",
+    )
+    missing = next(e for e in found["equal_bits"] if e["method"] == "terngrad")
+    assert missing["relative_variance"] is None
+    assert missing["why"] == "every configuration of this method takes fewer bits"
+    assert found["warnings"] == ["careful"]
+    assert len(found["per_tensor"]["natural:bucket_size=8192"]) == 8
+    assert len(second["runs"][0]["runs"][0]["loss"]) == 120
+
+
+def test_markdown_tables_have_one_width_each(sweep, runs):
+    for report in (sweep, runs):
+        text = to_markdown(report)
+        blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+        assert blocks
+        for block in blocks:
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+    text = to_markdown(sweep)
+    assert text.startswith("# gtrace report: sweep\n\n## Sweep sweep\n\n**At 2 measured bits")
+    assert re.search(r"^\| qsgdinf \| \*\*\S+\*\* \(b2–b3\) ", text, re.MULTILINE)
+    assert "- Warning: careful" in text
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_markdown_shows_names_literally(name):
+    text = to_markdown(make_report([result_of([row(codec=name, method=name, squared_error=0.5, bits_total=2.0)])]))
+    assert "<script" not in text.replace("\\<", "")
+    assert not set(text) & {"\x1b", "\u202e"}
+    assert markdown_text(name) in text
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) in (6, 10)

@@ -1,0 +1,162 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+from helpers_report import EVIL, PROVENANCE, result_of, row, rows_of, write_runs
+
+from gtrace.report.html import flatten, to_html
+from gtrace.report.inputs import make_report
+
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """Elements, identifiers, text and attributes of a page; fails on tags that do not match."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.ids, self.attributes, self.text = [], [], [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    log = write_runs(tmp_path_factory.mktemp("runs") / "train.jsonl")
+    return make_report([result_of(rows_of(), ["fc1: 2 NaN"], PROVENANCE)], [log], title="Both")
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return to_html(report)
+
+
+def test_the_page_is_well_formed(page):
+    parsed = Page(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert parsed.tags.count("svg") == 3 + 3
+    assert parsed.tags.count("h1") == 1
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert parsed.tags.count("caption") == 3
+
+
+def test_nothing_is_fetched_from_anywhere(page):
+    parsed = Page(page)
+    assert "script" not in parsed.tags
+    assert "link" not in parsed.tags
+    assert "iframe" not in parsed.tags
+    for name, value in parsed.attributes:
+        if name in ("src", "href", "data", "action", "srcset"):
+            assert value.startswith(("#", "data:image/png;base64,"))
+    assert "http" not in page
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+
+
+def test_every_reference_inside_a_figure_has_its_target(page):
+    ids = set(Page(page).ids)
+    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page))
+    assert used
+    assert {a or b for a, b in used} == ids
+
+
+def test_the_answer_comes_first(page):
+    text = Page(page).text
+    order = [
+        "Both",
+        "At 2 measured bits per coordinate, qsgdinf adds the least error",
+        "Trained with qsgdinf",
+        "Relative variance at equal measured bits",
+        "Error against measured bits",
+        "Configurations",
+        "Error over training",
+        "Error per layer",
+        "Relative variance per tensor",
+        "fc1: 2 NaN",
+        "gtrace sweep digits_cnn.zarr",
+        "Training runs",
+        "Training against steps",
+        "How to read this page",
+    ]
+    places = []
+    for words in order:
+        places.append(text.index(words, places[-1] if places else text.index("Both\n") if "Both\n" in text else 0))
+    assert places == sorted(places)
+
+
+def test_figures_follow_the_colours_of_the_page(page):
+    figures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert "prefers-color-scheme" in page
+    for figure in figures:
+        named = set(re.findall(r"var\((--c[0-9a-f]{6})\)", figure))
+        assert named
+        assert all(f"{name}:#" in page for name in named)
+        # Black and white on the heat map belong to its colours; everything else is a variable.
+        assert set(re.findall(r"#[0-9a-f]{6}", figure)) <= {"#111111", "#fefefe"}
+        assert 'role="img"' in figure
+        assert "aria-label" in figure
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_are_shown_and_do_nothing(name):
+    rows = [
+        row(name, codec=name, method=name, squared_error=0.5, bits_total=b, step=s, params="x")
+        for b, s in ((2, 0), (2, 1))
+    ]
+    page = to_html(make_report([result_of(rows, [name], {name: {"x": name}})], title=name))
+    parsed = Page(page)
+    assert "script" not in parsed.tags
+    assert "onload" not in dict(parsed.attributes)
+    assert not set(page) & {"\x1b", "\u202e"}
+    shown = name.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert parsed.text.count(shown) >= 6
+
+
+def test_the_page_is_the_same_every_time(report, page):
+    assert to_html(report) == page
+
+
+def test_two_hundred_layers_stay_small():
+    layers = [f"model.layers.{k}.attention.weight" for k in range(200)]
+    page = to_html(make_report([result_of(rows_of(layers=layers, steps=(0,), draws=0))]))
+    assert len(page) < 1_000_000
+    assert Page(page).text.count("model.layers.199.attention.weight") == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "figures", "words"),
+    [
+        ([], 0, "the sweep has no rows"),
+        ([row(squared_error=None)], 0, "no row holds an error"),
+        ([row(squared_error=0.5, bits_total=3.0)], 3, "no other method has data there"),
+        ([row(squared_error=0.5)], 2, "No bits known"),
+        ([row(method="none", squared_error=0.0, bits_total=32.0)], 0, "nothing to compare"),
+    ],
+)
+def test_little_or_nothing_still_makes_a_page(rows, figures, words):
+    parsed = Page(to_html(make_report([result_of(rows)])))
+    assert parsed.tags.count("svg") == figures
+    assert words in parsed.text
+
+
+def test_nested_facts_become_lines():
+    assert flatten({"a": 1, "b": {"c": "x", "d": [1, 2]}}) == [("a", "1"), ("b.c", "x"), ("b.d", "[1, 2]")]

@@ -1,0 +1,101 @@
+import io
+
+import pytest
+from helpers_report import EVIL, result_of, row, rows_of, write_runs
+from rich.console import Console
+
+from gtrace.report.inputs import make_report
+from gtrace.report.names import number
+from gtrace.report.text import print_report
+
+
+def printed(report, width=120, encoding="utf-8", **console):
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+    print_report(report, Console(file=file, width=width, highlight=False, emoji=False, markup=False, **console))
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return make_report([result_of(rows_of(), warnings=["fc1 step 3: 2 NaN"])])
+
+
+def test_verdict_first_then_the_headline_then_the_rest(sweep):
+    text = printed(sweep)
+    order = [
+        "At 2 measured bits per coordinate, qsgdinf adds the least error",
+        "Relative variance at equal measured bits",
+        "Below each number",
+        "Configurations",
+        "warning: fc1 step 3: 2 NaN",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_each_number_stands_over_its_bracket(sweep):
+    lines = printed(sweep).splitlines()
+    k = next(k for k, line in enumerate(lines) if line.startswith("qsgdinf   "))
+    assert len(lines[k].split()) == 5
+    assert lines[k + 1].split() == ["b2–b3", "b3–b4", "b4–b5", "b5–b6"]
+    assert next(line for line in lines if line.startswith("terngrad ")).split()[1:] == ["–"] * 4
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 120])
+def test_no_number_is_cut_and_no_line_is_wider_than_the_terminal(sweep, width):
+    text = printed(sweep, width)
+    assert "…" not in text
+    for c in sweep.sweeps[0].configurations:
+        assert number(c.relative_variance) in text
+        assert number(c.bits) in text
+    assert "0.0528" in text
+    if width >= 60:
+        assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_narrow_terminals_say_what_they_hide(sweep):
+    assert "Hidden on a terminal this narrow: bits entropy, bits Huffman, W1" in printed(sweep, 80)
+    assert "Hidden" not in printed(sweep, 120)
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    report = make_report([result_of(rows_of(methods=("qsgdinf",), layers=("ä", "中文")))])
+    text = printed(report, encoding="ascii")
+    assert "b3-b4" in text
+    assert "||g||^2" in text
+    assert "\\u" not in text
+
+
+def test_colour_only_where_it_is_wanted(sweep, monkeypatch):
+    assert "\x1b[" in printed(sweep, force_terminal=True, color_system="standard", no_color=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    coloured = printed(sweep, force_terminal=True, color_system="standard")
+    assert "\x1b[3" not in coloured
+    assert "\x1b[" not in printed(sweep)
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_have_no_effect(name):
+    rows = [row(codec=name, method=name, squared_error=0.5, bits_total=2.0, params="x")]
+    text = printed(make_report([result_of(rows, warnings=[name])], title=name), 200)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    shown = name.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    assert text.count(shown) >= 3
+
+
+def test_runs_and_sweeps_side_by_side(tmp_path, sweep):
+    report = make_report([result_of(rows_of(bits=[2, 3]))], [write_runs(tmp_path / "b.jsonl")])
+    text = printed(report)
+    assert text.index("Sweep sweep") < text.index("Training b.jsonl")
+    assert "Trained with qsgdinf:bits=3" in text
+    assert "Training b.jsonl" not in printed(make_report(runs=[tmp_path / "b.jsonl"]))
+
+
+def test_empty_inputs_have_words(tmp_path):
+    assert "the sweep has no rows" in printed(make_report([result_of([])]))
+    assert "No training step was logged" in printed(
+        make_report(runs=[write_runs(tmp_path / "c.jsonl", steps=0, end=False)])
+    )

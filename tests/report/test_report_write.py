@@ -1,0 +1,177 @@
+import os
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from helpers_report import result_of, rows_of, write_runs, write_sweep
+
+import gtrace
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.report import default_page, load_report, make_report, newest_results, write_html, write_report
+from gtrace.report.inputs import kind_of
+from gtrace.report.write import output_kind
+
+
+@pytest.fixture
+def sweep_path(tmp_path):
+    return write_sweep(tmp_path / "a.sweep.db", rows_of(bits=[2, 3], layers=("w", "v")))
+
+
+@pytest.fixture(scope="module")
+def small():
+    return make_report([result_of(rows_of(bits=[2, 3], layers=("w", "v")))])
+
+
+def test_one_page_on_a_sweep_and_a_run(tmp_path, sweep_path):
+    log = write_runs(tmp_path / "train.jsonl", steps=40)
+    path = write_html(tmp_path / "page.html", sweeps=[sweep_path], runs=[log], title="My <run>")
+    text = path.read_text(encoding="utf-8")
+    assert path == tmp_path / "page.html"
+    assert "<h1>My &lt;run&gt;</h1>" in text
+    assert text.index("<code>a.sweep.db</code>") < text.index("<code>train.jsonl</code>")
+    assert text.count("<svg") == 6
+
+
+def test_nothing_is_overwritten_unless_asked(tmp_path, sweep_path):
+    path = tmp_path / "page.html"
+    path.write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"page\.html: exists already"):
+        write_html(path, sweeps=[sweep_path])
+    assert path.read_text() == "mine"
+    write_html(path, sweeps=[sweep_path], force=True)
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_failed_write_leaves_no_half_file(tmp_path, small, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("mine")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(UsageError, match="No space left"):
+        write_report(small, path, force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_gets_the_page_and_every_figure(tmp_path, small):
+    written = write_report(small, tmp_path / "out")
+    names = ["rate-distortion", "variance-over-steps", "layers"]
+    assert written[0] == tmp_path / "out" / "report.html"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        ["report.html", *(f"{name}.{kind}" for name in names for kind in ("png", "svg"))]
+    )
+    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    for name in names:
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ET.parse(tmp_path / "out" / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+def test_one_file_in_the_way_stops_the_whole_folder(tmp_path, small):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "layers.svg").write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"layers\.svg"):
+        write_report(small, folder)
+    assert [p.name for p in folder.iterdir()] == ["layers.svg"]
+    assert len(write_report(small, folder, force=True)) == 7
+
+
+def test_figures_of_several_sweeps_keep_apart(tmp_path):
+    rows = list(rows_of(bits=[3], layers=("w",), steps=(0,), methods=("qsgd",)))
+    for name in ("a b", "c"):
+        write_sweep(tmp_path / f"{name}.sweep.db", rows)
+    report = load_report([tmp_path / "a b.sweep.db", tmp_path / "c.sweep.db"])
+    names = {p.name for p in write_report(report, tmp_path / "out")}
+    assert {"a_b-layers.png", "c-layers.png", "report.html"} <= names
+
+
+def test_inputs_of_one_name_are_told_apart_by_their_path(tmp_path):
+    rows = list(rows_of(bits=[3], layers=("w",), steps=(0,), methods=("qsgd",)))
+    paths = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        paths.append(write_sweep(tmp_path / name / "x.sweep.db", rows))
+    assert [s.name for s in load_report(paths).sweeps] == [str(p) for p in paths]
+    assert load_report(paths[:1]).sweeps[0].name == "x.sweep.db"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("x.html", ".html"), ("x.MD", ".md"), ("x.csv", ".csv"), ("x", "")])
+def test_the_suffix_says_what_is_written(tmp_path, name, kind):
+    assert output_kind(tmp_path / name) == kind
+
+
+def test_other_suffixes_and_missing_folders_are_refused(tmp_path, small):
+    with pytest.raises(UsageError, match=r"\.html, \.md, \.csv"):
+        output_kind(tmp_path / "x.docx")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="folder"):
+        output_kind(tmp_path / "file")
+    for name in ("x.html", "x"):
+        with pytest.raises(UsageError, match="does not exist"):
+            write_report(small, tmp_path / "nowhere" / name)
+    (tmp_path / "folder.csv").mkdir()
+    assert output_kind(tmp_path / "folder.csv") == ""
+
+
+@pytest.mark.parametrize(
+    ("results", "page"),
+    [
+        ("/x/digits.sweep.db", "digits.report.html"),
+        ("run.jsonl", "run.report.html"),
+        ("t.zarr", "t.report.html"),
+        ("t.h5", "t.report.html"),
+        ("odd", "odd.report.html"),
+    ],
+)
+def test_the_page_is_named_after_the_first_results(results, page, tmp_path):
+    assert str(default_page(tmp_path / results)) == page
+
+
+def test_what_a_path_holds_is_told_from_its_content(tmp_path, sweep_path):
+    renamed = sweep_path.rename(tmp_path / "x.dat")
+    assert kind_of(renamed) == "sweep"
+    log = write_runs(tmp_path / "r.jsonl", steps=2)
+    assert kind_of(log.rename(tmp_path / "y.txt")) == "run"
+    (tmp_path / "z").write_bytes(b"\x89HDF\r\n\x1a\n")
+    assert kind_of(tmp_path / "z") == "trace"
+    assert kind_of(tmp_path) == "trace"
+    with pytest.raises(TraceError, match="no such file"):
+        kind_of(tmp_path / "missing")
+
+
+def test_the_newest_sweep_and_the_newest_run_log_are_taken(tmp_path):
+    paths = [
+        write_sweep(tmp_path / "old.sweep.db", []),
+        write_sweep(tmp_path / "new.sweep.db", []),
+        write_runs(tmp_path / "old.jsonl", steps=1),
+        write_runs(tmp_path / "new.jsonl", steps=1),
+    ]
+    (tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
+    for age, path in enumerate(reversed(paths)):
+        for part in tmp_path.glob(f"{path.name}*"):
+            os.utime(part, (1e9 - age, 1e9 - age))
+    assert [p.name for p in newest_results(tmp_path)] == ["new.jsonl", "new.sweep.db"]
+    paths[2].unlink()
+    paths[3].unlink()
+    assert [p.name for p in newest_results(tmp_path)] == ["new.sweep.db"]
+
+
+def test_a_folder_without_results_says_how_to_get_some(tmp_path):
+    with pytest.raises(TraceError, match="gtrace sweep"):
+        newest_results(tmp_path)
+
+
+def test_a_trace_is_listed(tmp_path):
+    with gtrace.create_trace(tmp_path / "t.zarr") as trace:
+        for step in (0, 1):
+            trace.append(step, "fc.weight", np.ones((3, 4), dtype=np.float32))
+            trace.commit(step, loss=1.0)
+    report = load_report([tmp_path / "t.zarr"])
+    (summary,) = report.traces
+    assert [(t.name, t.shape, t.elements, t.steps) for t in summary.tensors] == [("fc.weight", (3, 4), 12, 2)]
+    assert summary.sentence.startswith("1 tensor, 12 elements, up to 2 steps each.")
+    page = write_report(report, tmp_path / "t.html")[0].read_text(encoding="utf-8")
+    assert "3 × 4" in page

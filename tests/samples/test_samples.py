@@ -1,0 +1,98 @@
+"""The shipped scripts: they train, repeat themselves, and do not notice that they are captured."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers_capture import SAMPLES
+
+import gtrace
+from gtrace.capture import CaptureSession, capture_options
+from gtrace.host.launcher import Program, run_program
+
+#: script -> arguments that make it short, and its parameters.
+SCRIPTS = {
+    "digits_cnn.py": (["--epochs", "1"], 8),
+    "digits_mlp.py": (["--epochs", "1"], 6),
+    "char_lstm.py": (["--steps", "8"], 7),
+}
+
+
+def train(script, *args):
+    arguments = tuple(map(str, args))
+    assert run_program(Program(str(SAMPLES / script), arguments)).exit_code == 0
+
+
+@pytest.fixture
+def anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_weights_are_the_same_bit_for_bit_with_and_without_capture(anywhere, script, capsys):
+    short, tensors = SCRIPTS[script]
+    train(script, *short, "--save", "plain.pt")
+    plain_output = capsys.readouterr().out
+    session = CaptureSession(capture_options(anywhere / "run.zarr"))
+    session.start()
+    train(script, *short, "--save", "captured.pt")
+    summary = session.finish("complete")
+    assert capsys.readouterr().out == plain_output
+    plain, captured = (torch.load(name, weights_only=True) for name in ("plain.pt", "captured.pt"))
+    assert plain.keys() == captured.keys()
+    assert all(torch.equal(plain[name], captured[name]) for name in plain)
+    assert (summary.rows, summary.errors) == (summary.steps_seen, 0)
+    trace = gtrace.open_trace(anywhere / "run.zarr")
+    assert [tensor.name for tensor in trace.tensors] == list(plain)
+    assert len(trace.tensors) == tensors
+    assert np.isfinite(trace.scalars()["loss"]).all()
+
+
+def test_seeds_decide(anywhere):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train("digits_mlp.py", "--epochs", "1", "--seed", seed, "--save", f"{name}.pt")
+    a, b, c = (torch.load(f"{name}.pt", weights_only=True)["0.weight"] for name in "abc")
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_the_network_learns_the_digits(anywhere, capsys):
+    train("digits_cnn.py", "--epochs", "4", "--batch-size", "32")
+    accuracies = [float(text) for text in re.findall(r"test accuracy ([\d.]+)", capsys.readouterr().out)]
+    assert len(accuracies) == 4
+    assert accuracies[-1] > 0.9
+
+
+def test_scripts_know_nothing_of_gtrace():
+    for script in SCRIPTS:
+        assert "gtrace" not in (SAMPLES / script).read_text()
+
+
+def test_digits_are_complete():
+    with gzip.open(SAMPLES / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    assert table.shape == (1797, 65)
+    assert (table[:, :-1].min(), table[:, :-1].max()) == (0, 16)
+    assert np.bincount(table[:, -1]).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+
+
+def test_sonnets_are_complete():
+    poems = (SAMPLES / "data" / "sonnets.txt").read_text(encoding="ascii").split("\n\n")
+    lines = [len(poem.strip("\n").split("\n")) for poem in poems]
+    assert len(poems) == 154
+    assert {number: count for number, count in enumerate(lines, 1) if count != 14} == {99: 15, 126: 12}
+    assert poems[17].startswith("Shall I compare thee to a summer's day?\n")
+
+
+def test_data_is_small_and_attributed():
+    readme = (SAMPLES / "data" / "README.md").read_text()
+    for path in (SAMPLES / "data").iterdir():
+        assert path.stat().st_size < 100_000
+        assert path.name == "README.md" or f"## {path.name}" in readme
+    assert "CC BY 4.0" in readme
+    assert "public domain" in readme

@@ -1,0 +1,84 @@
+"""Runs as a program: forks writers of traces and kills them with signal 9, one after the other.
+
+    killed_writers.py random FOLDER SUFFIX STEPS COUNT     at moments drawn at random
+    killed_writers.py replace FOLDER SUFFIX STEPS STRIDE   just before the n-th file is moved into its place
+
+Prints, for each writer, a line of JSON: its trace, the last step whose commit returned, and whether it finished.
+Forked, not spawned: the imports are paid once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from helpers_trace import write_steps
+
+from gtrace.trace import create_trace
+
+
+def write(path, steps, report, before=None):
+    """Write the made-up trace; ``report`` is a pipe that gets a byte for each step that was committed."""
+    if before is not None:
+        count = 0
+        move = os.replace
+
+        def counted(source, target):
+            nonlocal count
+            if count == before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            move(source, target)
+
+        os.replace = counted
+    with create_trace(path) as writer:
+        for step in range(steps):
+            write_steps(writer, [step])
+            os.write(report, b".")
+
+
+def run(path, steps, wait=None, before=None):
+    """Fork a writer, kill it after ``wait`` seconds or let it kill itself, and tell what it had done."""
+    read, report = os.pipe()
+    child = os.fork()
+    if child == 0:
+        write(path, steps, report, before)
+        os._exit(0)
+    os.close(report)
+    if wait is not None:
+        time.sleep(wait)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    committed = 0
+    while chunk := os.read(read, 4096):
+        committed += len(chunk)
+    os.close(read)
+    print(json.dumps({"path": str(path), "committed": committed, "finished": status == 0}), flush=True)
+    return status == 0
+
+
+def main(how, folder, suffix, steps, number):
+    import gtrace.trace.hdf5_write
+    import gtrace.trace.zarr_write  # noqa: F401
+
+    steps, number = int(steps), int(number)
+    if how == "random":
+        rng = random.Random(1)
+        start = time.monotonic()
+        run(Path(folder) / f"whole{suffix}", steps)
+        whole = time.monotonic() - start
+        for k in range(number):
+            run(Path(folder) / f"run{k}{suffix}", steps, wait=rng.uniform(0, whole))
+    else:
+        place = 0
+        while not run(Path(folder) / f"run{place}{suffix}", steps, before=place):
+            place += number
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

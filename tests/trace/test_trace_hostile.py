@@ -1,0 +1,382 @@
+"""Traces that somebody damaged or forged end in one line that says where, never in an allocation or execution."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from helpers_trace import STEPS, edit_json, gradient, write_trace
+from numcodecs.blosc import Blosc
+from numcodecs.zstd import Zstd
+
+from gtrace.errors import TraceError
+from gtrace.trace import open_trace
+from gtrace.trace.chunks import decode_chunk
+from gtrace.trace.statistics import checksum_bytes
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_trace(tmp_path / "run.zarr")
+
+
+@pytest.fixture
+def group(path):
+    return path / "rank00000" / "weight_grad"
+
+
+def read_all(path):
+    with open_trace(path) as trace:
+        assert trace.fingerprint
+        for info in trace.tensors:
+            assert trace.statistics(info.name)
+            for step in trace.steps(info.name):
+                trace.read(info.name, step)
+        return trace.scalars()
+
+
+def refused(path, *words):
+    """Reading everything ends in a TraceError of one line that says these words."""
+    with pytest.raises(TraceError) as error:
+        read_all(path)
+    message = str(error.value)
+    assert error.value.exit_code == 3
+    assert message.isprintable()
+    for word in (str(path), *words):
+        assert word in message, message
+
+
+def seal(data):
+    return data + checksum_bytes(data).to_bytes(4, "little")
+
+
+def test_what_is_no_trace(tmp_path):
+    refused(tmp_path / "no.zarr", "no such trace")
+    refused(tmp_path, "not a gtrace trace")
+    (tmp_path / "text.h5").write_text("hello")
+    refused(tmp_path / "text.h5", "no HDF5 file")
+    (tmp_path / "old.zarr").mkdir()
+    (tmp_path / "old.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
+    refused(tmp_path / "old.zarr", "Zarr format 2")
+    zarr.create_group(tmp_path / "foreign.zarr")
+    refused(tmp_path / "foreign.zarr", "not a gtrace trace")
+    os.mkfifo(tmp_path / "pipe.h5")
+    refused(tmp_path / "pipe.h5", "neither a file nor a folder")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d["attributes"].update(version=2), ("newer gtrace", "format 2", "upgrade")),
+        (lambda d: d["attributes"].update(version=0), ("version 0",)),
+        (lambda d: d["attributes"].update(version="1\x1b[2J"), (r"1\x1b[2J",)),
+        (lambda d: d["attributes"].update(version=True), ("version True",)),
+        (lambda d: d["attributes"].update(format="other"), ("not a gtrace trace",)),
+        (lambda d: d.update(zarr_format=2), ("zarr.json", "not Zarr format 3")),
+        (lambda d: d.update(node_type="array"), ("an array where a group belongs",)),
+        (lambda d: d.update(attributes=[]), ("'attributes' is no object",)),
+    ],
+)
+def test_forged_root(change, words, path):
+    edit_json(path / "zarr.json", change)
+    refused(path, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ("bad JSON",)),
+        ('{"zarr_format": 3', ("bad JSON",)),
+        ("[" * 100_000, ("nested too deep",)),
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": NaN}}', ("NaN is no JSON",)),
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"x": -Infinity}}', ("-Infinity is no JSON",)),
+        ("[3]", ("not Zarr format 3",)),
+        ("\xff\xfe", ("bad JSON",)),
+        ("9" * 10_000, ("bad JSON",)),
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("place", [".", "rank00000", "rank00000/weight_grad", "rank00000/weight_grad/fc.bias"])
+def test_bad_json(text, words, place, path):
+    (path / place / "zarr.json").write_text(text, encoding="latin-1")
+    refused(path, "zarr.json", *words)
+
+
+def test_a_document_too_large_is_not_read(path):
+    os.truncate(path / "zarr.json", 2**30)
+    refused(path, "zarr.json", "1073741824 bytes where at most")
+
+
+def _codec(*names):
+    return lambda d: d.update(codecs=[{"name": name} for name in names])
+
+
+def _chunks(*shape):
+    return lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=list(shape))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_codec("bytes", "numcodecs.pickle"), ("bytes, numcodecs.pickle", "not on the list")),
+        (_codec("bytes", "gzip"), ("not on the list",)),
+        (_codec("sharding_indexed"), ("not on the list",)),
+        (_codec("bytes", "blosc", "blosc", "crc32c"), ("not on the list",)),
+        (_codec("transpose", "bytes"), ("not on the list",)),
+        (_codec(), ("not on the list",)),
+        (lambda d: d.update(codecs="bytes"), ("no list of codecs",)),
+        (lambda d: d["codecs"][0]["configuration"].update(endian="big"), ("not little-endian",)),
+        (lambda d: d.update(data_type="object"), ("data type object",)),
+        (lambda d: d.update(data_type={"name": "numpy.datetime64"}), ("data type",)),
+        (lambda d: d.update(data_type="string"), ("data type string",)),
+        (lambda d: d.update(data_type="float64"), ("has to be float32",)),
+        (_chunks(1, 2**30), ("chunks of 4294967296 bytes", "at most")),
+        (_chunks(64), ("do not fit together",)),
+        (_chunks(0, 7), ("do not fit together",)),
+        (_chunks(64, True), ("do not fit together",)),
+        (lambda d: d.update(shape=[6, 2**40]), ("1099511627776 elements of a tensor of shape [7]",)),
+        (lambda d: d.update(shape=[6, -7]), ("do not fit together",)),
+        (lambda d: d.update(shape=[6]), ("do not fit together",)),
+        (lambda d: d.update(shape=None), ("do not fit together",)),
+        (lambda d: d["chunk_grid"].update(name="rectangular"), ("no regular chunk grid",)),
+        (lambda d: d.update(chunk_grid=[]), ("no regular chunk grid",)),
+        (lambda d: d["chunk_key_encoding"].update(name="v2"), ("chunk keys",)),
+        (lambda d: d["chunk_key_encoding"]["configuration"].update(separator="/"), ("chunk keys",)),
+        (lambda d: d.update(storage_transformers=[{"name": "x"}]), ("storage transformers",)),
+        (lambda d: d.update(node_type="group"), ("a group where an array belongs",)),
+        (lambda d: d["attributes"].update(name=3), ("'name' is no text",)),
+        (lambda d: d["attributes"].update(name="fc.weight"), ("two tensors have one name",)),
+        (lambda d: d["attributes"].update(index="0"), ("'index' is no column number",)),
+        (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
+        (lambda d: d["attributes"].update(index=1), ("tensor number 0 is missing",)),
+        (lambda d: d["attributes"].pop("name"), ("tensor number 0 is missing",)),
+        (lambda d: d["attributes"].update(shape="7"), ("'shape' is no list of lengths",)),
+        (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is no list",)),
+        (lambda d: d["attributes"].update(sample=3), ("'sample' is no object",)),
+        (lambda d: d["attributes"].update(dtype=3), ("'dtype' is no text",)),
+    ],
+)
+def test_forged_metadata_of_a_tensor(change, words, path, group):
+    edit_json(group / "fc.bias" / "zarr.json", change)
+    refused(path, "weight_grad", *words)
+
+
+def test_a_name_that_a_terminal_would_act_on_is_escaped(path, group):
+    edit_json(group / "fc.bias" / "zarr.json", lambda d: d["attributes"].update(name="a\x1b]0;x\x07\n"))
+    (group / "fc.bias" / "c.0.0").unlink()
+    refused(path, r"tensor 'a\x1b]0;x\x07\n', step 0", "missing")
+
+
+def test_metadata_that_ask_for_memory_get_none(path, group):
+    """A sampled tensor may claim any length; memory is asked for where chunks are, not where metadata say so."""
+
+    def claim(document):
+        document["shape"] = [6, 2**40]
+        document["chunk_grid"]["configuration"]["chunk_shape"] = [1, 2**24]
+        document["attributes"]["sample"] = {}
+
+    edit_json(group / "fc.bias" / "zarr.json", claim)
+    refused(path, "c.0.1", "tensor 'fc.bias', step 0", "the chunk is missing")
+
+
+@pytest.mark.parametrize("table", ["present", "norm2", "crc32c"])
+def test_tables_that_claim_many_columns(table, path, group):
+    """Columns beyond those of the tensors are not asked for."""
+    edit_json(group / table / "zarr.json", lambda d: d.update(shape=[6, 2**40]))
+    read_all(path)
+    edit_json(group / table / "zarr.json", _chunks(512, 2**20))
+    refused(path, "chunks of", "at most")
+
+
+def test_steps_that_claim_many_rows(path, group):
+    """A million steps, rising, but no table has so many."""
+    rows = 2**16
+    edit_json(group / "step" / "zarr.json", _chunks(rows))
+    edit_json(group / "step" / "zarr.json", lambda d: d.update(shape=[2**40]))
+    (group / "step" / "c.0").write_bytes(seal(Blosc().encode(np.arange(rows))))
+    refused(path, "present", "c.1.0", "missing")
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [([0, 1, 1, 2, 3, 4], ("steps do not rise",)), ([5, 4, 3, 2, 1, 0], ("steps do not rise",))],
+)
+def test_steps_that_do_not_rise(steps, words, path, group):
+    chunk = np.full(1024, -1)
+    chunk[:6] = steps
+    (group / "step" / "c.0").write_bytes(seal(Blosc().encode(chunk)))
+    refused(path, "step", *words)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 4, 10, 19, 100, -1])
+def test_truncated_chunk(keep, path, group):
+    chunk = group / "fc.weight" / "c.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:keep])
+    refused(path, str(chunk), "tensor 'fc.weight', step 0", "truncated")
+
+
+@pytest.mark.parametrize("table", ["step", "present", "norm2", "loss"])
+def test_truncated_table(table, path, group):
+    (chunk,) = (group / table).glob("c.*")
+    chunk.write_bytes(chunk.read_bytes()[:-5])
+    refused(path, str(chunk), "damaged or truncated")
+
+
+@pytest.mark.parametrize("table", ["present", "norm2", "crc32c"])
+def test_missing_table_chunk(table, path, group):
+    (chunk,) = (group / table).glob("c.*")
+    chunk.unlink()
+    refused(path, str(chunk), "missing")
+
+
+@pytest.mark.parametrize("table", ["present", "norm2", "loss"])
+def test_missing_or_wrong_table(table, path, group):
+    edit_json(group / table / "zarr.json", lambda d: d.update(data_type="int64"))
+    refused(path, table, "missing or of another type")
+    (group / table / "zarr.json").unlink()
+    refused(path, table, "missing or of another type")
+
+
+def test_every_flipped_byte_of_a_chunk_is_noticed(path, group):
+    chunk = group / "fc.bias" / "c.0.0"
+    whole = chunk.read_bytes()
+    for place in range(len(whole)):
+        chunk.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with open_trace(path) as trace, pytest.raises(TraceError, match=r"tensor 'fc\.bias', step 0: "):
+            trace.read("fc.bias", 0)
+
+
+def test_a_chunk_from_elsewhere_is_noticed_by_the_commit_record(path, group):
+    """Whole and with a checksum of its own, but of another state of the trace."""
+    rows = np.full((64, 7), np.nan, np.float32)
+    rows[: len(STEPS)] = [gradient("fc.bias", step) for step in STEPS]
+    rows[1] = 0
+    (group / "fc.bias" / "c.0.0").write_bytes(seal(Blosc("lz4").encode(rows)))
+    refused(path, "tensor 'fc.bias', step 1", "checksum mismatch with the commit record")
+
+
+def test_missing_chunk(path, group):
+    (group / "embed%2Fweight" / "c.3.0").unlink()
+    refused(path, "c.3.0", "tensor 'embed/weight', step 4", "missing")
+
+
+@pytest.mark.parametrize("size", [8, 2**31 - 1, 2**32 - 1])
+def test_a_blosc_header_that_claims_another_size(size, path, group):
+    chunk = group / "fc.bias" / "c.0.0"
+    data = bytearray(chunk.read_bytes()[:-4])
+    struct.pack_into("<I", data, 4, size)
+    chunk.write_bytes(seal(bytes(data)))
+    refused(path, "tensor 'fc.bias', step 0", "blosc header")
+
+
+def test_a_zstd_frame_that_inflates(path, group):
+    """30 KB of zstd that hold 1 GB are refused by their header."""
+    edit_json(group / "fc.bias" / "zarr.json", _codec("bytes", "zstd"))
+    bomb = Zstd(level=1).encode(np.zeros(2**24, np.uint8))
+    chunk = group / "fc.bias" / "c.0.0"
+    for data in (bomb, bomb[:5], b"", b"\x28\xb5\x2f\xfd\x00" + bomb[5:]):
+        chunk.write_bytes(data)
+        refused(path, "tensor 'fc.bias', step 0", "zstd frame")
+
+
+def test_zstd_content_sizes_of_every_width():
+    for size in (1, 255, 256, 65_535, 65_792, 70_000):
+        values = np.zeros(size, np.uint8)
+        out = np.ones(size, np.uint8)
+        decode_chunk(bytes(Zstd().encode(values)), ("bytes", "zstd"), out, "here")
+        np.testing.assert_array_equal(out, values)
+
+
+def test_a_chunk_far_too_large_is_not_read(path, group):
+    os.truncate(group / "fc.bias" / "c.0.0", 2**30)
+    refused(path, "c.0.0", "1073741824 bytes where at most")
+
+
+def test_symbolic_links_are_not_followed(path, group, tmp_path):
+    chunk = group / "fc.bias" / "c.0.0"
+    outside = tmp_path / "outside"
+    chunk.rename(outside)
+    chunk.symlink_to(outside)
+    refused(path, str(chunk), "symbolic link")
+    chunk.unlink()
+    outside.rename(chunk)
+    read_all(path)
+    for folder in (group / "fc.bias", group, group.parent):
+        folder.rename(outside)
+        folder.symlink_to(outside)
+        refused(path, str(folder), "symbolic link")
+        folder.unlink()
+        outside.rename(folder)
+    (path / "zarr.json").rename(outside)
+    (path / "zarr.json").symlink_to(outside)
+    refused(path, "symbolic link")
+
+
+def test_pipes_and_folders_in_place_of_files(path, group):
+    chunk = group / "fc.bias" / "c.0.0"
+    chunk.unlink()
+    os.mkfifo(chunk)
+    refused(path, str(chunk), "not a regular file")
+    chunk.unlink()
+    chunk.mkdir()
+    refused(path, str(chunk), "not a regular file")
+
+
+def test_a_trace_opened_through_a_link_is_fine(path, tmp_path):
+    (tmp_path / "link.zarr").symlink_to(path)
+    read_all(tmp_path / "link.zarr")
+
+
+def test_other_groups_and_arrays_are_left_alone(path, group):
+    """Room for what later versions add: sketches, shards, further tables."""
+    for name in ("sketch", "weight_grad_opt0", "weight_grad_optx", "other"):
+        (path / "rank00000" / name).mkdir()
+        (path / "rank00000" / name / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (path / "summary").mkdir()
+    zarr.create_array(str(group / "extra"), shape=(3,), dtype="int16")
+    before = read_all(path)["step"].tolist()
+    assert before == list(STEPS)
+
+
+def test_damage_anywhere_ends_in_a_trace_error(path):
+    """Bytes are changed, cut off and doubled in every kind of file; reading is right or refused, nothing else."""
+    rng = random.Random(5)
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    outcomes = set()
+    for _ in range(150):
+        file = rng.choice(files)
+        whole = file.read_bytes()
+        data = bytearray(whole)
+        place = rng.randrange(len(data))
+        how = rng.randrange(3)
+        if how == 0:
+            data[place] = rng.randrange(256)
+        elif how == 1:
+            del data[place:]
+        else:
+            data[place:place] = data[: rng.randrange(len(data))]
+        file.write_bytes(data)
+        try:
+            read_all(path)
+            outcomes.add("read")
+        except TraceError:
+            outcomes.add("refused")
+        file.write_bytes(whole)
+    assert outcomes == {"read", "refused"}
+
+
+def test_reading_loads_no_code_that_others_chose(path):
+    """Neither zarr-python with its codec registry nor pickle has a part in reading."""
+    program = (
+        "import sys; from gtrace.trace import open_trace; t = open_trace(sys.argv[1]); t.read('fc.bias', 0); "
+        "print([m for m in ('zarr', 'pickle', 'torch', 'numba', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) in ([], ["pickle"])

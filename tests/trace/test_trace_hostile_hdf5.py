@@ -1,0 +1,228 @@
+"""HDF5 files that somebody damaged or forged end in one line that says where."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import h5py
+import numpy as np
+import pytest
+from helpers_trace import STEPS, check_gradients, gradient, write_trace
+
+from gtrace.errors import TraceError
+from gtrace.trace import open_trace
+
+GROUP = "rank00000/weight_grad"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_trace(tmp_path / "run.h5")
+
+
+def read_all(path):
+    with open_trace(path) as trace:
+        assert trace.fingerprint
+        assert trace.scalars()
+        for info in trace.tensors:
+            assert trace.statistics(info.name)
+            for step in trace.steps(info.name):
+                trace.read(info.name, step)
+
+
+def refused(path, *words):
+    with pytest.raises(TraceError) as error:
+        read_all(path)
+    message = str(error.value)
+    assert message.isprintable()
+    for word in (str(path), *words):
+        assert word in message, message
+
+
+def replace(path, name, make):
+    """Put another data set in the place of one; it inherits the attributes."""
+    with h5py.File(path, "r+") as file:
+        group = file[GROUP]
+        values, attrs = group[name][:], dict(group[name].attrs)
+        del group[name]
+        made = make(group, name, values)
+        for key in ("name", "index", "shape", "dtype", "json_attributes"):
+            if made is not None and key in attrs:
+                made.attrs[key] = attrs[key]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("version", 2, ("newer gtrace", "upgrade")),
+        ("version", "1", ("version 1",)),
+        ("version", 1.0, ("version 1.0",)),
+        ("format", "x", ("not a gtrace trace",)),
+        ("seed", float("nan"), ("'seed' is not finite",)),
+        ("json_attributes", "[[", ("bad JSON",)),
+        ("closing", "{", ("bad JSON",)),
+    ],
+)
+def test_forged_root(key, value, words, path):
+    with h5py.File(path, "r+") as file:
+        file.attrs[key] = value
+    refused(path, *words)
+
+
+def test_attributes_of_other_kinds_are_left_out(path):
+    with h5py.File(path, "r+") as file:
+        file.attrs["array"] = np.arange(5)
+        file.attrs["reference"] = file[GROUP].ref
+        file.attrs.create("compound", np.zeros((), [("a", "i4")]))
+        file.attrs["json_attributes"] = '["array", "nothing"]'
+        file.attrs.create("text", b"caf\xc3\xa9", dtype=h5py.string_dtype("utf-8", 10))
+    with open_trace(path) as trace:
+        assert set(trace.attrs) == {"format", "version", "status", "gtrace_version", "text"}
+        assert trace.attrs["text"] == "café"
+
+
+def test_an_attribute_too_long_is_not_read(path):
+    with h5py.File(path, "r+", libver="latest") as file:
+        file.attrs.create("text", b"x" * (5 * 2**20), dtype=h5py.string_dtype("utf-8", 5 * 2**20))
+    refused(path, "attribute 'text' is too long")
+
+
+def test_an_hdf5_file_of_another_kind(tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = [1, 2]
+    refused(tmp_path / "other.h5", "not a gtrace trace")
+
+
+@pytest.mark.parametrize(
+    "link", [h5py.SoftLink("/rank00000/weight_grad/fc.weight"), h5py.ExternalLink("other.h5", "/x")]
+)
+@pytest.mark.parametrize("place", ["stray", "rank00001", "rank00000/stray", f"{GROUP}/stray", f"{GROUP}/loss"])
+def test_links_are_refused(link, place, path):
+    with h5py.File(path, "r+") as file:
+        if place in file:
+            del file[place]
+        file[place] = link
+    refused(path, place.rsplit("/", 1)[-1], "a soft or external link")
+
+
+def test_names_of_links_are_escaped(path):
+    with h5py.File(path, "r+") as file:
+        file["a\x1b[2J"] = h5py.SoftLink("/x")
+    refused(path, r"a\x1b[2J")
+
+
+def _external(group, name, values):
+    with open(os.path.join(os.path.dirname(group.file.filename), "secret"), "wb") as file:
+        file.write(values.tobytes())
+    return group.create_dataset(name, values.shape, "<f4", external=[("secret", 0, values.nbytes)])
+
+
+def _virtual(group, name, values):
+    layout = h5py.VirtualLayout(values.shape, "<f4")
+    layout[:] = h5py.VirtualSource("other.h5", "x", values.shape)
+    return group.create_virtual_dataset(name, layout)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_external, ("its data lie in other files",)),
+        (_virtual, ("its data lie in other files",)),
+        (lambda g, n, v: g.create_dataset(n, data=v, dtype="f8"), ("not a 2-dimensional data set of float32",)),
+        (lambda g, n, v: g.create_dataset(n, data=v, dtype=">f4"), ("not a 2-dimensional data set of float32",)),
+        (lambda g, n, v: g.create_dataset(n, data=v[0]), ("not a 2-dimensional data set",)),
+        (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.vlen_dtype("f4")), ("not a 2-dimensional data set",)),
+        (lambda g, n, _: g.create_dataset(n, (6, 7), h5py.string_dtype()), ("not a 2-dimensional data set",)),
+        (lambda g, n, _: g.create_group(n), ("a group where a data set belongs",)),
+        (lambda g, n, v: g.create_dataset(n, data=v, compression="lzf"), ("filter 32000 is not on the list",)),
+        (lambda g, n, v: g.create_dataset(n, data=v, scaleoffset=3), ("filter 6 is not on the list",)),
+        (
+            lambda g, n, _: g.create_dataset(n, (6, 2**28), "<f4", chunks=(6, 2**26)),
+            ("chunks of 1610612736 bytes; at most",),
+        ),
+        (lambda g, n, _: g.create_dataset(n, (6, 2**30), "<f4"), ("1073741824 elements of a tensor of shape [7]",)),
+        (lambda g, n, v: g.create_dataset(n, data=v[:2]), ("fc.bias", "step 2", "missing or truncated")),
+        (lambda g, n, _: g.create_dataset(n, (6, 7), "<f4", chunks=(6, 7)), ("step 0", "missing or truncated")),
+        (lambda g, n, v: g.create_dataset(n, data=v * 2), ("tensor 'fc.bias', step 0: checksum mismatch",)),
+        (lambda *_: None, ("tensor number 0 is missing",)),
+    ],
+)
+def test_forged_tensors(make, words, path):
+    replace(path, "fc.bias", make)
+    refused(path, *words)
+
+
+@pytest.mark.parametrize("options", [{"compression": "gzip", "shuffle": True}, {"fletcher32": True}, {}])
+def test_tensors_repacked_by_other_tools_are_read(options, path):
+    replace(path, "fc.bias", lambda group, name, values: group.create_dataset(name, data=values, **options))
+    with open_trace(path) as trace:
+        for step in STEPS:
+            np.testing.assert_array_equal(trace.read("fc.bias", step), gradient("fc.bias", step))
+
+
+def test_metadata_that_ask_for_memory_get_none(path):
+    """A sampled tensor may claim any length; memory is asked for where bytes stand behind it."""
+    replace(path, "fc.bias", lambda group, name, _: group.create_dataset(name, (6, 2**40), "<f4", chunks=(1, 2**20)))
+    with h5py.File(path, "r+") as file:
+        file[f"{GROUP}/fc.bias"].attrs["sample"] = "{}"
+        file[f"{GROUP}/fc.bias"].attrs["json_attributes"] = '["shape", "sample"]'
+    refused(path, "tensor 'fc.bias', step 0", "missing or truncated")
+
+
+@pytest.mark.parametrize("table", ["step", "present", "norm2", "loss"])
+def test_tables_that_claim_much_get_nothing(table, path):
+    def claim(group, name, values):
+        shape = (2**40, *values.shape[1:])
+        return group.create_dataset(name, shape, values.dtype, chunks=(64, *values.shape[1:]))
+
+    replace(path, table, claim)
+    if table == "step":
+        refused(path, "step", "missing or truncated")
+        return
+    refused(path, table, "missing or truncated")
+
+
+@pytest.mark.parametrize("table", ["present", "norm2", "loss"])
+def test_missing_tables(table, path):
+    replace(path, table, lambda *_: None)
+    refused(path, f"{table}: missing")
+
+
+def test_truncated_files(path):
+    whole = path.read_bytes()
+    for keep in (0, 7, 8, 47, 48, 500, 3000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:keep])
+        refused(path, "truncated or damaged")
+
+
+def test_damage_anywhere_ends_in_a_trace_error(path):
+    rng = random.Random(3)
+    whole = path.read_bytes()
+    outcomes = set()
+    # The values of the large tensor fill most of the file; what lies before them matters more.
+    for _ in range(100):
+        data = bytearray(whole)
+        place = rng.randrange(rng.choice((200, 20_000, len(data))))
+        data[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            read_all(path)
+            outcomes.add("read")
+        except TraceError:
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
+def test_a_file_whose_writer_died_opens(path):
+    """Left marked as open for writing: plain h5py refuses it, the reader does not."""
+    data = bytearray(path.read_bytes())
+    import numcodecs.jenkins
+
+    data[11] = 5
+    data[44:48] = int(numcodecs.jenkins.jenkins_lookup3(np.frombuffer(data[:44], np.uint8), 0)).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(OSError, match="already open for write"):
+        h5py.File(path, "r")
+    with open_trace(path) as trace:
+        check_gradients(trace, STEPS)

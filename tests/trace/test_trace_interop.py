@@ -1,0 +1,143 @@
+"""Traces open in the tools that people have: zarr-python, xarray, h5py, h5netcdf."""
+
+from __future__ import annotations
+
+import json
+
+import h5netcdf
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers_trace import SHAPES, STEPS, gradient, loss, present, write_steps, write_trace
+
+from gtrace.trace import create_trace, open_trace
+from gtrace.trace import format as layout
+from gtrace.trace.names import encode_name
+
+GROUP = "rank00000/weight_grad"
+
+
+def expected(name):
+    """(step, element), NaN where the tensor is absent."""
+    rows = [
+        gradient(name, step).ravel() if step in present(name) else np.full(np.prod(SHAPES[name], dtype=int), np.nan)
+        for step in STEPS
+    ]
+    return np.array(rows, np.float32)
+
+
+def check_netcdf(data):
+    """An xarray data set holds the made-up trace."""
+    assert data["step"].values.tolist() == list(STEPS)
+    assert data["loss"].values.tolist() == [loss(step) for step in STEPS]
+    for name in SHAPES:
+        entry = encode_name(name)
+        assert data[entry].dims == ("step", f"{entry}.i")
+        np.testing.assert_array_equal(data[entry].values, expected(name))
+        assert data[entry].attrs["name"] == name
+    assert data["present"].dims == data["norm2"].dims == ("step", "tensor")
+    np.testing.assert_array_equal(data["present"].values, [[s in present(name) for name in SHAPES] for s in STEPS])
+
+
+def test_zarr_python(tmp_path):
+    root = zarr.open_group(write_trace(tmp_path / "run.zarr", attrs={"seed": 1}), mode="r")
+    assert root.attrs["format"] == "gtrace"
+    assert root.attrs["seed"] == 1
+    group = root[GROUP]
+    assert dict(group.attrs) == {"rank": 0, "kind": "weight", "optimizer": 0}
+    assert {name for name, _ in group.arrays()} == {
+        *map(encode_name, SHAPES),
+        *layout.SCALARS,
+        *layout.STATISTICS,
+        "step",
+    }
+    for name in SHAPES:
+        array = group[encode_name(name)]
+        assert array.metadata.zarr_format == 3
+        np.testing.assert_array_equal(array[:], expected(name))
+    assert len(list(root.members(max_depth=None))) == 2 + len(list(group.members()))
+
+
+def test_zarr_python_while_the_trace_is_written(tmp_path):
+    """Nothing is gathered in the root yet, and every group lists its members without a complaint."""
+    with create_trace(tmp_path / "run.zarr") as writer:
+        write_steps(writer)
+        group = zarr.open_group(tmp_path / "run.zarr", mode="r")[GROUP]
+        assert group["step"][: len(STEPS) + 1].tolist() == [*STEPS, -1]
+        np.testing.assert_array_equal(group["fc.weight"][: len(STEPS)], expected("fc.weight"))
+        assert len(list(group.members())) == len(SHAPES) + len(layout.SCALARS) + len(layout.STATISTICS) + 1
+
+
+def test_metadata_are_what_zarr_python_writes_itself(tmp_path):
+    """Shapes, chunks, dimensions and attributes are filled in here; zarr-python would write the same documents."""
+    from zarr.core.buffer import default_buffer_prototype
+
+    write_trace(tmp_path / "run.zarr")
+    for path in (tmp_path / "run.zarr").rglob("zarr.json"):
+        metadata = zarr.open(path.parent, mode="r", use_consolidated=False).metadata
+        document = json.loads(path.read_text())
+        document.pop("consolidated_metadata", None)
+        assert json.loads(metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()) == document
+
+
+def test_xarray_opens_zarr(tmp_path):
+    with xr.open_zarr(write_trace(tmp_path / "run.zarr"), group=GROUP) as data:
+        check_netcdf(data)
+    with xr.open_datatree(tmp_path / "run.zarr", engine="zarr") as tree:
+        assert tree[GROUP]["fc.bias"].shape == (len(STEPS), 7)
+
+
+def test_h5py(tmp_path):
+    with h5py.File(write_trace(tmp_path / "run.h5", attrs={"argv": ["a", "b"]}), "r") as file:
+        assert file.attrs["format"] == "gtrace"
+        assert file.attrs["status"] == b"complete"
+        assert json.loads(file.attrs["argv"]) == ["a", "b"]
+        group = file[GROUP]
+        assert group["step"][:].tolist() == list(STEPS)
+        for name in SHAPES:
+            dataset = group[encode_name(name)]
+            assert dataset.attrs["name"] == name
+            np.testing.assert_array_equal(dataset[:], expected(name))
+            assert dataset.dims[0][0] == group["step"]
+
+
+@pytest.mark.parametrize("libver", ["earliest", "v110"])
+def test_h5py_of_older_libraries(libver, tmp_path):
+    with h5py.File(write_trace(tmp_path / "run.h5"), "r", libver=(libver, "v110")) as file:
+        assert file[GROUP]["step"].shape == (len(STEPS),)
+
+
+def test_h5netcdf_and_xarray_open_hdf5(tmp_path):
+    path = write_trace(tmp_path / "run.h5")
+    with h5netcdf.File(path, "r") as file:
+        group = file[GROUP]
+        assert group.variables["fc.weight"].dimensions == ("step", "fc.weight.i")
+        assert group.dimensions["fc.weight.i"].size == 217
+        assert group.dimensions["tensor"].size == len(SHAPES)
+    with xr.open_dataset(path, group=GROUP, engine="h5netcdf") as data:
+        check_netcdf(data)
+
+
+def test_a_copy_made_by_zarr_python_with_another_codec_is_read(tmp_path):
+    """The arrays are rewritten with zstd instead of blosc, as other tools do by default."""
+    write_trace(tmp_path / "run.zarr")
+    group = zarr.open_group(tmp_path / "run.zarr", mode="r+", use_consolidated=False)[GROUP]
+    old = group["fc.weight"]
+    values, attributes, names = old[:], dict(old.attrs), old.metadata.dimension_names
+    group.create_array(
+        "fc.weight",
+        shape=values.shape,
+        chunks=(4, 217),
+        dtype="float32",
+        compressors=zarr.codecs.ZstdCodec(level=3),
+        fill_value=float("nan"),
+        dimension_names=names,
+        attributes=attributes,
+        chunk_key_encoding={"name": "default", "separator": "."},
+        overwrite=True,
+    )[:] = values
+    with open_trace(tmp_path / "run.zarr") as trace:
+        for step in present("fc.weight"):
+            np.testing.assert_array_equal(trace.read("fc.weight", step), gradient("fc.weight", step).ravel())

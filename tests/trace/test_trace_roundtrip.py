@@ -1,0 +1,317 @@
+"""What is written is read back, bit for bit, whatever holds it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from helpers_trace import SHAPES, STEPS, SUFFIXES, check_gradients, gradient, loss, opened, present, write_trace
+
+from gtrace.errors import UsageError
+from gtrace.trace import StreamKey, Trace, create_trace, open_trace
+from gtrace.trace import format as layout
+
+BACKENDS = (*SUFFIXES, ".hdf5", "memory")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_steps_and_tensors(backend, tmp_path):
+    with opened(backend, tmp_path) as trace:
+        assert [info.name for info in trace.tensors] == ["fc.bias", "fc.weight", "embed/weight", "scale"]
+        check_gradients(trace, STEPS)
+        values = trace.read("fc.weight", 4)
+        assert values.dtype == np.float32
+        assert values.ndim == 1
+        assert values.flags.c_contiguous
+        assert values.flags.owndata
+        assert trace.steps("scale").dtype == np.int64
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_read_array_is_the_callers_own(backend, tmp_path):
+    with opened(backend, tmp_path) as trace:
+        trace.read("fc.bias", 4)[:] = 0
+        np.testing.assert_array_equal(trace.read("fc.bias", 4), gradient("fc.bias", 4))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensor_info(backend, tmp_path):
+    with opened(backend, tmp_path) as trace:
+        info = {info.name: info for info in trace.tensors}["fc.weight"]
+    assert (info.shape, info.dtype, info.size) == ((7, 31), "float32", 217)
+    assert (info.kind, info.optimizer, info.rank) == ("weight", 0, 0)
+    assert (info.aliases, info.module_type, info.stage, info.sample) == ((), None, "local", None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scalars(backend, tmp_path):
+    with opened(backend, tmp_path) as trace:
+        scalars = trace.scalars()
+    assert scalars["step"].tolist() == list(STEPS)
+    assert scalars["loss"].tolist() == [loss(step) for step in STEPS]
+    assert scalars["lr"].tolist() == [0.1] * len(STEPS)
+    assert np.isnan(scalars["clip_norm"]).all()
+    assert (np.diff(scalars["time"]) >= 0).all()
+    assert set(scalars) == {"step", *layout.SCALARS}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_are_those_of_the_gradients(backend, tmp_path):
+    with opened(backend, tmp_path) as trace:
+        for name in SHAPES:
+            stored = trace.statistics(name)
+            assert stored["step"].tolist() == present(name)
+            for k, step in enumerate(present(name)):
+                values = gradient(name, step).ravel().astype(np.float64)
+                assert math.isclose(stored["norm2"][k], values @ values, rel_tol=1e-12)
+                assert stored["absmax"][k] == np.abs(values).max()
+                assert (stored["zeros"][k], stored["nonfinite"][k]) == (0, 0)
+
+
+def test_fingerprint_depends_on_the_gradients_alone(tmp_path):
+    prints = set()
+    for backend in BACKENDS:
+        with opened(backend, tmp_path) as trace:
+            prints.add(trace.fingerprint)
+    assert len(prints) == 1
+    with opened("memory", tmp_path, STEPS[:-1]) as fewer:
+        prints.add(fewer.fingerprint)
+    one = gradient("fc.bias", 0)
+    for tensors in ({"a": one}, {"b": one}, {"a": one[::-1]}, {"a": {1: one}}, {"a": one.reshape(1, 7)}):
+        prints.add(Trace.from_arrays(tensors).fingerprint)
+    assert len(prints) == 7
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_fingerprint_reads_no_gradient(suffix, tmp_path, monkeypatch):
+    path = write_trace(tmp_path / f"run{suffix}")
+    with open_trace(path) as trace:
+        for stream in trace._streams.values():
+            monkeypatch.setattr(stream, "read_rows", None)
+        assert trace.fingerprint
+        assert trace.statistics("fc.weight")["norm2"].size
+        with pytest.raises(TypeError):
+            trace.read("fc.weight", 0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_attributes_come_back(suffix, tmp_path):
+    attrs = {
+        "argv": ["train.py", "--x"],
+        "seed": 7,
+        "rate": 0.5,
+        "big": 2**80,
+        "text": "é\0\x1b",
+        "empty": "",
+        "flag": True,
+        "nothing": None,
+        "versions": {"torch": "2.13"},
+        "numbers": np.arange(3),
+        "folder": tmp_path,
+    }
+    with create_trace(tmp_path / f"run{suffix}", attrs=attrs) as writer:
+        writer.append(0, "w", np.ones(3), aliases=("v", "u"), module_type="Linear", stage="reduced", note={"a": [1]})
+        writer.set_attrs(seed=8, dropped={"steps": 2})
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        told = {**attrs, "numbers": [0, 1, 2], "folder": str(tmp_path), "seed": 8, "dropped": {"steps": 2}}
+        assert {key: trace.attrs[key] for key in told} == told
+        assert trace.attrs["format"] == "gtrace"
+        assert trace.attrs["version"] == 1
+        (info,) = trace.tensors
+    assert (info.aliases, info.module_type, info.stage) == (("v", "u"), "Linear", "reduced")
+    assert info.attrs == {"note": {"a": [1]}}
+    assert info.dtype == "float64"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_several_optimizers_kinds_and_ranks(suffix, tmp_path):
+    path = tmp_path / f"run{suffix}"
+    with create_trace(path) as writer:
+        for step in range(4):
+            writer.append(step, "w", [step, 0.0])
+            writer.append(step, "w", [step, 0.5], kind="neural", extra=1)
+            if step % 2:
+                writer.append(10 * step, "w", [step, 1.0], optimizer=1)
+                writer.append(10 * step, "only", [step], optimizer=1)
+                writer.commit(10 * step, optimizer=1, lr=0.2)
+            writer.append(step, "w", [step, 2.0], rank=3)
+            writer.commit(step, loss=float(step))
+    with open_trace(path) as trace:
+        assert trace.streams == (
+            StreamKey(0, "weight", 0),
+            StreamKey(0, "weight", 1),
+            StreamKey(0, "neural", 0),
+            StreamKey(3, "weight", 0),
+        )
+        assert [(i.name, i.kind, i.optimizer, i.rank) for i in trace.tensors] == [
+            ("w", "weight", 0, 0),
+            ("w", "weight", 1, 0),
+            ("only", "weight", 1, 0),
+            ("w", "neural", 0, 0),
+            ("w", "weight", 0, 3),
+        ]
+        assert trace.read("w", 2).tolist() == [2, 0]
+        assert trace.read("w", 2, kind="neural").tolist() == [2, 0.5]
+        assert trace.read("w", 30, optimizer=1).tolist() == [3, 1]
+        assert trace.read("w", 2, rank=3).tolist() == [2, 2]
+        assert trace.steps("w", optimizer=1).tolist() == [10, 30]
+        # A name that only one place has needs no keyword.
+        assert trace.read("only", 10).tolist() == [1]
+        assert trace.scalars(optimizer=1)["lr"].tolist() == [0.2, 0.2]
+        assert trace.scalars()["loss"].tolist() == [0, 1, 2, 3]
+        assert trace.statistics("w", rank=3)["norm2"].tolist() == [4, 5, 8, 13]
+        with pytest.raises(UsageError, match="nothing of rank 1; it holds weight gradients of optimizer 0 on rank 0"):
+            trace.read("w", 0, rank=1)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path):
+    """More steps than the arrays have rows at first, more late tensors than the tables have columns at first."""
+    path = tmp_path / f"run{suffix}"
+    steps = layout.STEP_ROWS + 70
+    with create_trace(path) as writer:
+        for step in range(steps):
+            writer.append(step, "a", [step, 1])
+            if step > steps - 80:
+                for k in range(step - (steps - 80)):
+                    writer.append(step, f"late{k}", [step + k])
+            writer.commit(step)
+    with open_trace(path) as trace:
+        assert trace.steps("a").size == steps
+        assert [trace.read("a", step)[0] for step in (0, 1, 63, 64, 1023, 1024, steps - 1)] == [
+            *(0, 1, 63, 64, 1023, 1024, steps - 1)
+        ]
+        assert len(trace.tensors) == 80
+        assert trace.steps("late78").tolist() == [steps - 1]
+        assert trace.read("late50", steps - 1).tolist() == [steps - 1 + 50]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_row_longer_than_a_chunk(suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "_ELEMENTS", 100_000)
+    path = tmp_path / f"run{suffix}"
+    arrays = [gradient("w", step, 300_001) for step in range(3)]
+    with create_trace(path) as writer:
+        for step, array in enumerate(arrays):
+            writer.append(step, "w", array)
+            writer.commit(step)
+    if suffix == ".zarr":
+        found = sorted(p.name for p in (path / "rank00000" / "weight_grad" / "w").iterdir())
+        assert found == [*(f"c.{r}.{p}" for r in range(3) for p in range(4)), "zarr.json"]
+    with open_trace(path) as trace:
+        for step, array in enumerate(arrays):
+            np.testing.assert_array_equal(trace.read("w", step), array)
+
+
+def test_chunk_sizes():
+    assert layout.chunking(1) == (64, 1)
+    assert layout.chunking(2048) == (32, 2048)
+    assert layout.chunking(40_000) == (1, 40_000)
+    for size in (2**22, 2**22 + 1, 10**8 + 7):
+        rows, elements = layout.chunking(size)
+        assert rows == 1
+        assert elements * 4 <= 16 * 1024 * 1024
+        # What the last chunk is padded with stays below one element per chunk.
+        assert -(-size // elements) * elements - size < -(-size // elements)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.float16([1.5, -2, 65504]),
+        np.array([1.0, 0.1, -3e38]),
+        np.arange(4, dtype=np.int8),
+        np.array([2**40, -1]),
+        np.array([True, False]),
+        np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        np.arange(10, dtype=np.float32)[::3],
+        np.arange(3, dtype=">f4"),
+        np.float32(3),
+        [[1, 2], [3, 4]],
+        np.zeros((0, 4), np.float32),
+        (np.array([1.0, -2.5, 3e-39], np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32),
+    ],
+    ids=lambda value: f"{np.asarray(value).dtype}-{np.asarray(value).shape}",
+)
+def test_any_real_array_is_taken(suffix, array, tmp_path):
+    with create_trace(tmp_path / f"run{suffix}") as writer:
+        for step in range(2):
+            writer.append(step, "w", array)
+            writer.commit(step)
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        for step in range(2):
+            np.testing.assert_array_equal(trace.read("w", step), np.asarray(array, np.float32).ravel())
+        assert trace.tensors[0].shape == np.shape(array)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_bit_of_odd_values_is_kept(backend, tmp_path):
+    odd = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.4028235e38, 1.0], np.float32)
+    odd = np.append(odd, np.array([0x7FC12345, 0xFFC00001, 0x7F800001], np.uint32).view(np.float32))
+    if backend == "memory":
+        trace = Trace.from_arrays({"w": odd})
+    else:
+        with create_trace(tmp_path / f"run{backend}") as writer:
+            writer.append(0, "w", odd)
+        trace = open_trace(tmp_path / f"run{backend}")
+    with trace:
+        np.testing.assert_array_equal(trace.read("w", 0).view(np.uint32), odd.view(np.uint32))
+        numbers = trace.statistics("w")
+    assert (numbers["zeros"][0], numbers["nonfinite"][0]) == (2, 6)
+    assert numbers["absmax"][0] == np.float32(3.4028235e38)
+    assert math.isclose(numbers["norm2"][0], float(np.float32(3.4028235e38)) ** 2)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_float64_beyond_float32_counts_as_not_finite(suffix, tmp_path):
+    with create_trace(tmp_path / f"run{suffix}") as writer:
+        writer.append(0, "w", np.array([1e300, 1.0]))
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        assert trace.read("w", 0).tolist() == [np.inf, 1.0]
+        assert trace.statistics("w")["nonfinite"].tolist() == [1]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_empty_trace(suffix, tmp_path):
+    create_trace(tmp_path / f"run{suffix}").close()
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        assert trace.tensors == ()
+        assert trace.scalars()["step"].size == 0
+        assert trace.status == "complete"
+        assert trace.fingerprint
+        with pytest.raises(UsageError, match="it holds no step"):
+            trace.read("w", 0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_steps_without_any_gradient(suffix, tmp_path):
+    with create_trace(tmp_path / f"run{suffix}") as writer:
+        writer.commit(0, loss=3.0)
+        writer.append(1, "w", [1.0])
+        writer.commit(1, loss=2.0)
+        writer.commit(2, loss=1.0)
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        assert trace.scalars()["loss"].tolist() == [3, 2, 1]
+        assert trace.steps("w").tolist() == [1]
+
+
+def test_from_arrays_takes_arrays_and_steps():
+    trace = Trace.from_arrays({"a": [1, 2], "b": {3: [4.0]}}, scalars={5: {"loss": 1.0}}, attrs={"model": "none"})
+    assert trace.steps("a").tolist() == [0]
+    assert trace.read("b", 3).tolist() == [4.0]
+    assert trace.scalars()["step"].tolist() == [0, 3, 5]
+    assert trace.attrs["model"] == "none"
+    assert trace.status == "complete"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sketch_is_that_of_the_gradient(backend, tmp_path):
+    from gtrace.sketch import MomentSketch
+
+    levels = np.array([0.0, 0.25, 1.0])
+    with opened(backend, tmp_path) as trace:
+        found = trace.sketch("fc.weight", 4, "linf", 64)
+    expected = MomentSketch.of(gradient("fc.weight", 4).ravel(), norm="linf", bucket_size=64)
+    assert found.expected_error(levels) == expected.expected_error(levels)

@@ -1,0 +1,357 @@
+"""The rules of writing: order of steps, what is refused, overwriting, closing."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from helpers_trace import STEPS, SUFFIXES, check_gradients, gradient, opened, write_steps, write_trace
+
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace import Trace, create_trace, open_trace
+
+
+@pytest.fixture(params=SUFFIXES)
+def path(request, tmp_path):
+    return tmp_path / f"run{request.param}"
+
+
+def test_steps_are_visible_as_soon_as_they_are_committed(path):
+    with create_trace(path) as writer:
+        with open_trace(path) as trace:
+            assert trace.tensors == ()
+        for step in range(3):
+            writer.append(step, "w", [step])
+            with open_trace(path) as trace:
+                assert trace.scalars()["step"].tolist() == list(range(step))
+            writer.commit(step)
+            with open_trace(path) as trace:
+                assert trace.steps("w").tolist() == list(range(step + 1))
+                assert trace.read("w", step).tolist() == [step]
+                assert trace.status == "interrupted"
+    with open_trace(path) as trace:
+        assert trace.status == "complete"
+
+
+def test_a_reader_keeps_what_it_opened_while_tensors_appear(path):
+    """Also in the process of the writer, which replaces an HDF5 file when a tensor appears."""
+    with create_trace(path) as writer:
+        writer.append(0, "a", [1.0])
+        writer.commit(0)
+        with open_trace(path) as early:
+            for step in range(1, 4):
+                writer.append(step, "a", [step])
+                writer.append(step, f"late{step}", [10.0 * step])
+                writer.commit(step)
+                with open_trace(path) as now:
+                    assert now.read(f"late{step}", step).tolist() == [10.0 * step]
+                    assert now.steps("a").tolist() == list(range(step + 1))
+            assert early.steps("a").tolist() == [0]
+            assert early.read("a", 0).tolist() == [1.0]
+    with open_trace(path) as trace:
+        assert [info.name for info in trace.tensors] == ["a", "late1", "late2", "late3"]
+        assert trace.read("a", 0).tolist() == [1.0]
+
+
+def test_append_copies(path):
+    array = np.arange(5, dtype=np.float32)
+    with create_trace(path) as writer:
+        writer.append(0, "w", array)
+        array[:] = -1
+        writer.commit(0)
+    with open_trace(path) as trace:
+        assert trace.read("w", 0).tolist() == [0, 1, 2, 3, 4]
+    array = np.arange(5, dtype=np.float32)
+    trace = Trace.from_arrays({"w": array})
+    array[:] = -1
+    assert trace.read("w", 0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_close_commits_what_is_pending_and_so_does_a_later_step(path):
+    writer = create_trace(path)
+    writer.append(0, "w", [1.0])
+    writer.append(3, "w", [2.0])
+    with open_trace(path) as trace:
+        assert trace.steps("w").tolist() == [0]
+    writer.close()
+    writer.close()
+    with open_trace(path) as trace:
+        assert trace.steps("w").tolist() == [0, 3]
+    with pytest.raises(UsageError, match="closed"):
+        writer.append(4, "w", [1.0])
+    with pytest.raises(UsageError, match="closed"):
+        writer.commit(4)
+
+
+def test_an_exception_leaves_out_the_step_that_was_not_committed(path):
+    def run():
+        with create_trace(path) as writer:
+            writer.append(0, "w", [1.0])
+            writer.commit(0)
+            writer.append(1, "w", [2.0])
+            writer.append(1, "new", [2.0])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+    with open_trace(path) as trace:
+        assert trace.status == "interrupted"
+        assert [info.name for info in trace.tensors] == ["w"]
+        assert trace.steps("w").tolist() == [0]
+    if path.suffix == ".h5":
+        with h5py.File(path, "r") as file:
+            assert file["rank00000/weight_grad/w"].shape == (1, 1)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_run_that_did_not_end_well_says_so(path):
+    writer = create_trace(path)
+    writer.append(0, "w", [1.0])
+    writer.close("interrupted")
+    with open_trace(path) as trace:
+        assert trace.status == "interrupted"
+        assert trace.steps("w").tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda w: w.append(2, "w", [1.0]), "step 2 came before"),
+        (lambda w: w.append(1, "w", [1.0]), "step 2 came before"),
+        (lambda w: w.append(-1, "w", [1.0]), "steps must rise from 0 up"),
+        (lambda w: w.append(2**63, "w", [1.0]), "steps must rise"),
+        (lambda w: w.commit(2), "step 2 came before"),
+        (lambda w: w.append(3, "w", [1.0, 2.0]), "2 elements; it began with 1"),
+        (lambda w: w.append(3, "", [1.0]), "must not be empty"),
+        (lambda w: w.append(3, "x", [1j]), "complex128 values"),
+        (lambda w: w.append(3, "x", ["a"]), "values; a trace takes real numbers"),
+        (lambda w: w.append(3, "x", [1.0], kind="wait"), "did you mean weight"),
+        (lambda w: w.append(3, "x", [1.0], optimizer=-1), "optimizer -1"),
+        (lambda w: w.append(3, "x", [1.0], rank=10**9), "rank 1000000000"),
+        (lambda w: w.append(3, "x", [1.0], shape=(2,)), "1 elements of a tensor of shape"),
+        (lambda w: w.append(3, "x", [1.0], shape=(-1,)), "'shape' is no list of lengths"),
+        (lambda w: w.append(3, "x", [1.0], aliases="y"), "'aliases' is no list"),
+        (lambda w: w.append(3, "x", [1.0], module_type=3), "'module_type' is no text"),
+        (lambda w: w.append(3, "x", [1.0], index=3), "'index' is set by the trace"),
+        (lambda w: w.append(3, "x", [1.0], note=float("nan")), "'note' cannot be stored"),
+        (lambda w: w.append(3, "x", [1.0], note=object()), "'note' cannot be stored"),
+        (lambda w: w.commit(3, los=1.0), "did you mean loss"),
+        (lambda w: w.set_attrs(status="fine"), "'status' is set by the trace"),
+        (lambda w: w.set_attrs(**{"a\n": 1}), "no printable text"),
+    ],
+)
+def test_what_is_refused_changes_nothing(call, message, path):
+    with create_trace(path) as writer:
+        writer.append(2, "w", [1.0])
+        writer.commit(2)
+        with pytest.raises(UsageError, match=message) as error:
+            call(writer)
+        assert "\n" not in str(error.value)
+    with open_trace(path) as trace:
+        assert [info.name for info in trace.tensors] == ["w"]
+        assert trace.scalars()["step"].tolist() == [2]
+
+
+def test_a_tensor_appended_twice_is_refused(path):
+    with create_trace(path) as writer:
+        writer.append(0, "w", [1.0])
+        with pytest.raises(UsageError, match="appended twice"):
+            writer.append(0, "w", [2.0])
+        with pytest.raises(UsageError, match="commit of step 1, but step 0 was appended to"):
+            writer.commit(1)
+    with open_trace(path) as trace:
+        assert trace.read("w", 0).tolist() == [1.0]
+
+
+def test_a_sampled_tensor_keeps_the_shape_of_the_whole(path):
+    sample = {"kind": "blocks", "offsets": [0, 32], "total": 64}
+    with create_trace(path) as writer:
+        writer.append(0, "w", np.arange(32), shape=(8, 8), dtype="torch.bfloat16", sample=sample)
+    with open_trace(path) as trace:
+        (info,) = trace.tensors
+    assert (info.shape, info.size, info.dtype, info.sample) == ((8, 8), 32, "bfloat16", sample)
+
+
+def test_nothing_is_overwritten_without_force(path):
+    write_trace(path)
+    before = {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
+    with pytest.raises(OutputExistsError, match="exists already") as error:
+        create_trace(path)
+    assert error.value.exit_code == 4
+    assert before == {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
+    with open_trace(path) as trace:
+        check_gradients(trace, STEPS)
+
+
+def test_force_replaces_a_trace(path):
+    write_trace(path)
+    with create_trace(path, force=True) as writer:
+        writer.append(0, "other", [1.0])
+    with open_trace(path) as trace:
+        assert [info.name for info in trace.tensors] == ["other"]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_force_replaces_a_trace_that_is_damaged(path):
+    write_trace(path)
+    if path.suffix == ".zarr":
+        (path / "rank00000" / "zarr.json").write_text("{")
+    else:
+        path.write_bytes(path.read_bytes()[:1000])
+    write_trace(path, force=True)
+    with open_trace(path) as trace:
+        check_gradients(trace, STEPS)
+
+
+@pytest.mark.parametrize("content", ["notes.txt", "zarr.json"])
+def test_force_never_deletes_a_folder_that_is_no_trace(content, path):
+    path.mkdir()
+    (path / content).write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    with pytest.raises(OutputExistsError, match="no gtrace trace"):
+        create_trace(path, force=True)
+    assert [entry.name for entry in path.iterdir()] == [content]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_force_replaces_a_file_and_an_empty_folder(path):
+    path.write_text("notes")
+    write_trace(path, force=True).exists()
+    with open_trace(path) as trace:
+        check_gradients(trace, STEPS)
+    other = path.with_stem("empty")
+    other.mkdir()
+    with pytest.raises(OutputExistsError):
+        create_trace(other)
+    write_trace(other, force=True)
+    with open_trace(other) as trace:
+        check_gradients(trace, STEPS)
+
+
+def test_what_cannot_be_started_leaves_the_old_trace(path, monkeypatch):
+    write_trace(path)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(TraceError, match="cannot be written"):
+            create_trace(path, force=True)
+    assert os.listdir(path.parent) == [path.name]
+    with open_trace(path) as trace:
+        check_gradients(trace, STEPS)
+
+
+def test_a_symbolic_link_is_written_through(path):
+    target = path.with_stem("target")
+    write_trace(target)
+    path.symlink_to(target)
+    with create_trace(path, force=True) as writer:
+        writer.append(0, "w", [1.0])
+    assert path.is_symlink()
+    with open_trace(target) as trace:
+        assert [info.name for info in trace.tensors] == ["w"]
+
+
+@pytest.mark.parametrize("name", ["run", "run.npz", "run.zarr.zip", "run.H5"])
+def test_other_suffixes_are_refused(name, tmp_path):
+    with pytest.raises(UsageError, match=r"ends in \.zarr, \.h5 or \.hdf5"):
+        create_trace(tmp_path / name)
+
+
+def test_a_missing_folder_is_named(path):
+    with pytest.raises(UsageError, match="does not exist"):
+        create_trace(path.parent / "no" / path.name)
+
+
+def test_unknown_names_and_steps_are_told_with_the_nearest(tmp_path):
+    with opened("memory", tmp_path) as trace:
+        with pytest.raises(UsageError, match=r"no tensor 'fc\.wieght'; did you mean fc\.weight"):
+            trace.read("fc.wieght", 0)
+        with pytest.raises(UsageError, match=r"'fc\.weight' has no gradient at step 2; did you mean 0 or 4\?"):
+            trace.read("fc.weight", 2)
+        with pytest.raises(UsageError, match=r"no gradient at step 100; did you mean 9 or 8\?"):
+            trace.read("fc.weight", 100)
+        with pytest.raises(UsageError, match="no tensor"):
+            trace.steps("x\x1b[2J")
+
+
+def test_a_closed_trace_is_not_read(path):
+    trace = open_trace(write_trace(path))
+    trace.close()
+    with pytest.raises(UsageError, match="closed"):
+        trace.read("fc.bias", 0)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_a_full_disk_is_one_error_and_loses_no_committed_step(suffix, tmp_path, monkeypatch):
+    path = tmp_path / f"run{suffix}"
+    writer = create_trace(path)
+    write_steps(writer, (0, 1))
+    with monkeypatch.context() as patch:
+        for module in ("gtrace.trace.zarr_write.write_beside", "gtrace.trace.hdf5_write._put_row"):
+            patch.setattr(module, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        writer.append(2, "fc.bias", gradient("fc.bias", 2)) if suffix == ".zarr" else None
+        with pytest.raises(TraceError, match="cannot be written \\(No space left on device\\)"):
+            writer.commit(2)
+    writer.commit(2)
+    writer.close()
+    with open_trace(path) as trace:
+        assert trace.scalars()["step"].tolist() == [0, 1, 2]
+        np.testing.assert_array_equal(trace.read("fc.weight", 0), gradient("fc.weight", 0).ravel())
+
+
+def test_memory_of_open_chunks_is_bounded(path, monkeypatch):
+    """Past the bound tensors get chunks of one row, which are written at once."""
+    monkeypatch.setattr("gtrace.trace.writer._OPEN_CHUNK_BYTES", 600 * 1024)
+    arrays = {f"w{k}": gradient("w", k, 1024) for k in range(5)}
+    with create_trace(path) as writer:
+        for step in range(3):
+            for name, array in arrays.items():
+                writer.append(step, name, array + step)
+            writer.commit(step)
+    with open_trace(path) as trace:
+        chunks = [spec.chunk_rows for spec in trace._specs.values()]
+        assert chunks == [64, 64, 1, 1, 1]
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(trace.read(name, 2), array + 2)
+
+
+def test_threads_take_turns(path):
+    steps = range(40)
+    with create_trace(path) as writer:
+
+        def write(optimizer):
+            for step in steps:
+                for k in range(3):
+                    writer.append(step, f"w{k}", np.full(50, step + k + optimizer), optimizer=optimizer)
+                writer.commit(step, optimizer=optimizer)
+
+        threads = [threading.Thread(target=write, args=(optimizer,)) for optimizer in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with open_trace(path) as trace:
+        for optimizer in range(3):
+            for step in steps:
+                assert set(trace.read("w1", step, optimizer=optimizer)) == {step + 1 + optimizer}
+
+
+def test_a_forked_child_leaves_the_trace_alone(path, monkeypatch):
+    with create_trace(path) as writer:
+        writer.append(0, "w", [1.0])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(UsageError, match="forked"):
+                writer.append(0, "x", [1.0])
+            writer.close()
+        writer.append(0, "x", [2.0])
+        writer.commit(0)
+    with open_trace(path) as trace:
+        assert trace.read("x", 0).tolist() == [2.0]
+        assert trace.status == "complete"

@@ -149,9 +149,7 @@ class TruncatedNormalMixture:
         return np.stack([mass.sum(axis=-1), first.sum(axis=-1), second.sum(axis=-1)], axis=-1)
 
 
-def _scaled_mass(
-    x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _scaled_mass(x: NDArray[np.float64], y: NDArray[np.float64], offset: NDArray[np.float64]) -> NDArray[np.float64]:
     """(Phi(y + offset) - Phi(x + offset)) exp(offset^2 / 2) without cancellation in either tail, for x <= y."""
     from scipy.special import erf, erfcx
 

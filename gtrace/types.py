@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.errors import UsageError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -93,10 +91,10 @@ class State:
         """Undo :meth:`to_arrays`; array-likes of other libraries are accepted.
 
         Raises:
-            UsageError: there is no entry ``size``.
+            ValueError: there is no entry ``size``.
         """
         if "size" not in arrays:
-            raise UsageError("codec state: no entry 'size'; pass what State.to_arrays() returned")
+            raise ValueError("codec state: no entry 'size'; pass what State.to_arrays() returned")
         rest = {name: np.asarray(value) for name, value in arrays.items() if name != "size"}
         return cls(int(np.asarray(arrays["size"])), rest)
 

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 #: longest spec that is shown on one line
 _NAME = 16
+_TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
 
 
-@click.command("train")
+@click.command("train", epilog=f"\b\nTasks:\n{_TASKS}")
 @click.option("--codec", required=True, help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
 @click.option("--bits", type=int, default=None, help="Nominal bits of a codec that has them.")
-@click.option("--task", default="digits-cnn", show_default=True, help=f"What to train: {', '.join(task_names())}.")
+@click.option("--task", default="digits-cnn", show_default=True, metavar="NAME", help="What to train, see below.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),

@@ -152,9 +152,7 @@ class EliasCode:
         t = _tables(self.kind)
         total = self._length(v)
         words = word_room(total)
-        _elias.encode(
-            v, self.origin, self.signed, t.codes, t.short, t.prefixes, t.prefix_bits, t.extra_bits, words
-        )
+        _elias.encode(v, self.origin, self.signed, t.codes, t.short, t.prefixes, t.prefix_bits, t.extra_bits, words)
         return from_words(words, total)
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[Any]:
@@ -170,7 +168,7 @@ class EliasCode:
         if 8 * size < count:
             raise PayloadError(f"{size} bytes cannot hold {count} Elias codes")
         t = _tables(self.kind)
-        out = np.empty(count, np.int64 if self.symbols is None else np.uint16)
+        out: NDArray[Any] = np.empty(count, np.int64 if self.symbols is None else np.uint16)
         words = to_words(data)
         used = int(
             _elias.decode(
@@ -201,7 +199,9 @@ class EliasCode:
                 raise UsageError(f"Elias code: values {low} to {high} where there are {self.symbols} symbols")
             least = self.origin if not self.signed else self.origin - REACH + 1
             if low < least or high >= self.origin + REACH:
-                raise UsageError(f"Elias code: values {low} to {high}; they must be {least} to {self.origin + REACH - 1}")
+                raise UsageError(
+                    f"Elias code: values {low} to {high}; they must be {least} to {self.origin + REACH - 1}"
+                )
         return v
 
 

@@ -52,8 +52,7 @@ def expected_position_bits(density: float) -> float:
         return 1.0
     skip = math.log1p(-density)  # log of the chance that an element is not kept
     # E floor(gap / 2^k) of a geometric gap is q / (1 - q) with q the chance of 2^k such elements in a row.
-    chances = [math.exp(2.0**k * skip) for k in range(_MAX_RICE)]
-    return min(k + 1 + q / (1 - q) for k, q in enumerate(chances) if q < 1)
+    return min(k + 1 - math.exp(2.0**k * skip) / math.expm1(2.0**k * skip) for k in range(_MAX_RICE))
 
 
 def encode_positions(positions: ArrayLike, size: int) -> bytes:

@@ -85,7 +85,9 @@ def amq_levels(multiplier: float, bits: int, zero: bool = True) -> NDArray[np.fl
     [0.0, 0.25, 0.5, 1.0]
     """
     grid = exponential_grid(magnitude_count(bits), zero, multiplier)
-    return grid[(grid >= np.finfo(np.float32).tiny) | ((grid == 0) & (np.arange(grid.size) == 0) & zero)]
+    keep = grid >= np.finfo(np.float32).tiny
+    keep[0] |= zero
+    return grid[keep]
 
 
 class _Powers:
@@ -99,14 +101,16 @@ class _Powers:
 
     def errors(self, multipliers: NDArray[np.float64]) -> NDArray[np.float64]:
         """The objective at each p."""
-        grids = np.stack([exponential_grid(self._count, self._zero, p) for p in multipliers])
+        grids = np.zeros((multipliers.size, self._count))
+        grids[:, (1 if self._zero else 0) : -1] = multipliers[:, None] ** self._powers
+        grids[:, -1] = 1.0
         return self._law.objectives(grids, not self._zero)
 
     def slope(self, p: float) -> float:
         """Its derivative, through the levels."""
         grid = exponential_grid(self._count, self._zero, p)
-        at = self._law.derivatives(grid, not self._zero)
-        return float(at.gradient @ (self._powers * p ** (self._powers - 1.0)))
+        slopes = self._law.gradient(grid, not self._zero)[1]
+        return float(slopes @ (self._powers * p ** (self._powers - 1.0)))
 
 
 def _search(objective: _Powers, start: float) -> float:
@@ -121,12 +125,11 @@ def _search(objective: _Powers, start: float) -> float:
     errors = np.concatenate([errors, objective.errors(between.reshape(-1))])[order]
     padded = np.pad(errors, 1, constant_values=np.inf)
     dips = np.flatnonzero((errors <= padded[:-2]) & (errors <= padded[2:]))
-    dips = dips[np.argsort(errors[dips], kind="stable")][:_BEST]
-    found = [
-        _root(objective, tried[max(i - 1, 0)], tried[i], tried[min(i + 1, tried.size - 1)]) for i in dips
-    ]
-    candidates = np.concatenate(([start], found, tried[dips]))
-    return float(candidates[np.argmin(objective.errors(candidates))])
+    dips = dips[np.argsort(errors[dips], kind="stable")[:_BEST]]
+    low, high = tried[np.maximum(dips - 1, 0)], tried[np.minimum(dips + 1, tried.size - 1)]
+    found = [_root(objective, *bracket) for bracket in zip(low, tried[dips], high, strict=True)]
+    candidates = np.asarray([start, *found, *tried[dips]], dtype=np.float64)
+    return float(candidates[int(np.argmin(objective.errors(candidates)))])
 
 
 def _root(objective: _Powers, low: float, p: float, high: float) -> float:

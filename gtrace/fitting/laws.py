@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Protocol, TypeAlias, overload
 
 import numpy as np
 
@@ -18,33 +18,16 @@ if TYPE_CHECKING:
 #: what the public functions accept as a law
 LawLike: TypeAlias = MomentSketch | TruncatedNormalMixture
 
-# The companding grid looks at a mixture at this many sigmas from each of at most so many components.
-_NEARBY = np.linspace(-12.0, 12.0, 97)
-_LOOKED_AT = 64
-#: groups per octave in which a sketch's density is smoothed for the companding grid
-_GROUPS = 8
 # Candidates for a grid: at least, per level, at most. A mixture is fitted to the last digit, so its levels must fall
 # to the right clusters; a sketch must be fitted in milliseconds.
 _MIXTURE_POINTS = (2048, 32, 4096)
 _SKETCH_POINTS = (512, 8, 4096)
+# The companding grid looks at a mixture at this many sigmas from each of at most so many components.
+_NEARBY = np.linspace(-12.0, 12.0, 97)
+_LOOKED_AT = 64
+# Values whose variance is below this part of a bin's squared width are one value: float32 tells no finer.
 _ONE_VALUE = 1e-9
 _SLOPE = 1e-9
-
-
-class Derivatives(NamedTuple):
-    """The objective at a grid and its derivatives by the free levels, n of them.
-
-    Attributes:
-        objective: the mean of (b - r)(r - a), with a and b the levels around r.
-        gradient: float64[n].
-        diagonal: float64[n], second derivatives.
-        coupling: float64[n - 1], mixed derivatives of neighbours; all others are 0.
-    """
-
-    objective: float
-    gradient: NDArray[np.float64]
-    diagonal: NDArray[np.float64]
-    coupling: NDArray[np.float64]
 
 
 class Law(Protocol):
@@ -58,8 +41,8 @@ class Law(Protocol):
     def support(self) -> tuple[float, float]:
         """Where the ends of a grid lie."""
 
-    def derivatives(self, levels: NDArray[np.float64], mirrored: bool) -> Derivatives:
-        """Objective, gradient and tridiagonal curvature."""
+    def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
+        """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope by each free level."""
 
     def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
         """Objectives of many grids, float64[g, m], at once."""
@@ -68,20 +51,16 @@ class Law(Protocol):
         """One sweep of coordinate descent in place; returns the largest move."""
 
     def areas(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """B(t) = E (t - r)_+ at ascending points that start at the lower end of the support."""
-
-    @property
-    def smooth(self) -> bool:
-        """Whether the second derivatives are exact, so that Newton's steps converge by themselves."""
+        """B(t) = E (t - r)_+ at points of the support."""
 
     def spikes(self) -> NDArray[np.float64] | None:
         """The values that the law consists of, ascending, or None when it has a continuous part."""
 
     def companding(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Points that divide the integral of density^(1/3) in these shares, the asymptotically best grid."""
+        """Points that divide the integral of density^(1/3) in these shares: the grid that many levels approach."""
 
     def candidates(self, count: int) -> NDArray[np.float64]:
-        """Ascending points, both ends of the support among them, in which a good grid of ``count`` levels is found."""
+        """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
 
 
 def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> Law | None:
@@ -99,20 +78,19 @@ def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> La
         UsageError: something else, a sketch of values that were not normalized, or signs asked of a sketch.
     """
     if isinstance(law, TruncatedNormalMixture):
-        nothing = symmetric and bool(((law.heights == 0) | ((law.sigmas == 0) & (law.anchors == 0))).all())
+        at_zero = (law.sigmas == 0) & (law.anchors == 0)
+        nothing = symmetric and not law.weights[~at_zero].any()
         return None if nothing else MixtureLaw(law, symmetric=symmetric)
     if not isinstance(law, MomentSketch):
-        raise UsageError(
-            f"law: {type(law).__name__} is none; pass a MomentSketch or a TruncatedNormalMixture"
-        )
+        raise UsageError(f"law: {type(law).__name__} is none; pass a MomentSketch or TruncatedNormalMixture")
     if law.norm == "none":
         raise UsageError("law: a sketch with norm none has no levels in units of r; build it with l2, linf or l1")
     if not symmetric:
         raise UsageError("law: a sketch knows no signs; symmetric=False needs a mixture")
-    return SketchLaw(law, weighted=weighted) if law.sums[:, 3 if weighted else 0].sum() > 0 else None
+    return SketchLaw(law, weighted=weighted) if law.sums[:, 3 if weighted else 0].any() else None
 
 
-def total_weight(sketch: MomentSketch, weighted: bool) -> float:
+def total_weight(sketch: MomentSketch, *, weighted: bool) -> float:
     """Summed weight of the values that levels round: squared bucket norms, or their number."""
     if weighted:
         return float(sketch.sums[:, 3].sum()) + sketch.zero_weight
@@ -125,25 +103,32 @@ class MixtureLaw:
     def __init__(self, mixture: TruncatedNormalMixture, *, symmetric: bool = True) -> None:
         self._table = _component_table(mixture, symmetric)
         self.support = (0.0, 1.0) if symmetric else mixture.support
+        #: without point masses
         self.smooth = bool((mixture.sigmas > 0).all())
 
-    def derivatives(self, levels: NDArray[np.float64], mirrored: bool) -> Derivatives:
-        """See :meth:`Law.derivatives`."""
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
-        cells = self._cells(edges)
-        mass, up, down = cells[:, _mixture.MASS], cells[:, _mixture.UP], cells[:, _mixture.DOWN]
-        density = np.empty(edges.size - 2)
-        _mixture.density(self._table, edges[1:-1], density)
+    def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
+        """See :meth:`Law.gradient`."""
+        cells = self._cells(levels, mirrored)
+        down = cells[:, _mixture.DOWN]
         objective = float(cells[:, _mixture.ERROR].sum())
-        gradient = up[:-1] - down[1:]
-        diagonal = (edges[2:] - edges[:-2]) * density
+        slopes = cells[:-1, _mixture.UP] - down[1:]
         if mirrored:
-            # Below the first level the error is l^2 - r^2 = (l - r)(r - 0) + l (l - r).
+            # Below the first level the error is l^2 - r^2 = (l - r) r + l (l - r).
             objective += float(levels[0] * down[0])
             if levels.size > 1:
-                gradient[0] = 2.0 * levels[0] * mass[0] - down[1]
-                diagonal[0] = 2.0 * mass[0] + (levels[0] + levels[1]) * density[0]
-        return Derivatives(objective, gradient, diagonal, -mass[1:-1])
+                slopes[0] = 2.0 * levels[0] * cells[0, _mixture.MASS] - down[1]
+        return objective, slopes
+
+    def curvature(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Second derivatives by the n free levels, float64[n], and by neighbours, float64[n - 1]; others are 0."""
+        mass = self._cells(levels, mirrored)[:, _mixture.MASS]
+        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        density = np.empty(edges.size - 2)
+        _mixture.density(self._table, edges[1:-1], density)
+        diagonal = (edges[2:] - edges[:-2]) * density
+        if mirrored and levels.size > 1:
+            diagonal[0] = 2.0 * mass[0] + (levels[0] + levels[1]) * density[0]
+        return diagonal, -mass[1:-1]
 
     def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
         """See :meth:`Law.objectives`."""
@@ -162,10 +147,12 @@ class MixtureLaw:
 
     def areas(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """See :meth:`Law.areas`."""
-        cells = self._cells(points)
+        edges, where = np.unique(np.append(points, self.support[0]), return_inverse=True)
+        cells = self._cells(edges, mirrored=False)
         below = np.cumsum(cells[:, _mixture.MASS]) - cells[:, _mixture.MASS]
-        steps = cells[:, _mixture.DOWN] + below * np.diff(points)
-        return np.concatenate(([0.0], np.cumsum(steps)))
+        steps = cells[:, _mixture.DOWN] + below * np.diff(edges)
+        out: NDArray[np.float64] = np.concatenate(([0.0], np.cumsum(steps)))[where[:-1]]
+        return out
 
     def spikes(self) -> NDArray[np.float64] | None:
         """See :meth:`Law.spikes`."""
@@ -190,11 +177,12 @@ class MixtureLaw:
 
     def candidates(self, count: int) -> NDArray[np.float64]:
         """See :meth:`Law.candidates`."""
-        points = [self.companding(_shares(_MIXTURE_POINTS, count)), np.asarray(self.support)]
-        values = self._table[self._table[:, _mixture.SIGMA] == 0, _mixture.ANCHOR]
-        return np.unique(np.concatenate([*points, values]))
+        points = self.companding(_shares(_MIXTURE_POINTS, count))
+        spikes = self._table[self._table[:, _mixture.SIGMA] == 0, _mixture.ANCHOR]
+        return np.unique(np.concatenate([points, np.asarray(self.support), spikes]))
 
-    def _cells(self, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _cells(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+        edges = np.concatenate(([0.0], levels)) if mirrored else levels
         cells = np.empty((edges.size - 1, 4))
         _mixture.cells(self._table, edges, cells)
         return cells
@@ -204,45 +192,34 @@ class SketchLaw:
     """The law of a sketch's values: what :meth:`MomentSketch.expect` takes for their error, up to the weight."""
 
     support = (0.0, 1.0)
-    smooth = False
 
     def __init__(self, sketch: MomentSketch, *, weighted: bool = True) -> None:
         first = 3 if weighted else 0
-        total = total_weight(sketch, weighted)
+        total = total_weight(sketch, weighted=weighted)
         zeros = sketch.zero_weight if weighted else float(sketch.zeros)
         self._zeros = zeros / total
         self._table = np.empty((sketch.rows.size, _descent.COLUMNS))
         _descent.tabulate(sketch.lower, sketch.upper, sketch.sums, first, zeros, total, self._table)
         lower, mass = self._table[:, _descent.LOWER], self._table[:, _descent.MASS]
-        first_sum = self._table[:, _descent.FIRST]
-        self._mean = float(np.sum(mass * lower + first_sum))
-        squares = lower * (mass * lower + 2.0 * first_sum) + self._table[:, _descent.SECOND]
+        moment = self._table[:, _descent.FIRST]
+        self._mean = float(np.sum(mass * lower + moment))
+        squares = lower * (mass * lower + 2.0 * moment) + self._table[:, _descent.SECOND]
         self._square = float(np.sum(squares))
 
-    def derivatives(self, levels: NDArray[np.float64], mirrored: bool) -> Derivatives:
-        """See :meth:`Law.derivatives`; the density at a level is the mean one half-way to its neighbours.
-
-        The density inside one bin would be noise where a bin holds a few values.
-        """
+    def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
+        """See :meth:`Law.gradient`."""
         edges = np.concatenate(([0.0], levels)) if mirrored else levels
-        middles = 0.5 * (edges[1:] + edges[:-1])
-        points = np.empty(2 * edges.size - 1)
-        points[0::2] = edges
-        points[1::2] = middles
-        sums = np.empty((points.size, 2))
-        _descent.hinges(self._table, self._zeros, points, sums)
-        below, area = sums[0::2, 0], sums[0::2, 1]
+        sums = np.empty((edges.size, 2))
+        _descent.hinges(self._table, self._zeros, edges, sums)
+        below, area = sums[:, 0], sums[:, 1]
         reach = edges[2:] - edges[:-2]
-        density = np.diff(sums[1::2, 0]) / np.diff(middles)
-        gradient = reach * below[1:-1] - (area[2:] - area[:-2])
-        diagonal = reach * density
+        slopes = reach * below[1:-1] - (area[2:] - area[:-2])
         objective = float(reach @ area[1:-1]) + self._last_cell(edges[-2])
         if mirrored:
             objective += float(levels[0] * area[1])
             if levels.size > 1:
-                gradient[0] += levels[0] * below[1] + area[1]
-                diagonal[0] += levels[0] * density[0] + 2.0 * below[1]
-        return Derivatives(objective, gradient, diagonal, -np.diff(below[1:-1]))
+                slopes[0] += levels[0] * below[1] + area[1]
+        return objective, slopes
 
     def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
         """See :meth:`Law.objectives`."""
@@ -266,52 +243,54 @@ class SketchLaw:
 
     def spikes(self) -> NDArray[np.float64] | None:
         """See :meth:`Law.spikes`; values that differ by less than float32 resolves count as one."""
-        present = self._table[self._table[:, _descent.MASS] > 0]
-        mean = present[:, _descent.FIRST] / present[:, _descent.MASS]
-        variance = present[:, _descent.SECOND] / present[:, _descent.MASS] - mean * mean
-        if (variance > _ONE_VALUE * present[:, _descent.WIDTH] ** 2).any():
+        mass, width, mean = self._table[:, _descent.MASS], self._table[:, _descent.WIDTH], self._offsets()
+        variance = self._table[:, _descent.SECOND] / np.where(mass > 0, mass, 1.0) - mean * mean
+        if (variance > _ONE_VALUE * width * width).any():
             return None
-        values = present[:, _descent.LOWER] + mean
+        values = self._means()[mass > 0]
         return np.concatenate(([0.0], values)) if self._zeros > 0 else values
 
+    def companding(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See :meth:`Law.companding`; the mass of a bin is spread half-way to the values beside it."""
+        means = self._means()
+        edges = np.concatenate(([0.0], 0.5 * (means[1:] + means[:-1]), [1.0]))
+        widths = np.diff(edges)
+        widths[-1] = min(widths[-1], 2.0 * (means[-1] - edges[-2]))
+        return _divide(edges, np.cbrt(self._table[:, _descent.MASS] * widths * widths), shares)
+
+    def candidates(self, count: int) -> NDArray[np.float64]:
+        """See :meth:`Law.candidates`; beside each point the nearest mean of a bin, where a lone value has its level."""
+        points, means = self.companding(_shares(_SKETCH_POINTS, count)), self._means()
+        if means.size > 2 * points.size:
+            means = means[np.clip(np.searchsorted(means, points), 1, means.size) - 1]
+        return np.unique(np.concatenate([points, means, np.asarray(self.support)]))
+
+    def _offsets(self) -> NDArray[np.float64]:
+        """Means of the bins, from their lower edges."""
+        mass = self._table[:, _descent.MASS]
+        out: NDArray[np.float64] = self._table[:, _descent.FIRST] / np.where(mass > 0, mass, 1.0)
+        return out
+
+    def _means(self) -> NDArray[np.float64]:
+        out: NDArray[np.float64] = np.minimum(self._table[:, _descent.LOWER] + self._offsets(), 1.0)
+        return out
+
     @overload
-    def _last_cell(self, below: np.float64) -> float: ...
+    def _last_cell(self, below: float) -> float: ...
     @overload
     def _last_cell(self, below: NDArray[np.float64]) -> NDArray[np.float64]: ...
-    def _last_cell(self, below: np.float64 | NDArray[np.float64]) -> float | NDArray[np.float64]:
+    def _last_cell(self, below: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
         """E (1 - r)(r - below): the error if the last cell reached down to 0; each lower level adds to it.
 
         This order keeps the digits that B(1), which is about 1, would swallow.
         """
         return (1.0 + below) * self._mean - self._square - below
 
-    def companding(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See :meth:`Law.companding`."""
-        lower, mass = self._table[:, _descent.LOWER], self._table[:, _descent.MASS]
-        if lower.size == 0:
-            return shares.copy()
-        keys = np.floor(_GROUPS * np.log2(np.maximum(lower, np.finfo(np.float64).tiny)))
-        starts = np.concatenate(([0], np.flatnonzero(np.diff(keys)) + 1))
-        ends = np.concatenate((starts[1:], [lower.size])) - 1
-        low, high = lower[starts], lower[ends] + self._table[ends, _descent.WIDTH]
-        points = np.concatenate(([0.0], np.stack([low, high], axis=1).reshape(-1), [max(1.0, high[-1])]))
-        steps = np.zeros(points.size - 1)
-        steps[1::2] = np.cbrt(np.add.reduceat(mass, starts) * (high - low) ** 2)
-        out: NDArray[np.float64] = np.minimum(_divide(points, steps, shares), 1.0)
-        return out
 
-    def candidates(self, count: int) -> NDArray[np.float64]:
-        """See :meth:`Law.candidates`."""
-        points = [self.companding(_shares(_SKETCH_POINTS, count)), np.asarray(self.support)]
-        present = self._table[self._table[:, _descent.MASS] > 0]
-        if len(present) <= points[0].size:
-            points.append(present[:, _descent.LOWER] + present[:, _descent.FIRST] / present[:, _descent.MASS])
-        return np.unique(np.minimum(np.concatenate(points), 1.0))
-
-
-def _shares(few: tuple[int, int, int], count: int) -> NDArray[np.float64]:
-    least, per_level, most = few
-    return np.linspace(0.0, 1.0, max(least, min(per_level * count, most)))
+def _shares(points: tuple[int, int, int], count: int) -> NDArray[np.float64]:
+    least, per_level, most = points
+    size = max(least, min(per_level * count, most))
+    return np.arange(size) / (size - 1.0)
 
 
 def _divide(
@@ -320,9 +299,10 @@ def _divide(
     """Where the cumulative ``steps`` between ascending points reach these shares of their sum."""
     total = np.concatenate(([0.0], np.cumsum(steps)))
     if not total[-1] > 0:
-        return points[0] + (points[-1] - points[0]) * shares
+        even: NDArray[np.float64] = points[0] + (points[-1] - points[0]) * shares
+        return even
     # A slope of its own lets every share be reached at one place, also where there is no mass.
-    total = total / total[-1] + _SLOPE * np.linspace(0.0, 1.0, total.size)
+    total = total / total[-1] + _SLOPE * np.arange(total.size) / (total.size - 1.0)
     out: NDArray[np.float64] = np.interp(shares * (1.0 + _SLOPE), total, points)
     return out
 
@@ -330,18 +310,9 @@ def _divide(
 def _component_table(mixture: TruncatedNormalMixture, symmetric: bool) -> NDArray[np.float64]:
     """Rows for the kernels; with ``symmetric`` the law of |r|: each component on its two halves, one reflected."""
     low, high = mixture.support
-    size = mixture.means.size
-    rows = np.stack(
-        [
-            mixture.anchors,
-            mixture.sigmas,
-            mixture.heights,
-            mixture.offsets,
-            np.full(size, low),
-            np.full(size, high),
-        ],
-        axis=1,
-    )
+    ends = np.broadcast_to(np.asarray(mixture.support), (mixture.means.size, 2))
+    columns = [mixture.anchors, mixture.sigmas, mixture.heights, mixture.offsets]
+    rows = np.concatenate([np.stack(columns, axis=1), ends], axis=1)
     if not symmetric:
         return rows
     point = mixture.sigmas == 0

@@ -58,9 +58,9 @@ def named_grid(law: Law, name: str, count: int, mirrored: bool) -> NDArray[np.fl
         return low + (high - low) * unit
     if name == "companding":
         # A mirrored grid without 0 is the positive half of one with twice as many levels.
-        odd = (2.0 * np.arange(count) + 1.0) / (2.0 * count - 1.0)
-        even = np.arange(count) / (count - 1.0)
-        return law.companding(odd if mirrored else even)
+        ranks = np.arange(count, dtype=np.float64)
+        shares = (2.0 * ranks + 1.0) / (2.0 * count - 1.0) if mirrored else ranks / (count - 1.0)
+        return law.companding(np.asarray(shares, dtype=np.float64))
     if name == "global":
         points = law.candidates(count)
         areas = law.areas(points)

@@ -41,13 +41,11 @@ def expected_variance(
     """
     if isinstance(law, MomentSketch):
         as_law(law, weighted=weighted, symmetric=symmetric)
-        total = total_weight(law, weighted)
+        total = total_weight(law, weighted=weighted)
         error, plain, _, _ = law.expect(levels, zero=zero)
         return ((error - law.clip_error) if weighted else plain) / total if total > 0 else 0.0
     if not isinstance(law, TruncatedNormalMixture):
-        raise UsageError(
-            f"law: {type(law).__name__} is none; pass a MomentSketch or a TruncatedNormalMixture"
-        )
+        raise UsageError(f"law: {type(law).__name__} is none; pass a MomentSketch or a TruncatedNormalMixture")
     low, high = law.support
     if symmetric:
         grid = as_levels(levels, zero=zero)
@@ -59,4 +57,4 @@ def expected_variance(
     covered = grid[-1] >= high and (symmetric or grid[0] <= low)
     if not covered:
         raise UsageError(f"levels: {grid[0]:g} to {grid[-1]:g} do not cover the law's support")
-    return MixtureLaw(law, symmetric=symmetric).derivatives(grid, symmetric and not zero).objective
+    return MixtureLaw(law, symmetric=symmetric).gradient(grid, symmetric and not zero)[0]

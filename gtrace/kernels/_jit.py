@@ -55,7 +55,7 @@ def jit_slp(function: F) -> F:
     compiled: Any = jit(function)
     compile_plain = getattr(compiled, "compile", None)
     if compile_plain is None:  # compilation is switched off
-        return compiled  # type: ignore[no-any-return]
+        return compiled
 
     def compile_slp(signature: Any) -> Any:
         before = config.SLP_VECTORIZE
@@ -66,7 +66,7 @@ def jit_slp(function: F) -> F:
             config.SLP_VECTORIZE = before
 
     compiled.compile = compile_slp
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
 def inline(function: F) -> F:

@@ -100,9 +100,7 @@ def _below(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
 
 
 @jit
-def hinges(
-    table: NDArray[np.float64], zeros: float, points: NDArray[np.float64], out: NDArray[np.float64]
-) -> None:
+def hinges(table: NDArray[np.float64], zeros: float, points: NDArray[np.float64], out: NDArray[np.float64]) -> None:
     """Mass below each point and B there, into out[p, 2]; ``zeros`` is the mass at r = 0."""
     for i in range(points.size):
         k = _find(table, points[i])
@@ -163,9 +161,7 @@ def sweep(table: NDArray[np.float64], zeros: float, levels: NDArray[np.float64],
 
 
 @jit
-def choose(
-    points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, chosen: NDArray[np.int64]
-) -> None:
+def choose(points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, chosen: NDArray[np.int64]) -> None:
     """The best grid among ascending candidates, by dynamic programming.
 
     Args:
@@ -201,9 +197,46 @@ def choose(
 
 
 @jit
-def solve_tridiagonal(
-    diagonal: NDArray[np.float64], coupling: NDArray[np.float64], right: NDArray[np.float64]
-) -> bool:
+def choose_near(
+    points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, levels: NDArray[np.float64]
+) -> None:
+    """The best grid whose level j is one of points[j, :], by dynamic programming into ``levels``.
+
+    Args:
+        points: float64[m, q]; a level that stays has q times the same.
+        areas: float64[m, q], B at the points.
+        mirrored: see :func:`choose`.
+        levels: float64[m].
+    """
+    m, q = points.shape
+    came = np.zeros((m, q), np.int32)
+    cost = np.zeros(q)
+    if mirrored:
+        for i in range(q):
+            cost[i] = 2.0 * points[0, i] * areas[0, i]
+    following = np.empty(q)
+    for j in range(1, m):
+        for k in range(q):
+            best, where = np.inf, 0
+            for i in range(q):
+                width = points[j, k] - points[j - 1, i]
+                value = cost[i] + width * (areas[j - 1, i] + areas[j, k])
+                if width > 0.0 and value < best:
+                    best, where = value, i
+            following[k] = best
+            came[j, k] = where
+        cost, following = following, cost
+    k = 0
+    for i in range(q):
+        if cost[i] < cost[k]:
+            k = i
+    for j in range(m - 1, -1, -1):
+        levels[j] = points[j, k]
+        k = came[j, k]
+
+
+@jit
+def solve_tridiagonal(diagonal: NDArray[np.float64], coupling: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
     """Solve a symmetric tridiagonal system in place of ``right``, made positive definite where it is not.
 
     ``diagonal`` float64[n] is overwritten by the pivots; ``coupling`` is float64[n - 1]. A pivot that is negative

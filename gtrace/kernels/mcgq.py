@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.counter import uniform, words
 from gtrace.kernels.norms import FLOAT32_MAX
 
 if TYPE_CHECKING:
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
 
 _BLOCK = 1024
 _SPLIT = 134217729.0  # 2^27 + 1
+
+
+@jit
+def offset(high: np.uint64, low: np.uint64) -> float:
+    """The uniform number of a key's first element, k / 2^24."""
+    add, flip, last = words(high, low, 0)
+    return np.float64(uniform(np.uint64(0), add, flip, last))
 
 
 @jit

@@ -150,17 +150,17 @@ def read(
         code = behind if zero else first
         at += wide + (wide + skip if zero else _0)
         if (gap >= np.uint64(size - done)) | (at > total) | (code == _0) | (code == lowest) | (zero & (gap == _0)):
-            trailing = gap == np.uint64(size - done)
-            if trailing:
-                at -= wide
+            left = np.uint64(size - done)
+            if gap >= left:
+                at -= wide  # there is no value behind it
             if at > total:
                 return SHORT
-            if trailing:
+            if gap >= left:
+                if gap > left:
+                    return LONG_RUN
                 break
             if zero & (gap == _0):
                 return EMPTY_RUN
-            if gap >= np.uint64(size - done):
-                return LONG_RUN
             return ADJACENT_RUNS if code == _0 else LOWEST_CODE
         done += np.int64(gap)
         if keep:

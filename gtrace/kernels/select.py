@@ -45,9 +45,7 @@ def at_least(ranks: NDArray[np.uint32], threshold: np.uint32, ties: int, out: ND
 
 
 @jit
-def above_local_peak(
-    x: NDArray[np.float32], y: NDArray[np.float32], size: int, chosen: NDArray[np.bool_]
-) -> tuple[float, int]:
+def above_local_peak(x: NDArray[np.float32], y: NDArray[np.float32], size: int, chosen: NDArray[np.bool_]) -> float:
     """Mark, bin by bin, where |y| reaches the bin's largest |x| and x is not zero.
 
     Args:
@@ -57,10 +55,9 @@ def above_local_peak(
         chosen: bool[n], written.
 
     Returns:
-        the sum of the bins' largest |x|, and how many bins have one above zero.
+        the sum of the bins' largest |x|.
     """
     total = 0.0
-    live = 0
     for start in range(0, x.size, size):
         xb = x[start : start + size]
         yb = y[start : start + size]
@@ -71,5 +68,4 @@ def above_local_peak(
         for i in range(xb.size):
             out[i] = abs(yb[i]) >= peak and xb[i] != 0.0
         total += np.float64(peak)
-        live += peak > 0.0
-    return total, live
+    return total

@@ -85,9 +85,9 @@ class RunResult:
         relative_variance: mean over the steps of the aggregated gradient's relative variance.
         worker_variance: mean over the steps of a single worker's relative variance.
         seconds: CPU time of the steps, evaluations not included.
-        first_loss: training loss of the first step.
-        diverged: in words, where the training loss became non-finite, or the test loss ended above the loss that
-            training began with; empty while all is well.
+        first_loss: test loss before the first step.
+        diverged: in words, where the training loss became non-finite, or the test loss ended above where it
+            began; empty while all is well.
         finished: the run came to its end.
     """
 
@@ -136,6 +136,7 @@ class Run:
         self.result = RunResult(str(codec), settings.seed)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
+        self.result.first_loss = self._test().loss
         self.remedy = f"a lower learning rate than {settings.lr:g}"
         if codec != Identity():
             self.remedy += ", or a codec with less error"
@@ -159,8 +160,6 @@ class Run:
         tally = exchanged.tally
         # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
         loss = _mean([value for value in losses if math.isfinite(value)])
-        if step == 0:
-            result.first_loss = loss
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -210,12 +209,16 @@ class Run:
         return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
 
     def evaluate(self) -> Evaluation:
-        """Test the model as it is."""
+        """Test the model as it is, and note the result."""
+        found = self._test()
+        self.result.loss, self.result.accuracy = found.loss, found.accuracy
+        return found
+
+    def _test(self) -> Evaluation:
         self._model.eval()
         with torch.no_grad():
             found = self._task.evaluate(self._model)
         self._model.train()
-        self.result.loss, self.result.accuracy = found.loss, found.accuracy
         return found
 
     def report(self, bad: Sequence[Bad], step: int) -> list[str]:

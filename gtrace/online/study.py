@@ -195,7 +195,7 @@ class Study:
             if not result.diverged and not result.loss <= result.first_loss:
                 result.diverged = (
                     f"{result.run}: learned nothing; the test loss ends at {result.loss:.4g}, above the "
-                    f"{result.first_loss:.4g} that training began with. Try {run.remedy}"
+                    f"{result.first_loss:.4g} it began with. Try {run.remedy}"
                 )
             yield from self._warn(run.conclude())
             result.finished = True

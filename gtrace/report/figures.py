@@ -39,6 +39,8 @@ BITS = "measured bits per coordinate"
 _NAME, _LAYER = 34, 40
 #: A heat map of more layers does not fit on a screen.
 _TALL = 40
+#: A curve over many more steps than this has markers at some of them only.
+_MARKED = 12
 
 
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
@@ -102,7 +104,17 @@ def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Fig
             values = np.where(analysis.per_step[i] > 0, analysis.per_step[i], np.nan)
             known = np.isfinite(values)
             x, y = analysis.steps[known].astype(np.float64), values[known]
-            axes.plot(x, y, color=own.line, marker=own.marker, linestyle=own.dash, label=family.label)
+            many = len(x) > _MARKED
+            axes.plot(
+                x,
+                y,
+                color=own.line,
+                marker=own.marker,
+                markevery=max(len(x) // _MARKED, 1),
+                linestyle=own.dash,
+                linewidth=1.0 if many else 1.6,
+                label=family.label,
+            )
             chosen = analysis.configurations[i]
             name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
             labels.append(Label(name, own.text, x, y))

@@ -71,26 +71,23 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         else:
             head = f"{at}, {level[0].label} adds the least error: relative variance {values}"
         sentences.append(f"{head}; {listed(rest, limit=4)}." if rest else f"{head}.")
-    sentences += _elsewhere(analysis, k, ranked[0])
+    sentences += _elsewhere(analysis, k)
     return sentences
 
 
-def _elsewhere(analysis: SweepAnalysis, k: int, best: Family) -> list[str]:
+def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
     """Who leads at the other targets, where there is a choice at all."""
-    same: list[float] = []
-    other: list[str] = []
+    here = leaders(analysis, k)
+    led: dict[tuple[str, ...], list[float]] = {}
     for j, target in enumerate(analysis.targets):
-        ranked = ranking(analysis, j)
-        if j == k or len(ranked) < 2:
-            continue
-        if best in leaders(analysis, j):
-            same.append(target)
-        else:
-            other.append(f"at {target:g} {_bits(target)} {ranked[0].label} leads")
-    sentences = [f"{best.label} leads at {listed([f'{t:g}' for t in same])} {_bits(same[-1])} as well."] if same else []
-    if other:
-        text = "; ".join(other)
-        sentences.append(f"{text[0].upper()}{text[1:]}.")
+        if j != k and len(ranking(analysis, j)) > 1:
+            led.setdefault(tuple(f.label for f in leaders(analysis, j)), []).append(target)
+    sentences = []
+    for labels, targets in led.items():
+        verb = "leads" if len(labels) == 1 else "lead"
+        also = " as well" if {f.label for f in here}.issuperset(labels) else ""
+        bits = "bit" if targets == [1.0] else "bits"
+        sentences.append(f"{listed(labels)} {verb} at {listed([f'{t:g}' for t in targets])} {bits}{also}.")
     return sentences
 
 

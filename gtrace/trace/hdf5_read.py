@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,8 +22,10 @@ from gtrace.trace.checks import (
 )
 from gtrace.trace.format import StreamKey
 from gtrace.trace.names import DIMENSION_SUFFIX, printable
+from gtrace.trace.superblock import MarkedFile, is_marked, read_superblock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,6 +37,15 @@ _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.
 
 _JSON_ATTRIBUTES = "json_attributes"
 _CLOSING = "closing"
+
+
+@contextmanager
+def _reported(where: str) -> Iterator[None]:
+    """What HDF5 raises on damaged files, as one error that says where."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise TraceError(f"{where}: cannot be read ({printable(str(error))}); the trace is damaged") from None
 
 
 def _children(group: h5py.Group, where: str) -> list[str]:
@@ -111,15 +123,13 @@ class _Dataset:
         # behind it. Columns of tensors that appeared late have no bytes for the rows before.
         stored = shape if columns is None or self.node.chunks is None else (shape[0], min(columns, self.node.chunks[1]))
         needed = math.prod(stored) * self.node.dtype.itemsize
-        if stop > self.shape[0] or needed > self.node.id.get_storage_size() * self._inflation:
-            raise TraceError(f"{self.where}: {about}: the rows are missing or truncated; the trace is damaged")
-        try:
+        with _reported(f"{self.where}: {about}"):
+            if stop > self.shape[0] or needed > self.node.id.get_storage_size() * self._inflation:
+                raise TraceError(f"{self.where}: {about}: the rows are missing or truncated; the trace is damaged")
             out = np.empty(shape, self.node.dtype)
             if out.size:
                 self.node.read_direct(out, (slice(start, stop), *(slice(0, n) for n in shape[1:])))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise TraceError(f"{self.where}: {about}: cannot be read ({printable(str(error))})") from None
-        return out
+            return out
 
 
 class Hdf5Stream:
@@ -155,9 +165,10 @@ class Hdf5Stream:
 
     def _table(self, name: str, ndim: int, column: Column) -> _Dataset:
         where = f"{self._where}/{name}"
-        if name not in self._group:
-            raise TraceError(f"{where}: missing; the trace is damaged")
-        return _Dataset(self._group[name], where, column, ndim, layout.MAX_TABLE_CHUNK_BYTES)
+        with _reported(where):
+            if name not in self._group:
+                raise TraceError(f"{where}: missing; the trace is damaged")
+            return _Dataset(self._group[name], where, column, ndim, layout.MAX_TABLE_CHUNK_BYTES)
 
     @cached_property
     def scalars(self) -> dict[str, NDArray[np.float64]]:
@@ -195,30 +206,32 @@ class Hdf5Source:
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
+        self._marked: MarkedFile | None = None
         self._file = self._open_file()
         try:
-            attrs = _read_attrs(self._file, self.path)
-            check_root(self.path, attrs)
-            closing = parse_json(attrs.pop(_CLOSING, "{}"), f"{self.path}: attribute '{_CLOSING}'")
-            self.attrs = attrs | (closing if isinstance(closing, dict) else {})
-            self.streams = tuple(sorted(self._find_streams(), key=lambda stream: stream.key.order))
+            with _reported(self.path):
+                self.attrs = self._read_root()
+                self.streams = tuple(sorted(self._find_streams(), key=lambda stream: stream.key.order))
         except TraceError:
-            self._file.close()
+            self.close()
             raise
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            self._file.close()
-            raise TraceError(f"{self.path}: damaged HDF5 file ({printable(str(error))})") from None
+
+    def _read_root(self) -> dict[str, Any]:
+        attrs = _read_attrs(self._file, self.path)
+        check_root(self.path, attrs)
+        closing = parse_json(attrs.pop(_CLOSING, "{}"), f"{self.path}: attribute '{_CLOSING}'")
+        return attrs | (closing if isinstance(closing, dict) else {})
 
     def _open_file(self) -> h5py.File:
         try:
+            if is_marked(read_superblock(self.path)):
+                # It is being written, or its writer was killed.
+                self._marked = MarkedFile(self.path)
+                return h5py.File(self._marked, "r")
             return h5py.File(self.path, "r")
-        except OSError as error:
-            refused = error
-        try:
-            # Being written now, or its writer was killed: what was flushed can be read in this mode only.
-            return h5py.File(self.path, "r", swmr=True)
-        except OSError:
-            reason = printable(str(refused))
+        except (OSError, RuntimeError) as error:
+            self._close_marked()
+            reason = printable(str(error))
             raise TraceError(f"{self.path}: no HDF5 file, truncated or damaged ({reason})") from None
 
     def _find_streams(self) -> list[Hdf5Stream]:
@@ -236,3 +249,8 @@ class Hdf5Source:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._close_marked()
+
+    def _close_marked(self) -> None:
+        if self._marked is not None:
+            self._marked.close()

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 from h5py import h5f, h5p, h5s
-from numcodecs.jenkins import jenkins_lookup3
 
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, move_in
 from gtrace.trace.names import DIMENSION_SUFFIX
+from gtrace.trace.superblock import unmark
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
 if TYPE_CHECKING:
@@ -62,17 +62,6 @@ def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> Non
         node.attrs[key] = json.dumps(value, allow_nan=False) if key in encoded else value
     if encoded:
         node.attrs[JSON_ATTRIBUTES] = json.dumps(encoded)
-
-
-def clear_flags(path: str) -> None:
-    """Clear the mark "open for writing" of a file that was copied while it was open."""
-    with open(path, "r+b") as file:
-        superblock = bytearray(file.read(48))
-        # Version 3 of the superblock: the flags are byte 11, the checksum is over the first 44 bytes.
-        superblock[11] = 0
-        superblock[44:48] = int(jenkins_lookup3(np.frombuffer(superblock[:44], np.uint8), 0)).to_bytes(4, "little")
-        file.seek(0)
-        file.write(superblock)
 
 
 def _open_for_rows(path: str) -> h5py.File:
@@ -193,7 +182,8 @@ class Hdf5Sink:
             return self._file
         self._drop()
         shutil.copyfile(self._path, self._beside)
-        clear_flags(str(self._beside))
+        # Closing the file took the mark off, unless something else in this process has it open.
+        unmark(self._beside)
         self._file = h5py.File(self._beside, "r+", libver=_LIBVER, rdcc_nbytes=0)
         self._staged = True
         return self._file

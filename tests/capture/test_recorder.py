@@ -15,7 +15,9 @@ from torch.nn import functional
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.buffers import BufferPool, as_real_dense
+from gtrace.capture.layout import RowLayout
 from gtrace.capture.policy import AutomaticSteps, EveryStep, parse_steps
+from gtrace.host.naming import name_parameters
 
 
 class Run:
@@ -381,6 +383,33 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
         let_go.set()
     run.check(["weight", "bias"])
     assert len({id(buffer) for buffer in acquired}) == 2
+
+
+def test_a_copy_that_fails_takes_no_memory_with_it(zarr, monkeypatch):
+    copy_all, failures = torch._foreach_copy_, [RuntimeError("once"), RuntimeError("twice")]
+
+    def failing(targets, gradients):
+        if failures:
+            raise failures.pop()
+        copy_all(targets, gradients)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", failing)
+    with Run(zarr, queue_bytes=1) as run:  # room for one row: a lost one would stop training for ever
+        model = nn.Linear(3, 4)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 4)
+    assert run.summary.errors == 2
+    assert gtrace.open_trace(zarr).steps("weight").tolist() == [2, 3]
+
+
+def test_a_new_parameter_at_the_address_of_one_that_is_gone():
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)
+    layout = RowLayout(lambda o: name_parameters(o.param_groups, [model]), lambda _: True, 10**6)
+    assert [slot.name for slot in layout.gradients(optimizer)[0]] == ["weight", "bias"]
+    gone, stays = model.weight, model.bias
+    layout._known[id(stays)] = layout._known[id(gone)]  # as if the memory of one had become the other's
+    assert [slot.name for slot in layout.gradients(optimizer)[0]] == ["weight", "bias"]
 
 
 def test_a_forked_child_leaves_the_trace_alone(zarr):

@@ -37,7 +37,7 @@ SPECS = [
     "rotate:ef:signsgd",
     "rotate:onebit",
     "ef:rotate:signsgd",
-    "rotate:terngrad:clip=2.5,tail=exact,bucket_size=1000",
+    "rotate:terngrad:bucket_size=1000,tail=exact,clip=2.5",
 ]
 
 
@@ -165,11 +165,10 @@ def test_feedback_loses_nothing_over_steps(inner):
     c, g = gtrace.codec(f"ef:{inner}"), gradients(8)
     arrived, state = played(c, g)
     assert np.sum(arrived, 0) + state.arrays["residual"] == pytest.approx(np.sum(g, 0), abs=1e-4)
-    without, _ = played(gtrace.codec(inner), g)
-    if inner != "powersgd":  # which has a residual of its own: little is left for the outer one
-        assert np.linalg.norm(np.sum(arrived, 0) - np.sum(g, 0)) < 0.7 * np.linalg.norm(
-            np.sum(without, 0) - np.sum(g, 0)
-        )
+    if not gtrace.codec(inner).stateful:
+        without, _ = played(gtrace.codec(inner), g)
+        lost, lost_without = (np.linalg.norm(np.sum(sent, 0) - np.sum(g, 0)) for sent in (arrived, without))
+        assert lost < 0.7 * lost_without
 
 
 @pytest.mark.parametrize("prefix", ["ef", "momentum:beta=0.5"])
@@ -297,7 +296,7 @@ def test_the_rotation_is_orthogonal_to_a_millionth(block):
 
 
 def test_every_key_rotates_otherwise_and_the_seed_takes_32_bits():
-    c, (g,) = gtrace.codec("rotate:signsgd"), gradients(1, 1024)
+    c, (g,) = gtrace.codec("rotate:signsgd:scale=energy"), gradients(1, 1024)
     payloads = [c.encode(c.init(g.size), g, Key.derive(0, tensor="t", worker=w)) for w in range(8)]
     assert len({p[ENVELOPE_BYTES : ENVELOPE_BYTES + 4] for p in payloads}) == 8
     assert all(8 * (len(p) - ENVELOPE_BYTES) == 32 + 32 + 1024 for p in payloads)

@@ -141,6 +141,7 @@ def test_backward_with_explicit_gradients_is_no_loss():
     optimizer = torch.optim.SGD([w], lr=0.1)
     with Watch() as watch:
         (w * 2).backward(torch.ones(2))
+        w.sum().backward(torch.tensor(0.0))
         optimizer.step()
         torch.autograd.backward([quadratic(w), w.sum()])
         optimizer.step()

@@ -19,9 +19,7 @@ def heavy(shape, seed=0):
 
 
 def gradients(workers, step=0):
-    return [
-        {"w": heavy((40, 25), [1, worker, step]), "b": heavy(25, [2, worker, step])} for worker in range(workers)
-    ]
+    return [{"w": heavy((40, 25), [1, worker, step]), "b": heavy(25, [2, worker, step])} for worker in range(workers)]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -180,9 +178,7 @@ def test_zeros_are_sent_where_the_user_says_so():
     result = Exchange(codec("none"), 3, nonfinite="zero").step(0, batch)
     clean = gradients(3)
     clean[0]["w"][3, :2] = 0
-    np.testing.assert_array_equal(
-        result.gradients["w"], Exchange(codec("none"), 3).step(0, clean).gradients["w"]
-    )
+    np.testing.assert_array_equal(result.gradients["w"], Exchange(codec("none"), 3).step(0, clean).gradients["w"])
     assert result.tally.nonfinite == 2
     assert np.isnan(batch[0]["w"][3, 0])
 
@@ -196,9 +192,7 @@ def test_an_error_names_step_worker_and_tensor():
 def test_a_fit_that_was_missed_happens_at_the_next_chance():
     exchange = Exchange(Memory(), refit="0,5")
     bad = np.full(8, np.nan, np.float32)
-    shared = [
-        exchange.step(step, [{"w": bad if step in (0, 5) else heavy(8)}]).tally.shared_bits for step in range(9)
-    ]
+    shared = [exchange.step(step, [{"w": bad if step in (0, 5) else heavy(8)}]).tally.shared_bits for step in range(9)]
     assert shared == [0, 64, 0, 0, 0, 0, 64, 0, 0]
 
 

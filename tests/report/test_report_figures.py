@@ -153,14 +153,14 @@ def test_names_are_drawn_literally():
     # The last one needs a font that matplotlib does not bring, and it says so.
     analysis = analyze(result_of(rows_of(layers=EVIL[:-1], bits=[3])))
     drawn = words(figures.layer_heatmap(analysis))
-    shown = {"$x^2$ a$b", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"}
+    shown = {"$x^2$", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"}
     assert shown <= drawn
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
-    rows = [{**r, "method": "$x^2$ a$b", "codec": f"{r['bits']}"} for r in rows]
+    rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
     for draw in (figures.rate_distortion, figures.variance_over_steps, figures.layer_heatmap):
         svg = render(draw(analyze(result_of(rows))), "svg", text_as_paths=False).decode()
-        assert "$x^2$ a$b" in "".join(ET.fromstring(svg).itertext())
+        assert "$x^2$" in "".join(ET.fromstring(svg).itertext())
 
 
 def test_shortened_names_stay_different():

@@ -21,12 +21,12 @@ def test_the_least_error_at_the_bits_most_methods_reach():
     )
     analysis = analyze(result_of(rows))
     assert analysis.targets[decisive_target(analysis)] == 2
-    first, second = sweep_verdict(analysis)
+    first, *others = sweep_verdict(analysis)
     assert first == (
         "At 2 measured bits per coordinate, alq adds the least error: relative variance 1.00; "
         "qsgd 2.00 (2.0 times as much) and nuqsgd 8.00 (8.0 times as much)."
     )
-    assert second == "At 1 bit qsgd leads; at 3 bits qsgd leads."
+    assert others == ["qsgd leads at 1 and 3 bits."]
 
 
 def test_of_equally_covered_bits_three_are_asked_about():
@@ -69,3 +69,12 @@ def test_methods_that_no_column_reaches_are_named_with_their_own_bits():
     found = off_target(analyze(result_of(rows)))
     assert [line.split()[0] for line in found] == ["terngrad", "natural"]
     assert all(" at " in line and line.endswith(" bits") for line in found)
+
+
+def test_methods_that_are_level_lead_together():
+    rows = curve("qsgd", [(1, 4.0), (2, 1.0), (4, 0.2)]) + curve("alq", [(1, 8.0), (2, 1.01), (4, 0.1)])
+    rows += curve("amq", [(1.5, 9.0), (2.5, 9.0)])
+    assert sweep_verdict(analyze(result_of(rows)))[1:] == [
+        "qsgd leads at 1 bit as well.",
+        "alq leads at 3 and 4 bits as well.",
+    ]

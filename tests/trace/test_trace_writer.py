@@ -56,6 +56,21 @@ def test_a_reader_keeps_what_it_opened_while_tensors_appear(path):
         assert trace.read("a", 0).tolist() == [1.0]
 
 
+def test_a_tensor_appears_while_other_code_of_the_process_has_the_file_open(tmp_path):
+    with create_trace(tmp_path / "run.h5") as writer:
+        writer.append(0, "a", [1.0])
+        writer.commit(0)
+        with h5py.File(tmp_path / "run.h5", "r") as file:
+            for step in (1, 2):
+                writer.append(step, f"late{step}", np.full(1000, step))
+                writer.commit(step)
+            assert file["rank00000/weight_grad/a"][:].tolist() == [[1.0]]
+    with open_trace(tmp_path / "run.h5") as trace:
+        assert trace.read("a", 0).tolist() == [1.0]
+        assert set(trace.read("late1", 1)) == {1.0}
+        assert set(trace.read("late2", 2)) == {2.0}
+
+
 def test_append_copies(path):
     array = np.arange(5, dtype=np.float32)
     with create_trace(path) as writer:

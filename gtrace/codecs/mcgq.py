@@ -1,0 +1,446 @@
+"""MCGQ: how often each coordinate is hit when the gradient's magnitudes are sampled systematically."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from gtrace.codecs.base import Codec, checked_values, parameter
+from gtrace.codecs.registry import register
+from gtrace.coding import open_envelope, seal
+from gtrace.coding.elias import ELIAS, EliasCode, as_integers
+from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
+from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import compare as _compare
+from gtrace.kernels import mcgq as _mcgq
+from gtrace.kernels.norms import FLOAT32_MAX
+from gtrace.sketch import as_values
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.types import State
+
+#: a kernel decides exactly up to this many samples
+MAX_SAMPLES = 2**48
+#: dynamic sampling keeps the amount at most here, and at least at one sample
+MAX_AMOUNT = 32.0
+_NORM_BYTES = 4
+
+
+def sample_count(size: int, amount: float) -> int:
+    """N, the samples of a tensor: ceil(size amount), at least 1.
+
+    A product within 1e-9 (relative) of an integer counts as that integer, so that 25 elements at 0.28 get 7.
+
+    Raises:
+        UsageError: an amount that is not positive, or more than 2^48 samples.
+
+    >>> sample_count(25, 0.28)
+    7
+    """
+    if not 0 < amount < math.inf:
+        raise UsageError(f"mcgq: a sampling amount of {amount:g}; it must be above 0")
+    wanted = size * float(amount)
+    if wanted > MAX_SAMPLES:
+        raise UsageError(f"mcgq: {wanted:.3g} samples of {size} elements; 2^48 is the most, lower the amount")
+    nearest = round(wanted)
+    return max(1, nearest if abs(wanted - nearest) <= 1e-9 * wanted else math.ceil(wanted))
+
+
+def budget_samples(g: ArrayLike, bits: int) -> int:
+    """The largest N for which no count takes more than ``bits`` bits: (2^(bits-1) - 1) ||g||_1 / max|g|, at least 1.
+
+    Args:
+        g: finite real numbers, taken as float32.
+        bits: 2 or more, the sign among them.
+
+    Raises:
+        UsageError: fewer than 2 bits, or values that are not finite.
+    """
+    if bits < 2:
+        raise UsageError(f"mcgq: a budget of {bits} bits; a count and its sign take at least 2")
+    x = as_values(g)
+    return _budget(x, _total(x), bits)
+
+
+def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
+    """How often each coordinate is hit by the samples (i + xi) / N, with its sign.
+
+    A sample hits the first coordinate whose share of the running sum of |g| (float64, in index order) lies strictly
+    above it. The result is that of the loop over samples in exact arithmetic.
+
+    Args:
+        g: finite real numbers, any shape, taken as float32.
+        amount: samples per element, K; N is :func:`sample_count`.
+        xi: in [0, 1), where the first sample lies.
+
+    Returns:
+        int64, shaped like ``g``. The magnitudes add up to N, unless g is zero.
+
+    Raises:
+        UsageError: an amount or offset out of range, values that are not finite, a norm beyond float32.
+
+    >>> counts([1.0, 2.0, 1.0], 1.0, 0.25).tolist()
+    [1, 1, 1]
+    """
+    x = as_values(g)
+    samples = sample_count(x.size, amount)
+    if not 0 <= xi < 1:
+        raise UsageError(f"mcgq: xi={xi:g} is out of range; it must be in [0, 1)")
+    total = _total(x)
+    if total > FLOAT32_MAX:
+        raise UsageError(f"mcgq: the norm {total:.6g} is beyond float32; scale the gradient down")
+    return _sample(x, total, samples, xi).reshape(np.shape(g))
+
+
+class Moments(NamedTuple):
+    """Exact moments of one MCGQ encoding over its offset.
+
+    Attributes:
+        samples: N.
+        scale: what one hit is worth, ||g||_1 / N, in gradient units.
+        mean: float64, of each count, N g / ||g||_1; a count is never off by 1 or more.
+        variance: float64, of each decoded value, in squared gradient units.
+        absolute_error: float64, E |decoded - g| of each value, in gradient units.
+    """
+
+    samples: int
+    scale: float
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    absolute_error: NDArray[np.float64]
+
+
+def moments(g: ArrayLike, amount: float) -> Moments:
+    """Mean, variance and mean error of every coordinate in closed form.
+
+    Coordinate by coordinate MCGQ is stochastic rounding to multiples of ||g||_1 / N; only the joint law differs.
+
+    Args:
+        g: finite real numbers, any shape, taken as float32; the arrays come back in its shape.
+        amount: samples per element, K.
+
+    Raises:
+        UsageError: an amount out of range, or values that are not finite.
+
+    >>> moments([3.0, 1.0], 1.0).variance.tolist()
+    [1.0, 1.0]
+    """
+    x = as_values(g)
+    samples = sample_count(x.size, amount)
+    total = _total(x)
+    scale = total / samples
+    mean = (x.astype(np.float64) * (samples / total if total else 0.0)).reshape(np.shape(g))
+    part = np.abs(mean) % 1.0
+    spread = part * (1.0 - part)
+    return Moments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
+
+
+def expected_error(g: ArrayLike, amount: float) -> float:
+    """E ||decoded - g||^2, summed over the tensor, in squared gradient units; see :func:`moments`."""
+    return float(moments(g, amount).variance.sum())
+
+
+def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
+    """Bits of the run-length payload of integer counts, padding not counted.
+
+    Args:
+        q: integers, any shape.
+        with_norm: whether the norm is sent (32 bits).
+
+    Raises:
+        UsageError: values that are not integers.
+
+    >>> payload_bits([2, -1, 0, 0, 0, 3, 0, 1])
+    86
+    """
+    return HEADER_BITS + (8 * _NORM_BYTES if with_norm else 0) + measure_runs(_integers(q)).bits
+
+
+def max_bits(q: ArrayLike) -> int:
+    """B_g, the bits that the largest count takes with its sign."""
+    return measure_runs(_integers(q)).value_bits
+
+
+def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
+    """The paper's payload, most significant bit first: u32 B_g, u32 B_RLE, the norm where given, then the symbols.
+
+    A count takes B_g bits of two's complement; a 0 stands for a whole run of zeros and is followed by its length in
+    B_RLE bits. The last byte is padded with zeros.
+
+    Args:
+        q: integers, any shape.
+        norm: ||g||_1, rounded to float32 and sent when given.
+
+    Raises:
+        UsageError: values that are not integers, or a norm that is negative, not finite or beyond float32.
+
+    The paper's example takes 86 bits:
+
+    >>> encode_counts([2, -1, 0, 0, 0, 3, 0, 1]).hex()
+    '00000003000000025c6c24'
+    >>> decode_counts(bytes.fromhex("00000003000000025c6c24"), 8)[0].tolist()
+    [2, -1, 0, 0, 0, 3, 0, 1]
+    """
+    values = _integers(q)
+    runs = measure_runs(values)
+    sent = b""
+    if norm is not None:
+        if not 0 <= norm <= FLOAT32_MAX:
+            raise UsageError(f"mcgq: the norm {norm:g} cannot be sent; it must be from 0 to the largest float32")
+        sent = struct.pack(">f", norm)
+    return runs.header + sent + write_runs(values, runs)
+
+
+def decode_counts(
+    payload: bytes | memoryview, n: int, with_norm: bool | None = None
+) -> tuple[NDArray[np.int64], float | None]:
+    """Undo :func:`encode_counts`.
+
+    Args:
+        payload: the bytes.
+        n: number of counts, known from the tensor's shape.
+        with_norm: whether the norm is in the payload. The format does not say; None tries both, which is
+            enough for all but a few payloads.
+
+    Returns:
+        counts (int64[n]), and the norm or None.
+
+    Raises:
+        PayloadError: the bytes are no such payload of ``n`` counts: truncated, too long, padded with ones, a run of
+            length 0 or beyond the end, two runs in a row, the code -2^(B_g-1), a norm that is negative or not finite;
+            or, with ``with_norm=None``, a payload that can be read both ways.
+    """
+    if n < 0:
+        raise UsageError(f"mcgq: {n} counts cannot be decoded")
+    value_bits, run_bits = read_widths(payload)
+    body = memoryview(payload)[HEADER_BITS // 8 :]
+    found: list[tuple[NDArray[np.int64], float | None]] = []
+    faults: list[PayloadError] = []
+    for normed in (False, True) if with_norm is None else (with_norm,):
+        try:
+            norm = _read_norm(body, ">f") if normed else None
+            found.append((read_runs(body[_NORM_BYTES * normed :], value_bits, run_bits, n), norm))
+        except PayloadError as fault:
+            faults.append(fault)
+    if not found:
+        raise faults[0]
+    if len(found) > 1:
+        raise PayloadError("mcgq: the payload can be read with and without a norm; pass with_norm")
+    return found[0]
+
+
+def distance(g: ArrayLike, q: ArrayLike) -> float:
+    """Wasserstein-1 distance of the values of g / ||g||_1 and q / ||q||_1: mean |sort(u) - sort(v)|.
+
+    Args:
+        g: real numbers, taken as float32.
+        q: as many, decoded or counts.
+
+    Returns:
+        the distance, of the order of 1 / n; NaN when one of the two is all zero.
+
+    Raises:
+        UsageError: another number of elements.
+    """
+    u, v = as_values(g), as_values(q)
+    if u.size != v.size:
+        raise UsageError(f"mcgq: {v.size} quantized values against {u.size} exact ones")
+    norm_u, norm_v = _total(u), _total(v)
+    if norm_u == 0 or norm_v == 0:
+        return math.nan
+    return float(_compare.distance(np.sort(u), np.sort(v), 1.0 / norm_u, 1.0 / norm_v))
+
+
+@register
+@dataclass(frozen=True)
+class Mcgq(Codec):
+    """Counts of systematic samples times ||g||_1 / N.
+
+    The state holds ``accumulated`` (float32[n], with ``accumulate``) and ``amount`` and ``distance`` (float64, with
+    ``delta_k``). Accumulation resets every coordinate that arrived; over time it is not unbiased. A gradient whose
+    norm is beyond float32 is sent with the largest float32 as its norm, so it arrives scaled down.
+
+    Whether an instance keeps memory or is unbiased depends on its parameters: ``stateful`` and ``unbiased`` of the
+    class are those of the defaults.
+
+    Raises:
+        UsageError: parameters that exclude each other.
+    """
+
+    name: ClassVar[str] = "mcgq"
+    summary: ClassVar[str] = "systematic samples proportional to the magnitudes, counted; zeros run-length coded"
+    formula: ClassVar[str] = (
+        "Q(v)_k = ||v||_1 / N sign(v_k) (D_k - D_(k-1)), D_k = ceil(N S_k / ||v||_1 - xi), S_k = |v_1| + ... + |v_k|, "
+        "N = ceil(n amount)"
+    )
+    paper: ClassVar[str] = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020"
+    corrections: ClassVar[tuple[str, ...]] = (
+        "a sample hits the first coordinate whose cumulative share lies strictly above it; the search starts there",
+        "a product n * amount within 1e-9 of an integer counts as that integer",
+        "dynamic sampling compares the values of g / ||g||_1 and q / ||q||_1, not their mass over coordinates",
+        "that distance is of the order of 1 / n, so useful delta_k are of the order of n",
+        "with accumulation the scheme is not unbiased over time",
+    )
+
+    amount: float = parameter(1.0, "samples per element, K; not used with bits", minimum=1e-9)
+    bits: int | None = parameter(
+        None, "as many samples as keep every count within this many bits", minimum=2, maximum=24, optional=True
+    )
+    with_norm: bool = parameter(
+        True, "send the norm; without it the counts themselves arrive, for optimizers that ignore scale"
+    )
+    accumulate: bool = parameter(
+        False, "sample the gradients accumulated since each coordinate was last hit; then it starts again from zero"
+    )
+    scale: Literal["gradient", "accumulated"] = parameter(
+        "gradient",
+        "with accumulate: the norm of the gradient or of what is accumulated",
+        choices=("gradient", "accumulated"),
+    )
+    delta_k: float = parameter(
+        0.0,
+        "dynamic sampling: how fast the amount follows the distance; useful values are of the order of n",
+        minimum=0.0,
+    )
+    coder: Literal["runlength", "gamma", "delta", "omega"] = parameter(
+        "runlength", "how counts become bits", choices=("runlength", *ELIAS)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits is not None and self.delta_k:
+            raise UsageError("codec mcgq: bits and delta_k both set the number of samples; give one of them")
+        if self.scale == "accumulated" and not self.accumulate:
+            raise UsageError("codec mcgq: scale=accumulated needs accumulate=true")
+        object.__setattr__(self, "stateful", self.accumulate or self.delta_k > 0)
+        object.__setattr__(self, "unbiased", self.with_norm and not self.accumulate)
+
+    def init(self, size: int) -> State:
+        """Nothing accumulated, the amount as the parameter says."""
+        state = super().init(size)
+        if self.accumulate:
+            state = state.with_arrays(accumulated=np.zeros(state.size, np.float32))
+        if self.delta_k:
+            state = state.with_arrays(amount=np.array(self.amount), distance=np.array(math.nan))
+        return state
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
+        x = checked_values(state, values)
+        sampled = self._sampled(state, x)
+        total = _total(sampled)
+        xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
+        q = _sample(sampled, total, self._samples(state, sampled, total), xi)
+        norm = None
+        if self.with_norm:
+            norm = total if sampled is x or self.scale == "accumulated" else _total(x)
+            norm = min(norm, FLOAT32_MAX)
+        if self.coder == "runlength":
+            body = encode_counts(q, norm)
+        else:
+            sent = b"" if norm is None else struct.pack("<f", norm)
+            body = sent + EliasCode(self.coder).encode(q)
+        return seal(body, codec=self.name, size=x.size, shared=b"")
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`; N is the sum of the magnitudes."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        if flags:
+            raise PayloadError(f"payload has unknown flags {flags:#x}")
+        q, norm = self._read(body, size)
+        out = np.empty(size, np.float32)
+        samples = float(_mcgq.magnitude_sum(q))
+        _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, samples), out)
+        return out
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """Accumulate and clear what arrived; move the amount against the change of the distance."""
+        if not self.stateful:
+            return state
+        x = as_values(values)
+        sampled = self._sampled(state, x)
+        if self.accumulate:
+            state = state.with_arrays(accumulated=np.where(decoded != 0, np.float32(0), sampled))
+        if self.delta_k and state.size:
+            state = self._moved(state, distance(sampled, decoded))
+        return state
+
+    def _moved(self, state: State, now: float) -> State:
+        """K + delta_k (before - now), within [1 / n, 32]; the first distance, or none, leaves K as it is."""
+        if math.isnan(now):
+            return state
+        before = float(state.arrays["distance"])
+        amount = float(state.arrays["amount"])
+        if not math.isnan(before):
+            amount = min(max(amount + self.delta_k * (before - now), 1.0 / state.size), MAX_AMOUNT)
+        return state.with_arrays(amount=np.array(amount), distance=np.array(now))
+
+    def _sampled(self, state: State, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the samples are drawn from: the gradient, or what is accumulated with it."""
+        if not self.accumulate:
+            return x
+        out = np.empty_like(x)
+        _mcgq.accumulate(state.arrays["accumulated"], x, out)
+        return out
+
+    def _samples(self, state: State, sampled: NDArray[np.float32], total: float) -> int:
+        if self.bits is not None:
+            return _budget(sampled, total, self.bits)
+        return sample_count(state.size, float(state.arrays["amount"]) if self.delta_k else self.amount)
+
+    def _read(self, body: memoryview, size: int) -> tuple[NDArray[np.int64], float | None]:
+        if self.coder == "runlength":
+            return decode_counts(body, size, self.with_norm)
+        code = EliasCode(self.coder)
+        if not self.with_norm:
+            return code.decode(body, size), None
+        return code.decode(body[_NORM_BYTES:], size), _read_norm(body, "<f")
+
+
+def _total(x: NDArray[np.float32]) -> float:
+    """||x||_1 as the sequential float64 sum.
+
+    Raises:
+        UsageError: not finite.
+    """
+    total = float(_mcgq.absolute_sum(x))
+    if not math.isfinite(total):
+        at = int(np.flatnonzero(~np.isfinite(x))[0])
+        raise UsageError(f"mcgq: value {at} is {x[at]}; only finite numbers can be sampled")
+    return total
+
+
+def _budget(x: NDArray[np.float32], total: float, bits: int) -> int:
+    if total == 0:
+        return 1
+    top = max(float(x.max()), -float(x.min()))
+    wanted = ((1 << (bits - 1)) - 1) * Fraction(total) / Fraction(top)
+    return min(max(1, math.floor(wanted)), MAX_SAMPLES)
+
+
+def _sample(x: NDArray[np.float32], total: float, samples: int, xi: float) -> NDArray[np.int64]:
+    if total == 0:
+        return np.zeros(x.size, np.int64)
+    q = np.empty(x.size, np.int64)
+    _mcgq.counts(x, total, float(samples), float(xi), q)
+    return q
+
+
+def _read_norm(body: memoryview, layout: str) -> float:
+    if len(body) < _NORM_BYTES:
+        raise PayloadError("mcgq: the payload ends before its norm")
+    norm = float(struct.unpack_from(layout, body)[0])
+    if not 0 <= norm < math.inf:
+        raise PayloadError(f"mcgq: the payload holds a norm of {norm:g}")
+    return norm
+
+
+def _integers(q: ArrayLike) -> NDArray[np.int64]:
+    return as_integers(q).astype(np.int64, copy=False)

@@ -1,0 +1,96 @@
+"""The first bytes of an HDF5 file, and files that are marked as open for writing."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numcodecs.jenkins import jenkins_lookup3
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+#: Superblock version 3 with 8-byte addresses: signature, version, two sizes, flags, three addresses and the end of
+#: the file between them, checksum of all that.
+_LENGTH = 48
+_FLAGS = 11
+_END = slice(28, 36)
+_CHECKSUM = slice(44, 48)
+
+
+def read_superblock(path: str | os.PathLike[str]) -> bytes:
+    """The superblock, or what there is where the file is shorter."""
+    with open(path, "rb") as file:
+        return file.read(_LENGTH)
+
+
+def is_marked(superblock: bytes) -> bool:
+    """Whether a superblock says that its file is open for writing: it is, or was when its writer died."""
+    return superblock[:11] == _SIGNATURE + b"\x03\x08\x08" and superblock[_FLAGS] != 0
+
+
+def unmarked(superblock: bytes, size: int) -> bytes:
+    """The superblock of the same file of ``size`` bytes, not open for writing."""
+    out = bytearray(superblock)
+    out[_FLAGS] = 0
+    # A writer brings the stored end up to date when it closes the file.
+    out[_END] = size.to_bytes(8, "little")
+    checksum = int(jenkins_lookup3(np.frombuffer(out[: _CHECKSUM.start], np.uint8), 0))
+    out[_CHECKSUM] = checksum.to_bytes(4, "little")
+    return bytes(out)
+
+
+def unmark(path: str | os.PathLike[str]) -> None:
+    """Take the mark off a file that nobody has open."""
+    superblock = read_superblock(path)
+    if is_marked(superblock):
+        with open(path, "r+b") as file:
+            file.write(unmarked(superblock, os.path.getsize(path)))
+
+
+class MarkedFile(io.RawIOBase):
+    """A marked file to be read, with the mark taken off what it returns.
+
+    HDF5 itself reads such files in SWMR mode only, in which it repeats each read that fails, at growing intervals,
+    for longer than anybody waits: damage would never be reported. What a writer in SWMR mode has flushed can be
+    read without that mode as well.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._head = unmarked(self._file.read(_LENGTH), os.fstat(self._file.fileno()).st_size)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of any file, but what cannot be an offset is an error of input."""
+        if offset >= 2**63:
+            raise OSError(f"address {offset} is beyond the end of the file")
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """As of any file."""
+        return self._file.tell()
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Fill the buffer; beyond the end of the file there are zeros, as HDF5's own drivers have it."""
+        start = self._file.tell()
+        view = memoryview(buffer).cast("B")
+        count = 0
+        while count < len(view) and (more := self._file.readinto(view[count:])):
+            count += more
+        view[count:] = bytes(len(view) - count)
+        covered = min(start + count, _LENGTH) - start
+        if covered > 0:
+            view[:covered] = self._head[start : start + covered]
+        return len(view)
+
+    def close(self) -> None:
+        """As of any file."""
+        self._file.close()
+        super().close()

@@ -1,0 +1,208 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gtrace.cli import main
+from gtrace.online import task_names
+from gtrace.report.runs import analyze_runs
+from gtrace.runlog import read_runlog
+
+SMALL = ["--task", "digits-mlp", "--steps", "4", "--batch-size", "2", "--workers", "2"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def gtrace_train(*arguments):
+    """Exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *arguments])
+    return ended.value.code
+
+
+def test_a_table_a_log_and_the_next_command(folder, capsys):
+    assert gtrace_train("--codec", "qsgdinf", "--bits", "3", *SMALL) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].split() == ["codec", "accuracy", "loss", "bits", "sent", "smaller", "variance", "codec", "CPU"]
+    assert re.match(r"none +\d+\.\d % +\d\.\d{4}  32\.00   104 kB +1\.0x +0 +\d+ %", lines[1])
+    assert re.match(r"qsgdinf:bits=3 +\d+\.\d % +\d\.\d{4} +\d\.\d\d +\S+ kB +\d+\.\dx +\S+ +\d+ %", lines[2])
+    assert all(len(line) <= 110 for line in lines)
+    assert "digits-mlp: 2 workers with 2 samples each, 4 steps, seed 0." in out
+    assert lines[-2:] == ["digits-mlp-qsgdinf-bits3.jsonl", "next: gtrace report digits-mlp-qsgdinf-bits3.jsonl"]
+    assert os.listdir(folder) == ["digits-mlp-qsgdinf-bits3.jsonl"]
+
+
+def test_the_report_reads_the_log(folder):
+    assert gtrace_train("--codec", "qsgdinf:bits=3", *SMALL, "-o", "a.jsonl") == 0
+    analysis = analyze_runs(read_runlog(folder / "a.jsonl"), "a")
+    assert [run.spec for run in analysis.runs] == ["none", "qsgdinf:bits=3"]
+    assert all(run.finished and len(run.steps) == 4 for run in analysis.runs)
+    assert analysis.runs[1].ratio > 5
+    assert analysis.workers == 2
+
+
+def test_the_command_in_the_log_repeats_the_run(folder):
+    assert gtrace_train("--codec", "nuqsgd", "--bits", "3", *SMALL, "--lr", "0.01", "--seed", "5", "-o", "a.jsonl") == 0
+    command = read_runlog(folder / "a.jsonl")[0]["command"].split()
+    assert command[:2] == ["gtrace", "train"]
+    assert gtrace_train(*command[2:], "-o", "b.jsonl") == 0
+
+    def timeless(name):
+        return re.sub(r'("\w*seconds": )[0-9.e-]+', r"\1-", (folder / name).read_text())
+
+    assert timeless("a.jsonl") == timeless("b.jsonl")
+    assert '"fit_seconds": -' in timeless("a.jsonl")
+
+
+def test_json(folder, capsys):
+    assert gtrace_train("--codec", "terngrad", *SMALL, "--json") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    said = json.loads(out)
+    assert said["output"] == "digits-mlp-terngrad.jsonl"
+    assert [run["run"] for run in said["runs"]] == ["none", "terngrad"]
+    end = [r for r in read_runlog(folder / said["output"]) if r["type"] == "end"][1]
+    coded = said["runs"][1]
+    assert {key: coded[key] for key in ("loss", "accuracy", "bits", "ratio", "steps")} == {
+        key: end[key] for key in ("loss", "accuracy", "bits", "ratio", "steps")
+    }
+    assert coded["bits_per_value"] == pytest.approx(32 / coded["ratio"])
+    assert coded["bits_per_worker_and_step"] == coded["bits"] / 8
+
+
+def test_a_task_without_accuracy(capsys):
+    assert gtrace_train("--codec", "none", "--task", "char-lstm", "--steps", "1", "--workers", "1") == 0
+    head = capsys.readouterr().out.splitlines()[:2]
+    assert "accuracy" not in head[0]
+    assert re.match(r"none +\d\.\d{4}  32\.00", head[1])
+
+
+def test_long_specs_break_at_their_commas(capsys):
+    assert gtrace_train("--codec", "qsgdinf:bits=3,bucket_size=512", *SMALL) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"\nqsgdinf:bits=3, .*x .*%\nbucket_size=512 *\n", out)
+    assert "digits-mlp-qsgdinf-bits3-bucket_size512.jsonl" in out
+
+
+def test_an_existing_log_stays_without_force(folder, capsys):
+    (folder / "a.jsonl").write_text("mine")
+    assert gtrace_train("--codec", "qsgd", *SMALL, "-o", "a.jsonl") == 4
+    assert "a.jsonl: exists already and was left untouched; pass --force" in capsys.readouterr().err
+    assert (folder / "a.jsonl").read_text() == "mine"
+    assert gtrace_train("--codec", "qsgd", *SMALL, "-o", "a.jsonl", "--force") == 0
+    assert read_runlog(folder / "a.jsonl")[-1]["type"] == "end"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--codec", "qsgdimf"], "gtrace: no codec 'qsgdimf'; did you mean qsgdinf"),
+        (["--codec", "qsgd", "--task", "digit-cnn"], "gtrace: no task 'digit-cnn'; did you mean digits-cnn"),
+        (["--codec", "qsgd:bit=3"], "gtrace: codec qsgd: no parameter 'bit'; did you mean bits?"),
+        (["--codec", "qsgd", "--bits", "99"], "gtrace: codec qsgd: bits=99 is out of range"),
+        (["--codec", "qsgd:bits=3", "--bits", "4"], "gtrace: --bits 4: the codec 'qsgd:bits=3' names its bits"),
+        (["--codec", "qsgd", "--refit", "daily"], "gtrace: refit: 'daily' is no schedule; write every, once"),
+        (["--codec", "qsgd", "--lr", "nan"], "gtrace: lr: nan is no positive number"),
+        (["--codec", "qsgd", "--workers", "0"], "gtrace: Invalid value for '--workers'"),
+        (["--codec", "qsgd", "-o", "no/a.jsonl"], "gtrace: no/a.jsonl: the folder no does not exist"),
+        ([], "gtrace: Missing option '--codec'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_leaves_nothing(folder, capsys, arguments, message):
+    assert gtrace_train(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    assert os.listdir(folder) == []
+
+
+def test_wrong_usage_is_found_without_torch(folder):
+    code = (
+        "import sys; sys.modules['torch'] = None; from gtrace.cli import main\n"
+        "main(['train', '--codec', 'qsgd', '--task', sys.argv[1]])"
+    )
+
+    def run(task):
+        return subprocess.run([sys.executable, "-c", code, task], capture_output=True, text=True, check=False)
+
+    assert run("digits-cmm").stderr.startswith("gtrace: no task 'digits-cmm'")
+    done = run("digits-cnn")
+    assert done.returncode == 2
+    assert done.stderr == "gtrace: training needs PyTorch, which is not installed: pip install 'gtrace[torch]'\n"
+    assert os.listdir(folder) == []
+
+
+def test_bits_of_a_codec_without_bits_are_ignored_aloud(capsys):
+    assert gtrace_train("--codec", "terngrad", "--bits", "3", *SMALL) == 0
+    assert capsys.readouterr().err == "gtrace: terngrad has no bits to choose; --bits 3 is ignored\n"
+
+
+def test_divergence_is_said(capsys):
+    assert gtrace_train("--codec", "qsgd", "--lr", "1e20", "--steps", "3", "--workers", "1") == 0
+    out, err = capsys.readouterr()
+    assert "gtrace: warning: qsgd:bits=4: diverged; no worker's training loss is finite at step 1" in err
+    assert "gtrace: warning: none: step 1, worker 0, conv1.weight: " in err
+    assert re.search(r"\nqsgd:bits=4 .* - ", out)
+
+
+def test_gradients_that_are_not_finite_can_end_the_run(folder, capsys):
+    arguments = ["--codec", "qsgd", "--lr", "1e20", "--steps", "3", "--workers", "1", "--nonfinite", "error"]
+    assert gtrace_train(*arguments) == 3
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"gtrace: step 1, worker 0, conv1\.weight: \d+ of 288 gradient values are not finite.*\n", err)
+    steps = [r for r in read_runlog(folder / "digits-cnn-qsgd-bits4.jsonl") if r["type"] == "step"]
+    assert [r["step"] for r in steps] == [0, 0]
+
+
+def test_ctrl_c_keeps_what_is_done(folder):
+    # A shell may have started the tests with SIGINT ignored, and children inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import sys; from gtrace.cli import main; main(sys.argv[1:])"
+    )
+    arguments = ["train", "--codec", "qsgd", "--task", "digits-mlp", "--steps", "1000000", "-o", "a.jsonl"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        path, deadline = folder / "a.jsonl", time.monotonic() + 120
+        while not (path.exists() and path.read_text().count("\n") > 20):
+            assert time.monotonic() < deadline
+            assert child.poll() is None
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130
+    assert err.lstrip() == "gtrace: interrupted; what was finished is kept\n"
+    records = read_runlog(path)
+    steps = [r for r in records if r["type"] == "step"]
+    assert len(steps) >= 20
+    assert {r["run"] for r in steps} == {"none", "qsgd:bits=4"}
+    done = max(r["step"] for r in steps if r["run"] == "qsgd:bits=4") + 1
+    assert re.search(
+        rf"interrupted after ({done}|{done + 1}) of 1000000 steps\na\.jsonl\nnext: gtrace report a\.jsonl", out
+    )
+
+
+def test_help_names_the_tasks(capsys):
+    assert gtrace_train("--help") == 0
+    out = capsys.readouterr().out
+    for name in task_names():
+        assert re.search(rf"\n +{name} ", out)
+    assert "gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn" in out

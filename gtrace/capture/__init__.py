@@ -1,7 +1,9 @@
-"""Record the gradients of a training run: from the command line, or around a loop of one's own.
+"""Record the gradients of a training run: from the command line, or around a loop of one's own::
 
-with gtrace.capture.record(model, optimizer, "run.zarr"):
-    train(model, optimizer)
+    with gtrace.capture.record(model, optimizer, "run.zarr"):
+        train(model, optimizer)
+
+Importing this imports no torch, but raises UsageError where torch is not installed.
 """
 
 from __future__ import annotations

@@ -69,8 +69,11 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
     for cls in before:
         registry.unregister(cls.name)
     known = set(registry.codec_names())
+    module = ModuleType(f"gtrace_plugin_{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}")
+    module.__file__ = str(file)
+    module_before = sys.modules.get(module.__name__)
     try:
-        module = _run(file)
+        _run(file, module)
         found = _codecs(module, file)
         if not found:
             raise UsageError(
@@ -91,6 +94,9 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
             registry.register(cls)
         if before:
             _LOADED[file] = before
+        sys.modules.pop(module.__name__, None)
+        if module_before is not None:
+            sys.modules[module.__name__] = module_before
         raise
     _LOADED[file] = found
     return found
@@ -204,27 +210,18 @@ class CompressorCodec(PluginCodec):
         return self.arrived(values, size)
 
 
-def _run(file: Path) -> ModuleType:
-    """The module that a file makes, imported under a name of its own; nothing is written beside it."""
-    name = f"gtrace_plugin_{hashlib.blake2b(str(file).encode(), digest_size=6).hexdigest()}"
-    module = ModuleType(name)
-    module.__file__ = str(file)
-    before = sys.modules.get(name)
+def _run(file: Path, module: ModuleType) -> None:
+    """Run a file as a module; nothing is written beside it."""
     # Dataclasses look their module up, and a plugin may import its neighbours.
-    sys.modules[name] = module
+    sys.modules[module.__name__] = module
     sys.path.insert(0, str(file.parent))
     try:
         with _blamed(file):
             # Not importlib's loader: its cached bytecode would miss an edit within a second.
             exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102
-    except BaseException:
-        sys.modules.pop(name)
-        if before is not None:
-            sys.modules[name] = before
-        raise
     finally:
-        sys.path.remove(str(file.parent))
-    return module
+        if str(file.parent) in sys.path:
+            sys.path.remove(str(file.parent))
 
 
 def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
@@ -244,7 +241,9 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
     made = {type(value) for value in objects.values() if not isinstance(value, type)}
     objects = {variable: value for variable, value in objects.items() if value not in made}
     shared: dict[str, Any] = {"__module__": module.__name__, "file": file}
-    if _compresses(module):
+    # A class may import somebody's compress for its own use; then it is no codec by itself.
+    own = getattr(getattr(module, "compress", None), "__module__", None) == module.__name__
+    if _compresses(module) and (own or not (found or objects)):
         fields = {**shared, "functions": (module.compress, module.decompress), "draws": _takes_rng(module.compress)}
         found.append(_made(FunctionCodec, file.stem, file, fields))
     for variable, value in objects.items():

@@ -66,10 +66,11 @@ def measure_runs(values: NDArray[np.int64]) -> Runs:
     Raises:
         UsageError: -2^63, whose magnitude is beyond int64.
     """
-    top, nonzero, runs, longest = _runs.measure(values)
+    low, high, nonzero, runs, longest = _runs.measure(values)
+    top = max(int(high), -int(low))
     if top > np.iinfo(np.int64).max:
         raise UsageError("run-length code: -2^63 cannot be coded; its magnitude is beyond 63 bits")
-    return Runs(1 + int(top).bit_length(), int(longest).bit_length(), int(nonzero), int(runs))
+    return Runs(1 + top.bit_length(), int(longest).bit_length(), int(nonzero), int(runs))
 
 
 def write_runs(values: NDArray[np.int64], runs: Runs) -> bytes:

@@ -46,8 +46,7 @@ def before_abrupt_exit(finish: Callable[[int], int]) -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     watches_signal = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     os._exit = exit_after_finish  # type: ignore[assignment]
     if watches_signal:

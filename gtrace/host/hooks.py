@@ -110,11 +110,7 @@ class _Losses:
             root, self._unscaled = self._unscaled[1], None
         # Reading a value off another device would make training wait for it: that is left for a step that is
         # captured. The copy is needed because a loss may be changed in place after its backward pass.
-        return (
-            root.item()
-            if root.device.type == "cpu"
-            else root.detach().to(torch.float32, copy=True).reshape(())
-        )
+        return root.item() if root.device.type == "cpu" else root.detach().to(torch.float32, copy=True).reshape(())
 
 
 @dataclass(slots=True)

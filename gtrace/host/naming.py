@@ -147,9 +147,7 @@ def _places(root: nn.Module) -> dict[int, _Place]:
     return places
 
 
-def _walk(
-    module: nn.Module, prefix: str, above: set[int]
-) -> Iterator[tuple[str, nn.Module, torch.nn.Parameter]]:
+def _walk(module: nn.Module, prefix: str, above: set[int]) -> Iterator[tuple[str, nn.Module, torch.nn.Parameter]]:
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield prefix + name, module, parameter

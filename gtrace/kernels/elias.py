@@ -58,13 +58,12 @@ def _put(
     """
     full = hold | (value << held)
     after = held + width
-    rest = after & _63
     # Two shifts: nothing may be left over, and a shift by 64 is undefined.
-    over = (value >> _1) >> ((width - rest - _1) & _63)
+    over = (value >> _1) >> (_63 - held)
     words[at] = full
     words[at + 1] = over
     spilled = after >= _64
-    return at + np.int64(spilled), over if spilled else full, rest
+    return at + np.int64(spilled), over if spilled else full, after & _63
 
 
 @inline

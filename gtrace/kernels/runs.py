@@ -33,16 +33,16 @@ def _positions(block: NDArray[np.int64], out: NDArray[np.int64]) -> int:
 
 
 @jit
-def measure(q: NDArray[np.int64]) -> tuple[int, int, int, int]:
-    """Largest magnitude, number of non-zeros, of maximal runs of zeros, and the longest such run."""
+def measure(q: NDArray[np.int64]) -> tuple[int, int, int, int, int]:
+    """Least and largest of the values and 0, number of non-zeros, of maximal runs of zeros, longest such run."""
     where = np.empty(_BLOCK + 1, np.int64)
-    top = _0  # unsigned: the magnitude of the lowest int64 is beyond int64
-    nonzero, runs, longest = 0, 0, 0
+    low, high, nonzero, runs, longest = 0, 0, 0, 0, 0
     last = -1
     for p in range(0, q.size, _BLOCK):
         qb = q[p : min(q.size, p + _BLOCK)]
         for i in range(qb.size):
-            top = max(top, np.uint64(abs(qb[i])))
+            low = min(low, qb[i])
+            high = max(high, qb[i])
         found = _positions(qb, where)
         for j in range(found):
             gap = p + where[j] - last - 1
@@ -51,7 +51,7 @@ def measure(q: NDArray[np.int64]) -> tuple[int, int, int, int]:
             last = p + where[j]
         nonzero += found
     gap = q.size - last - 1
-    return top, nonzero, runs + np.int64(gap > 0), max(longest, gap)
+    return low, high, nonzero, runs + np.int64(gap > 0), max(longest, gap)
 
 
 @inline
@@ -65,13 +65,12 @@ def _put(
     left = value << (_64 - width)
     full = hold | (left >> held)
     after = held + width
-    rest = after & _63
     # Two shifts: nothing may be left over, and a shift by 64 is undefined.
-    over = (left << _1) << ((width - rest - _1) & _63)
+    over = (left << _1) << (_63 - held)
     words[at] = full
     words[at + 1] = over
     spilled = after >= _64
-    return at + np.int64(spilled), over if spilled else full, rest
+    return at + np.int64(spilled), over if spilled else full, after & _63
 
 
 @jit

@@ -1,0 +1,370 @@
+"""Exact levels against reference numbers, plain twins and closed forms, and the proof that comes with them."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers_optimal import WIDE, laws, monotone_optimum, naive_objective, quadratic_optimum
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtrace.errors import UsageError
+from gtrace.fitting import certified_levels, objective, optimal_levels, search
+from gtrace.kernels import optimal as kernels
+from gtrace.kernels import spans
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "zipml.json").read_text())
+SETS = [name for name in GOLDEN if name != "about"]
+COUNTS = ("2", "3", "4", "7", "8", "16")
+
+
+def stored(draw):
+    return draw.astype(np.float32).astype(np.float64)
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+def golden_data(name):
+    """Signed values, weights or None, and the same as r in [0, 1] with weights or None."""
+    if name == "bucket_t3_l2":
+        v = stored(rng(120).standard_t(3, 8192))
+        norms = np.sqrt(np.sum(v.reshape(-1, 512) ** 2, axis=1))
+        return v, None, np.abs(v) / np.repeat(norms, 512), np.repeat(norms**2, 512)
+    draws = {
+        "lognormal_1k": (lambda: rng(1).lognormal(0.0, 1.0, 1000), None),
+        "lognormal_sigma3_5k": (lambda: rng(2).lognormal(0.0, 3.0, 5000), None),
+        "w_lognormal_1k": (
+            lambda: rng(101).lognormal(0.0, 1.0, 1000),
+            lambda: rng(102).lognormal(0.0, 1.0, 1000),
+        ),
+    }
+    x = stored(draws[name][0]())
+    w = None if draws[name][1] is None else stored(draws[name][1]())
+    return x, w, np.abs(x) / np.abs(x).max(), w
+
+
+def check_certified(x, s, weights=None, **ends):
+    """Solve, check everything the result promises about itself, and return the objective."""
+    levels, value, bound = certified_levels(x, s, weights, **ends)
+    assert levels.dtype == np.float64
+    assert 1 <= levels.size <= s
+    assert (np.diff(levels) > 0).all()
+    assert levels[0] == ends.get("lo", np.min(x))
+    assert levels[-1] == ends.get("hi", np.max(x))
+    again = naive_objective(x, levels, weights)
+    assert value == pytest.approx(again, rel=1e-12, abs=1e-300)
+    assert bound <= value <= bound * (1 + 1e-9)
+    return value
+
+
+def test_golden_file_is_whole():
+    assert len(SETS) == 4
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_golden_streams(name):
+    x, _, _, weights = golden_data(name)
+    check = GOLDEN[name]["check"]
+    assert (x.size, np.unique(x).size) == (check["N"], check["distinct"])
+    assert (x.min(), x.max()) == (check["min"], check["max"])
+    assert np.sum(x * x) == pytest.approx(check["sumsq"], rel=1e-13)
+    if weights is not None:
+        assert np.sum(weights) == pytest.approx(GOLDEN[name]["check_weights"]["sum"], rel=1e-13)
+
+
+@pytest.mark.parametrize("s", COUNTS)
+@pytest.mark.parametrize("name", SETS)
+def test_golden_optimum(name, s):
+    x, w, r, v = golden_data(name)
+    entry = GOLDEN[name]
+    if "minmax" in entry:
+        assert check_certified(x, int(s), w) == pytest.approx(entry["minmax"][s]["optimum"], rel=1e-9)
+        uniform = np.linspace(x.min(), x.max(), int(s))
+        assert objective(x, uniform, w) == pytest.approx(entry["minmax"][s]["uniform"], rel=1e-9)
+    assert check_certified(r, int(s), v, lo=0.0, hi=1.0) == pytest.approx(
+        entry["abs01"][s]["optimum"], rel=1e-9
+    )
+    assert objective(r, np.linspace(0, 1, int(s)), v) == pytest.approx(
+        entry["abs01"][s]["uniform"], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("s", COUNTS)
+@pytest.mark.parametrize("cells", ["32", "256"])
+@pytest.mark.parametrize("name", ["lognormal_1k", "lognormal_sigma3_5k"])
+def test_golden_grid(name, cells, s):
+    r = golden_data(name)[2]
+    levels = optimal_levels(r, int(s), lo=0, hi=1, grid=int(cells))
+    assert np.isin(levels, np.arange(int(cells) + 1) / int(cells)).all()
+    assert objective(r, levels) == pytest.approx(GOLDEN[name]["abs01_grid"][cells][s], rel=1e-9)
+
+
+@st.composite
+def small_cases(draw):
+    """A few points with ties, optional weights with zeros, optional ends, and a number of levels."""
+    base = draw(st.sampled_from([0.0, 1e6, -3.5, 1e-30]))
+    step = draw(st.sampled_from([1.0, 0.125, 1e-3, 1e-30]))
+    n = draw(st.integers(1, 60))
+    x = base + step * np.array(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n)), np.float64)
+    weights = None
+    if draw(st.booleans()):
+        weights = np.array(draw(st.lists(st.sampled_from([0.0, 1.0, 2.5, 1e-9, 1e9]), min_size=n, max_size=n)))
+    ends = {}
+    if draw(st.booleans()):
+        ends["lo"] = float(x.min() - draw(st.integers(0, 3)) * step)
+    if draw(st.booleans()):
+        ends["hi"] = float(x.max() + draw(st.integers(0, 3)) * step)
+    return x, weights, ends, draw(st.integers(2, 9)), draw(st.sampled_from([1, 4]))
+
+
+@given(small_cases())
+def test_matches_the_quadratic_recursion(case):
+    x, weights, ends, s, cells = case
+    before = search._CELLS_PER_LEVEL
+    search._CELLS_PER_LEVEL = cells  # with 1, even these few points need several rounds
+    try:
+        value = check_certified(x, s, weights, **ends)
+    finally:
+        search._CELLS_PER_LEVEL = before
+    assert value == pytest.approx(quadratic_optimum(x, s, weights, **ends), rel=1e-11, abs=1e-300)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", sorted(laws(8, 0)))
+def test_matches_twins_on_laws(name, weighted):
+    n = 400 if name in WIDE else 12_000
+    x = laws(n, 3)[name]
+    weights = rng(4).lognormal(0, 2, x.size) * (rng(5).random(x.size) < 0.8) if weighted else None
+    twin = quadratic_optimum if name in WIDE else monotone_optimum
+    for s in (3, 8, 16):
+        value = check_certified(x, s, weights)
+        # prefix sums of values as even as these keep about 15 digits
+        assert value == pytest.approx(twin(x, s, weights), rel=1e-12 if name in WIDE else 1e-10)
+
+
+def test_matches_a_twin_at_a_hundred_thousand_points():
+    x = rng(6).standard_t(2, 100_000).astype(np.float32)
+    assert check_certified(x, 8) == pytest.approx(monotone_optimum(x, 8), rel=1e-11)
+
+
+@pytest.mark.parametrize("name", ["t3", "lognormal3", "spiked", "offset"])
+def test_many_levels(name):
+    x = laws(2500, 8)[name]
+    assert check_certified(x, 256) == pytest.approx(monotone_optimum(x, 256), rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [31, 120, 3000])
+def test_evenly_spaced_points_have_a_closed_form(n):
+    # All orders of the two interval lengths tie, and so do paths of several numbers of intervals at one price.
+    for s in (3, 7, 16, 29):
+        length, longer = divmod(n - 1, s - 1)
+        lengths = np.array([length] * (s - 1 - longer) + [length + 1] * longer, np.float64)
+        assert check_certified(np.arange(n), s) == pytest.approx(np.sum(lengths**3 - lengths) / 6, rel=1e-12)
+
+
+def test_crossing_over_two_paths():
+    short, long = np.array([0, 6, 9]), np.array([0, 1, 4, 5, 8, 9])
+    for steps in (3, 4):
+        path = search._exchange(short, long, steps)
+        assert path.size == steps + 1
+        assert (np.diff(path) > 0).all()
+        assert (path[0], path[-1]) == (0, 9)
+
+
+@pytest.mark.parametrize("name", ["normal", "t1", "lognormal3", "spiked", "clusters", "rounded"])
+def test_certificate_holds_at_two_million_points(name):
+    x = laws(2_000_000, 9)[name]
+    for s in (2, 5, 16):
+        levels, value, bound = certified_levels(x, s)
+        assert levels.size == s
+        assert 0 < bound <= value <= bound * (1 + 1e-9)
+        # no level can be moved to a neighbouring point with profit
+        points = np.unique(x)
+        for k in range(1, s - 1):
+            at = np.searchsorted(points, levels[k])
+            for other in points[[at - 1, at + 1]]:
+                moved = levels.copy()
+                moved[k] = other
+                assert objective(x, moved) >= value * (1 - 1e-12)
+
+
+def test_memory_does_not_grow_with_levels_times_points():
+    x = np.sort(rng(10).normal(size=1_000_000).astype(np.float32))
+    optimal_levels(x, 16)
+    tracemalloc.start()
+    optimal_levels(x, 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < x.nbytes
+
+
+@pytest.mark.parametrize("method", ["exact", "sketch"])
+@pytest.mark.parametrize(
+    ("x", "ends", "expected"),
+    [
+        ([3.0], {}, [3.0]),
+        ([3.0, 3.0, 3.0], {}, [3.0]),
+        ([3.0], {"lo": 3.0, "hi": 3.0}, [3.0]),
+        ([0.25], {"lo": 0.0, "hi": 1.0}, [0.0, 0.25, 1.0]),
+        ([0.0, 0.0], {"lo": 0.0, "hi": 1.0}, [0.0, 1.0]),
+        ([2.0, -1.0, 2.0, 5.0], {}, [-1.0, 2.0, 5.0]),
+        ([-0.0, 0.0, 1.0], {}, [0.0, 1.0]),
+    ],
+)
+def test_few_distinct_values_come_back(x, ends, expected, method):
+    assert optimal_levels(x, 4, method=method, **ends).tolist() == expected
+    levels, value, bound = certified_levels(x, 4, **ends)
+    assert (levels.tolist(), value, bound) == (expected, 0.0, 0.0)
+
+
+def test_zero_weights_are_harmless():
+    x = np.arange(50.0)
+    w = (np.arange(50) % 7 == 3).astype(float)
+    assert optimal_levels(x, 5, np.zeros(50)).tolist() == [0.0, 49.0]
+    check_certified(x, 5, w)
+    # the ends still span values that carry no weight
+    assert optimal_levels(x, 12, w).tolist() == [0, *x[w > 0], 49]
+
+
+def test_two_levels_leave_no_choice():
+    x = np.array([0.0, 1.0, 4.0])
+    assert certified_levels(x, 2)[:2] == (pytest.approx([0, 4]), 3.0)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150])
+def test_extreme_magnitudes(scale):
+    x = rng(11).standard_t(3, 4000)
+    expected = objective(x, optimal_levels(x, 8))
+    levels = optimal_levels(x * scale, 8)
+    assert objective(x, np.clip(levels / scale, x.min(), x.max())) == pytest.approx(expected, rel=1e-12)
+    for weight in (1e-200, 1e200):
+        w = np.full(x.size, weight)
+        assert objective(x, optimal_levels(x, 8, w)) == pytest.approx(expected, rel=1e-12)
+    value, bound = certified_levels(x * 1e200, 8)[1:]
+    assert bound <= value == np.inf
+
+
+def test_float32_values_are_compared_as_float64_with_the_ends():
+    # float32(0.1) lies above 0.1, and float32(0.7) below 0.7: neither is an end.
+    x = np.array([0.1, 0.3, 0.5, 0.7], np.float32)
+    assert optimal_levels(x, 6, lo=0.1, hi=0.7).tolist() == [0.1, *x.astype(float), 0.7]
+    many = np.concatenate([np.full(400, 0.1, np.float32), np.linspace(0.2, 0.6, 400, dtype=np.float32)])
+    check_certified(many, 4, lo=0.1, hi=0.7)
+
+
+def test_order_shape_and_type_of_the_input_do_not_matter():
+    x = np.round(rng(12).normal(size=3000) * 1000)
+    w = rng(13).random(3000)
+    order = np.argsort(x, kind="stable")
+    levels = optimal_levels(x[order], 9)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    forms = (x, x.reshape(30, 100), x.astype(np.float32), x.astype(np.int16), list(x), frozen, x[::-1])
+    for form in forms:
+        assert optimal_levels(form, 9).tolist() == levels.tolist()
+    assert optimal_levels(x, 9, w).tolist() == optimal_levels(x[order], 9, w[order]).tolist()
+    assert (frozen == x).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: optimal_levels([], 3), "values: there is none"),
+        (lambda: optimal_levels([1.0, np.nan, 2.0], 3), "element 1 is nan"),
+        (lambda: optimal_levels(np.array([1, 2, -np.inf], np.float32), 3), "element 2 is -inf"),
+        (lambda: certified_levels([1.0, 2.0], 1), "s: 1 does not fit"),
+        (lambda: optimal_levels([1.0, 2.0], 2.5), "s: 2.5 does not fit"),
+        (lambda: optimal_levels([1.0, 2.0], 3, [1.0, -0.5]), "weights: element 1 is -0.5"),
+        (lambda: optimal_levels([1.0, 2.0], 3, [np.nan, 1.0]), "weights: element 0 is nan"),
+        (lambda: optimal_levels([1.0, 2.0], 3, [1.0]), "1 of them for 2 values"),
+        (lambda: optimal_levels([1.0, 2.0, 0.5], 3, lo=1.0), "element 2 is 0.5, below"),
+        (lambda: optimal_levels([1.0, 2.0], 3, hi=1.5), "element 1 is 2.0, above"),
+        (lambda: optimal_levels([1.0], 3, lo=np.nan), "the ends must be finite"),
+        (lambda: optimal_levels([1.0], 3, lo=2.0, hi=1.0), "the ends must be finite and in order"),
+        (lambda: optimal_levels([1.0], 3, method="best"), "method: 'best' is unknown"),
+        (lambda: optimal_levels([0.0, 1.0], 3, grid=0), "grid: 0 does not fit"),
+        (lambda: optimal_levels([1e6, 1e6 + 1e-9], 3, grid=1000), "finer than float64"),
+        (lambda: optimal_levels(["a", "b"], 3), "pass real numbers"),
+        (lambda: objective([0.0, 2.0], [0.0, 1.0]), "element 1 is 2.0, above"),
+        (lambda: objective([0.0], [1.0, 0.0]), "ascending"),
+        (lambda: objective([0.0], []), "at least one finite level"),
+    ],
+)
+def test_errors_name_the_place(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_objective_matches_a_plain_sum():
+    x = rng(14).standard_t(2, 20_000)
+    w = rng(15).random(20_000)
+    grid = np.unique(np.concatenate([[x.min(), x.max()], rng(16).normal(size=37).clip(x.min(), x.max())]))
+    for values, weights in ((x, w), (np.sort(x), None)):
+        assert objective(values, grid, weights) == pytest.approx(
+            naive_objective(values, grid, weights), rel=1e-13
+        )
+    assert objective([2.0, 2.0], [2.0]) == 0.0
+
+
+@given(st.integers(1, 12), st.integers(0, 10_000))
+def test_grid_matches_the_quadratic_recursion(cells, seed):
+    x = rng(seed).normal(size=40)
+    low, high = x.min() - 0.25, x.max()
+    grid = low + (high - low) * np.arange(cells + 1) / cells
+    grid[-1] = high
+    w = rng(seed).random(40)
+    levels = optimal_levels(x, 4, w, lo=low, hi=high, grid=cells)
+    assert np.isin(levels, grid).all()
+    expected = quadratic_optimum(x, 4, w, low, high, candidates=grid)
+    assert objective(x, levels, w) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=300), st.data())
+def test_spans_are_the_sums_they_stand_for(points, data):
+    x = np.sort(np.array(points, np.float64))
+    w = rng(len(points)).random(x.size)
+    nodes = np.empty((-(-x.size // spans.NODE), spans.COLUMNS))
+    spans.sum_nodes(x, w, nodes)
+    start = data.draw(st.integers(0, x.size - 1))
+    stop = data.draw(st.integers(start + 1, x.size))
+    cells = np.empty((1, spans.COLUMNS))
+    spans.first_cells(x, w, nodes, np.array([start, stop]), 0.0, 0.0, cells)
+    y, v = x[start:stop], w[start:stop]
+    up, down = y - y[0], y[-1] - y
+    expected = [y[0], y[-1], v.sum(), v @ up, v @ down, v @ (up * down)]
+    assert cells[0] == pytest.approx(expected, rel=1e-13, abs=1e-300)
+
+
+def test_lower_bounds_hold_for_any_levels_in_their_cells():
+    # The bound of every pair of cells, against the cost and the moved slopes of all pairs of points in them.
+    x = np.sort(rng(17).standard_t(2, 90))
+    solver = search._Search(x, np.empty(0), x[0], x[-1], 3)
+    first = solver.first
+    live = solver.live
+    rank = np.arange(live.size)
+    sizes = solver.high - solver.low + 1
+    start = np.cumsum(sizes) - sizes
+    table, count = np.empty(sizes.sum()), np.empty(live.size, np.int64)
+    slope, forward = np.empty(live.size), np.empty(live.size)
+    args = solver.cells, solver.jumps, rank, live
+    kernels.exact_lengths(*args, solver.low, solver.high, start, 1e300, 0.0, count, table, slope)
+    kernels.bound_lengths(*args, solver.high, start, 0.0, count, slope, table, forward)
+    tight = 0
+    for b in range(1, live.size):
+        for t in range(count[b]):
+            a = solver.high[b] - t
+            lengths = [
+                np.sum((z - x[i:j]) * (x[i:j] - y))
+                + slope[a] * (y - solver.cells[a, spans.LEFT])
+                - slope[b] * (z - solver.cells[b, spans.LEFT])
+                for i in range(first[a], first[a + 1])
+                for j in range(first[b], first[b + 1])
+                for y, z in [(x[i], x[j])]
+            ]
+            assert table[start[b] + t] <= min(lengths) + 1e-12 * abs(min(lengths))
+            tight += table[start[b] + t] > 0.5 * min(lengths) > 0
+    assert tight > 100

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
+from gtrace.kernels import moments as _moments
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 from gtrace.types import NORMS, Norm, SummarySpec
@@ -109,6 +110,8 @@ class MomentSketch:
         clipped: values that clipping changed.
         clip_error: the squared error that clipping alone costs.
         dead: values of buckets whose norm is zero; they decode to zero whatever the levels.
+        bucket_moments: float64[buckets, 3], mean and standard deviation (n - 1) of each bucket's signed values
+            divided by its norm, and the norm; None where the spec does not ask for them.
     """
 
     spec: SummarySpec
@@ -211,6 +214,7 @@ class MomentSketch:
             clipped=clipped,
             clip_error=clip_error,
             dead=_dead(scales, bucket, x.size),
+            bucket_moments=_bucket_moments(x, bucket, scales) if spec.bucket_moments else None,
         )
 
     def merge(self, other: MomentSketch) -> MomentSketch:
@@ -240,6 +244,9 @@ class MomentSketch:
             clipped=self.clipped + other.clipped,
             clip_error=self.clip_error + other.clip_error,
             dead=self.dead + other.dead,
+            bucket_moments=None
+            if self.bucket_moments is None or other.bucket_moments is None
+            else np.concatenate([self.bucket_moments, other.bucket_moments]),
         )
 
     __add__ = merge
@@ -361,6 +368,12 @@ def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) ->
     scales = np.empty(-(-x.size // bucket), np.float32)
     _norms.bucket_scales(x, bucket, _NORM_CODES[norm], scales)
     return scales
+
+
+def _bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32]) -> NDArray[np.float64]:
+    out = np.empty((scales.size, 3))
+    _moments.bucket_moments(x, bucket, scales, out)
+    return out
 
 
 def _dead(scales: NDArray[np.float32], bucket: int, size: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.levels import LevelCodec
 from gtrace.distributions import TruncatedNormalMixture
+from gtrace.errors import UsageError
 from gtrace.fitting import expected_variance, moment_mixture
 from gtrace.types import SummarySpec
 
@@ -77,6 +78,8 @@ class AdaptiveCodec(LevelCodec):
             return state
         law: MomentSketch | TruncatedNormalMixture = summary
         if self.law != "empirical":
+            if summary.bucket_moments is None:
+                raise UsageError(f"{self}: wants a sketch with bucket moments; build it from the codec's needs")
             law = moment_mixture(
                 summary.bucket_moments,
                 components=self.components,
@@ -86,6 +89,8 @@ class AdaptiveCodec(LevelCodec):
             )
         fitted = self.fit_to(law)
         grid = np.unique(fitted.astype(np.float32))
+        # Powers below the smallest normal float32 would decode to the same few denormals.
+        grid = grid[(grid == 0) | (grid >= np.finfo(np.float32).tiny)]
         if self.zero and (grid.size == 0 or grid[0] != 0):
             grid = np.concatenate([np.zeros(1, np.float32), grid])
         elif not self.zero:
@@ -95,3 +100,9 @@ class AdaptiveCodec(LevelCodec):
             model = expected_variance(law, grid.astype(np.float64), self.zero, self.weighted)
             state = state.with_arrays(model=np.array([model]))
         return state
+
+    def model_error(self, state: State, sketch: MomentSketch) -> float:
+        """What the law promised per value, times the weight of all values that are rounded."""
+        model = state.arrays.get("model")
+        weight = float(sketch.sums[:, 3].sum()) + sketch.zero_weight
+        return float("nan") if model is None else float(model[0]) * weight

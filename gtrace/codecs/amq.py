@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
 from gtrace.codecs.adaptive import AdaptiveCodec
 from gtrace.codecs.base import parameter
 from gtrace.codecs.registry import register
-from gtrace.fitting import amq_multiplier
+from gtrace.fitting import amq_levels, amq_multiplier
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from gtrace.distributions import TruncatedNormalMixture
@@ -39,11 +38,7 @@ class MultiplierCodec(AdaptiveCodec):
     def fit_to(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
         """The powers of the best multiplier, after a 0 where zero is a level."""
         p = amq_multiplier(law, self.bits, self.zero, self.weighted, method=self.method)
-        count = 2 ** (self.bits - 1)
-        powers = p ** np.arange(count - (2 if self.zero else 1), -1, -1, dtype=np.float64)
-        # Below the smallest normal float32 two powers would be one level.
-        powers = powers[powers >= np.finfo(np.float32).tiny]
-        return np.concatenate([[0.0], powers] if self.zero else [powers])
+        return amq_levels(p, self.bits, self.zero)
 
 
 @register

@@ -66,6 +66,11 @@ class LevelCodec(ExpectingCodec):
     def levels(self, state: State) -> NDArray[np.float32]:
         """Ascending magnitudes, float32[m]; the last is 1, the first is 0 exactly when ``has_zero``."""
 
+    def model_error(self, state: State, sketch: MomentSketch) -> float:
+        """The squared error that a parametric law promised; NaN for a method without one."""
+        del state, sketch
+        return float("nan")
+
     def fit_levels(self, state: State, summary: MomentSketch, step: int) -> State:
         """Adapt the levels; a method with a fixed grid leaves them alone."""
         del summary, step
@@ -84,6 +89,10 @@ class LevelCodec(ExpectingCodec):
         probabilities = self._signed(summary.probabilities(self.levels(state), self.has_zero))
         lengths = complete_lengths(probabilities, summary.quantized)
         old = state.arrays.get("lengths")
+        if old is not None and old.size != probabilities.size:
+            # Fitted levels became fewer or more: the old code names other symbols.
+            state = State(state.size, {name: value for name, value in state.arrays.items() if name != "lengths"})
+            old = None
         if old is None:
             kept = float(width_for(probabilities.size))
         else:
@@ -170,6 +179,7 @@ class LevelCodec(ExpectingCodec):
             bits_norms=norms,
             probabilities=probabilities,
             error_bound=bound,
+            model_error=self.model_error(state, sketch),
         )
 
     def _quantized(self, size: int) -> int:

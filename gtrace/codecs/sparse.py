@@ -13,7 +13,6 @@ from gtrace.coding.positions import decode_sparse, encode_sparse
 from gtrace.coding.words import from_words, to_words, word_room
 from gtrace.errors import PayloadError
 from gtrace.kernels import elias as _elias
-from gtrace.kernels import select as _select
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,10 +79,11 @@ def largest(ranks: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
     if count == 0:
         return np.empty(0, np.int64)
     threshold = np.partition(ranks, ranks.size - count)[-count]
-    ties = count - int(np.count_nonzero(ranks > threshold))
-    out = np.empty(count + 1, np.int64)
-    found = _select.at_least(ranks, threshold, ties, out)
-    return out[:found]
+    found = np.flatnonzero(ranks >= threshold)
+    if found.size > count:
+        surplus = np.flatnonzero(ranks[found] == threshold)[count - found.size :]
+        found = np.delete(found, surplus)
+    return found
 
 
 def _fixed(positions: NDArray[np.int64], size: int) -> bytes:

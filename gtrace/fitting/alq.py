@@ -141,6 +141,8 @@ def _fit(
     results = []
     for choice in starts:
         grid = named_grid(law, choice, count, mirrored) if isinstance(choice, str) else choice
+        # Powers beyond the range of float64 or a law narrower than its grain make levels coincide.
+        grid = np.unique(grid[grid > 0] if mirrored else grid)
         fixed = grid.size == (1 if mirrored else 2)
         results.append(_DESCENTS[method](law, grid, mirrored, 0 if fixed else limit))
     levels, objectives = min(results, key=lambda result: result[1][-1])

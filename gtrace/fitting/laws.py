@@ -63,6 +63,23 @@ class Law(Protocol):
         """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
 
 
+def check_law(law: LawLike, *, symmetric: bool = True) -> None:
+    """Refuse what no levels can be fitted to.
+
+    Raises:
+        UsageError: neither a sketch nor a mixture, a sketch of values that were not normalized, or signs
+            asked of a sketch.
+    """
+    if isinstance(law, TruncatedNormalMixture):
+        return
+    if not isinstance(law, MomentSketch):
+        raise UsageError(f"law: {type(law).__name__} is none; pass a MomentSketch or TruncatedNormalMixture")
+    if law.norm == "none":
+        raise UsageError("law: a sketch with norm none has no levels in units of r; build it with l2, linf or l1")
+    if not symmetric:
+        raise UsageError("law: a sketch knows no signs; symmetric=False needs a mixture")
+
+
 def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> Law | None:
     """Prepare a law for fitting.
 
@@ -75,19 +92,14 @@ def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> La
         the law, or None where nothing but zeros has weight: no level fits it better than another.
 
     Raises:
-        UsageError: something else, a sketch of values that were not normalized, or signs asked of a sketch.
+        UsageError: see :func:`check_law`.
     """
-    if isinstance(law, TruncatedNormalMixture):
-        at_zero = (law.sigmas == 0) & (law.anchors == 0)
-        nothing = symmetric and not law.weights[~at_zero].any()
-        return None if nothing else MixtureLaw(law, symmetric=symmetric)
-    if not isinstance(law, MomentSketch):
-        raise UsageError(f"law: {type(law).__name__} is none; pass a MomentSketch or TruncatedNormalMixture")
-    if law.norm == "none":
-        raise UsageError("law: a sketch with norm none has no levels in units of r; build it with l2, linf or l1")
-    if not symmetric:
-        raise UsageError("law: a sketch knows no signs; symmetric=False needs a mixture")
-    return SketchLaw(law, weighted=weighted) if law.sums[:, 3 if weighted else 0].any() else None
+    check_law(law, symmetric=symmetric)
+    if isinstance(law, MomentSketch):
+        return SketchLaw(law, weighted=weighted) if law.sums[:, 3 if weighted else 0].any() else None
+    at_zero = (law.sigmas == 0) & (law.anchors == 0)
+    nothing = symmetric and not law.weights[~at_zero].any()
+    return None if nothing else MixtureLaw(law, symmetric=symmetric)
 
 
 def total_weight(sketch: MomentSketch, *, weighted: bool) -> float:

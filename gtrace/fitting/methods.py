@@ -175,5 +175,6 @@ def _room(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
 
 def _move(before: NDArray[np.float64], after: NDArray[np.float64], mirrored: bool) -> float:
     """The largest move of a level, as a part of the gap to its nearest neighbour."""
-    moves = np.abs(after - before)[0 if mirrored else 1 : -1]
-    return float(np.max(moves / _room(after, mirrored), initial=0.0))
+    moves, room = np.abs(after - before)[0 if mirrored else 1 : -1], _room(after, mirrored)
+    shares = np.divide(moves, room, out=np.where(moves > 0, np.inf, 0.0), where=room > 0)
+    return float(np.max(shares, initial=0.0))

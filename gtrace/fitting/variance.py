@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
-from gtrace.fitting.laws import MixtureLaw, as_law, total_weight
+from gtrace.fitting.laws import MixtureLaw, check_law, total_weight
 from gtrace.sketch import MomentSketch, as_levels
 
 if TYPE_CHECKING:
@@ -39,13 +38,11 @@ def expected_variance(
     Raises:
         UsageError: levels that are not ascending magnitudes, do not fit ``zero`` or do not cover the law.
     """
+    check_law(law, symmetric=symmetric)
     if isinstance(law, MomentSketch):
-        as_law(law, weighted=weighted, symmetric=symmetric)
         total = total_weight(law, weighted=weighted)
         error, plain, _, _ = law.expect(levels, zero=zero)
         return ((error - law.clip_error) if weighted else plain) / total if total > 0 else 0.0
-    if not isinstance(law, TruncatedNormalMixture):
-        raise UsageError(f"law: {type(law).__name__} is none; pass a MomentSketch or a TruncatedNormalMixture")
     low, high = law.support
     if symmetric:
         grid = as_levels(levels, zero=zero)

@@ -1,4 +1,4 @@
-"""Choosing values to send: random words to rank them by, positions above a threshold, bins with their own."""
+"""Choosing values to send: random words to rank them by, and bins with thresholds of their own."""
 
 from __future__ import annotations
 
@@ -19,29 +19,6 @@ def fill_words(high: np.uint64, low: np.uint64, out: NDArray[np.uint32]) -> None
     add, flip, last = words(high, low, 0)
     for i in range(out.size):
         out[i] = mix(np.uint64(i) & MASK32, add, flip, last)
-
-
-@jit
-def at_least(ranks: NDArray[np.uint32], threshold: np.uint32, ties: int, out: NDArray[np.int64]) -> int:
-    """Positions, ascending, of ranks above a threshold and of the first ``ties`` that equal it.
-
-    Args:
-        ranks: uint32[n].
-        threshold: the rank that is shared by the last that are chosen.
-        ties: how many of those.
-        out: int64[k + 1], k positions written; the last element is scratch.
-
-    Returns:
-        how many positions there are.
-    """
-    count = 0
-    for i in range(ranks.size):
-        equal = ranks[i] == threshold and ties > 0
-        # Written always and kept sometimes: no branch to mispredict.
-        out[count] = i
-        count += ranks[i] > threshold or equal
-        ties -= equal
-    return count
 
 
 @jit

@@ -14,6 +14,7 @@ from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Row, draw_row, expectation_row, identity
 from gtrace.types import Key
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Refit = Literal["previous", "each", "once"]
 Nonfinite = Literal["skip", "zero", "error"]
+#: tensor, step, what, JSON-ready value
+Detail = tuple[str, int, str, object]
 #: tensor, step, codec, draw, stage, seconds
 Timing = tuple[str, int, str, int, str, float]
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
@@ -63,6 +66,7 @@ class Block:
     rows: list[Row]
     times: list[Timing]
     warnings: list[str] = field(default_factory=list)
+    details: list[Detail] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ class Replay:
             for row, spent in self._codec_rows(codec, draws, index, reference, common):
                 rows.append(row)
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
-        return Block(rows, times, warnings)
+        details = self._details(index, [codec for codec, _ in wanted], values.size) if settings.optimal else []
+        return Block(rows, times, warnings, details)
 
     def _codec_rows(
         self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference, common: Row
@@ -207,6 +212,23 @@ class Replay:
             row = draw_row({**common, **fit}, draw, found, len(payload), norms, self._job.dtype_bits)
             spent = {"encode": encoded - started, "decode": ended - encoded, "compare": time.perf_counter() - ended}
             yield row, spent
+
+    def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
+        """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
+        if index != self._job.wanted[-1][0]:
+            return []
+        found: dict[str, object] = {}
+        for codec in codecs:
+            levels = None
+            if not codec.stateful:
+                levels = levels_of(codec, self._ready(codec, EXPECTATION, index, size).state)
+            if levels is not None and codec.needs is not None:
+                found[f"levels {codec}"] = levels
+                found[f"density {spec_name(codec.needs)}"] = density(self._summary(index, codec.needs))
+        curves = convergence(codecs, self._summaries.get(index, {}))
+        if curves is not None:
+            found["convergence"] = curves
+        return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
 
     def _read(self, index: int) -> tuple[NDArray[np.float32], int]:
         values = self._source.read(self._job.tensor, self._job.steps[index])

@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,12 +86,16 @@ class SweepResult:
         provenance: command, versions, seed, trace fingerprint and what else the run said about itself.
         warnings: one line for each thing that was skipped or cannot be trusted.
         times: columns of the table of times, apart so that the rows are reproducible.
+        details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
+            ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
+            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.details``.
     """
 
     columns: dict[str, NDArray[Any]]
     provenance: dict[str, Any]
     warnings: tuple[str, ...] = ()
     times: dict[str, NDArray[Any]] | None = None
+    details: dict[tuple[str, int, str], Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns["tensor"])
@@ -167,6 +171,10 @@ class ResultStore:
                 "CREATE TABLE times (tensor TEXT, step INTEGER, codec TEXT, draw INTEGER, stage TEXT, seconds REAL)"
             )
             sql.execute("CREATE TABLE warnings (text TEXT PRIMARY KEY) WITHOUT ROWID")
+            sql.execute(
+                "CREATE TABLE details (tensor TEXT, step INTEGER, what TEXT, value TEXT,"
+                " PRIMARY KEY (tensor, step, what)) WITHOUT ROWID"
+            )
             meta = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -221,6 +229,7 @@ class ResultStore:
         rows: Sequence[Mapping[str, Any]],
         times: Iterable[tuple[str, int, str, int, str, float]] = (),
         warnings: Iterable[str] = (),
+        details: Iterable[tuple[str, int, str, object]] = (),
     ) -> None:
         """Commit rows (dictionaries by column name, absent ones NULL) in one transaction."""
         names = list(COLUMNS)
@@ -232,6 +241,10 @@ class ResultStore:
             )
             sql.executemany("INSERT INTO times VALUES (?, ?, ?, ?, ?, ?)", times)
             sql.executemany("INSERT OR IGNORE INTO warnings VALUES (?)", [(text,) for text in warnings])
+            sql.executemany(
+                "INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?)",
+                [(tensor, step, what, json.dumps(value)) for tensor, step, what, value in details],
+            )
 
     def close(self) -> None:
         """Close; the write-ahead log is folded into the one file, which readers then leave alone."""
@@ -254,7 +267,11 @@ class ResultStore:
                 found = sql.execute(f"SELECT {', '.join(names)} FROM rows ORDER BY {', '.join(KEY)}").fetchall()  # noqa: S608
                 warnings = tuple(text for (text,) in sql.execute("SELECT text FROM warnings ORDER BY text"))
                 times = sql.execute("SELECT tensor, step, codec, draw, stage, seconds FROM times").fetchall()
-        except sqlite3.Error as error:
+                details = {
+                    (tensor, step, what): json.loads(value)
+                    for tensor, step, what, value in sql.execute("SELECT * FROM details ORDER BY tensor, step, what")
+                }
+        except (sqlite3.Error, ValueError) as error:
             raise TraceError(f"{path}: damaged sweep ({error}); run the sweep again with --force") from None
         columns = _columns(found, [(name, kind) for name, (kind, _) in COLUMNS.items()])
         kinds = ["TEXT", "INTEGER", "TEXT", "INTEGER", "TEXT", "REAL"]
@@ -264,6 +281,7 @@ class ResultStore:
             dict(meta.get("provenance") or {}),
             warnings,
             _columns(times, list(zip(time_names, kinds, strict=True))),
+            details,
         )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import Codec, ExpectingCodec, codec
+from gtrace.codecs import AdaptiveCodec, Codec, ExpectingCodec, codec
 from gtrace.errors import UsageError, suggest
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
@@ -88,7 +88,7 @@ def run_sweep(
             seed,
             refit if isinstance(refit, str) else tuple(sorted(refit)),
             nonfinite,
-            optimal and any(hasattr(c, "fit_to") for c in chosen),
+            optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
         )
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" for c in chosen) else None
@@ -120,7 +120,7 @@ def run_sweep(
 
             def sink(block: Block) -> None:
                 nonlocal count
-                store.add(block.rows, block.times, block.warnings)
+                store.add(block.rows, block.times, block.warnings, block.details)
                 count += 1
                 if progress is not None:
                     progress(count, total)

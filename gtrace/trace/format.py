@@ -38,6 +38,12 @@ STATISTICS = {
     "crc32c": Column(np.dtype("<u4"), 0),
 }
 
+#: Attributes of an HDF5 trace: all of a node's as one JSON object, those of the root that were set or changed after
+#: the start, and the root's status.
+METADATA = "metadata"
+CLOSING = "closing"
+STATUS = "status"
+
 VALUES = np.dtype("<f4")
 STEP = Column(np.dtype("<i8"), -1)
 SCALAR = Column(np.dtype("<f8"), float("nan"))

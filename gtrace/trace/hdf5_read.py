@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 #: The filters that are read, all of them part of the library, and the most that each can inflate.
 _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}
 
-_JSON_ATTRIBUTES = "json_attributes"
-_CLOSING = "closing"
+_LONGEST_STATUS = 64
 
 
 @contextmanager
@@ -62,27 +61,22 @@ def _children(group: h5py.Group, where: str) -> list[str]:
     return names
 
 
-def _read_attrs(node: h5py.Group | h5py.Dataset, where: str) -> dict[str, Any]:
-    """Attributes that hold text or one number, with those that are JSON text decoded; others are left out."""
-    attrs: dict[str, Any] = {}
-    for key in node.attrs:
-        found = node.attrs.get_id(key)
-        text = h5py.check_string_dtype(found.dtype) is not None
-        if found.shape != () or not (text or found.dtype.kind in "iuf"):
-            continue
-        if found.get_storage_size() > layout.MAX_METADATA_BYTES:
-            raise TraceError(f"{where}: attribute '{printable(key)}' is too long; damaged or foreign")
-        value = node.attrs[key]
-        if isinstance(value, bytes):
-            value = value.rstrip(b"\0").decode("utf-8", "replace")
-        attrs[key] = value if isinstance(value, str) else value.item()
-        if isinstance(attrs[key], float) and not math.isfinite(attrs[key]):
-            raise TraceError(f"{where}: attribute '{printable(key)}' is not finite; damaged or foreign")
-    listed = parse_json(attrs.pop(_JSON_ATTRIBUTES, "[]"), f"{where}: attribute '{_JSON_ATTRIBUTES}'")
-    for key in listed if isinstance(listed, list) else ():
-        if isinstance(attrs.get(key), str):
-            attrs[key] = parse_json(attrs[key], f"{where}: attribute '{printable(key)}'")
-    return attrs
+def _read_json(node: h5py.Group | h5py.Dataset, name: str, where: str) -> dict[str, Any]:
+    """A JSON object from an attribute of fixed length; empty where there is no such attribute."""
+    if name not in node.attrs:
+        return {}
+    about = f"{where}: attribute '{name}'"
+    found = node.attrs.get_id(name)
+    # Text of variable length is not read: in a damaged file the library may search its heap for ever.
+    text = h5py.check_string_dtype(found.dtype)
+    if found.shape != () or text is None or text.length is None:
+        raise TraceError(f"{about} is no text of fixed length; damaged or foreign")
+    if text.length > layout.MAX_METADATA_BYTES:
+        raise TraceError(f"{about} is too long; damaged or foreign")
+    value = parse_json(bytes(node.attrs[name]), about)
+    if not isinstance(value, dict):
+        raise TraceError(f"{about} is no JSON object; damaged or foreign")
+    return value
 
 
 class _Dataset:
@@ -146,12 +140,12 @@ class Hdf5Stream:
         for entry in names:
             place = f"{where}/{printable(entry)}"
             node = group[entry]
-            if entry.endswith(DIMENSION_SUFFIX) or "name" not in node.attrs:
+            if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
                 continue
             column = layout.Column(layout.VALUES, math.nan)
             dataset = _Dataset(node, place, column, 2, layout.MAX_CHUNK_BYTES)
             chunks = node.chunks or (1, dataset.shape[1])
-            spec = tensor_spec(place, entry, _read_attrs(node, place), dataset.shape[1], chunks)
+            spec = tensor_spec(place, entry, _read_json(node, layout.METADATA, place), dataset.shape[1], chunks)
             found.append(spec)
             self._tensors[spec.index] = dataset
         check_indices(where, found)
@@ -217,10 +211,13 @@ class Hdf5Source:
             raise
 
     def _read_root(self) -> dict[str, Any]:
-        attrs = _read_attrs(self._file, self.path)
+        attrs = _read_json(self._file, layout.METADATA, self.path)
         check_root(self.path, attrs)
-        closing = parse_json(attrs.pop(_CLOSING, "{}"), f"{self.path}: attribute '{_CLOSING}'")
-        return attrs | (closing if isinstance(closing, dict) else {})
+        status = self._file.attrs.get_id(layout.STATUS)
+        if status.shape != () or status.dtype.kind != "S" or status.dtype.itemsize > _LONGEST_STATUS:
+            raise TraceError(f"{self.path}: attribute '{layout.STATUS}' is no short text; damaged or foreign")
+        attrs[layout.STATUS] = bytes(self._file.attrs[layout.STATUS]).decode("utf-8", "replace")
+        return attrs | _read_json(self._file, layout.CLOSING, self.path)
 
     def _open_file(self) -> h5py.File:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -41,27 +42,27 @@ _NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable. %10d"
 #: The status changes while readers may look: text of a fixed length stays in its place.
 _STATUS = h5py.string_dtype("utf-8", 16)
 
-#: Names of the attributes whose text is JSON.
-JSON_ATTRIBUTES = "json_attributes"
-
-#: A JSON object of the root attributes that were set or changed after the start.
-CLOSING = "closing"
+#: Names under which plain copies are stored too; HDF5's and netCDF's own are in capitals or begin with _.
+_COPIED = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def _plain(value: object) -> bool:
-    """Whether HDF5 attributes hold the value as such; they know no NUL in text and no longer integers."""
-    if type(value) is int:
-        return -(2**63) <= value < 2**63
-    return type(value) is float or (type(value) is str and "\0" not in value)
+def _set_json(node: h5py.Group | h5py.Dataset, name: str, value: Mapping[str, Any]) -> None:
+    """Store JSON as text of fixed length, which lies in the object's header, is checksummed and replaced as a whole.
+
+    Text of variable length lies in a heap without a checksum; damaged, the library may search it for ever.
+    """
+    text = json.dumps(value, allow_nan=False).encode()
+    node.attrs.create(name, text, dtype=h5py.string_dtype("utf-8", len(text)))
 
 
 def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> None:
-    """Store JSON values: text and numbers as such, the rest as JSON text whose names are listed."""
-    encoded = sorted(key for key, value in attrs.items() if not _plain(value))
+    """Store attributes as JSON, and copies of plain ones for whoever looks with another tool."""
+    _set_json(node, layout.METADATA, attrs)
     for key, value in attrs.items():
-        node.attrs[key] = json.dumps(value, allow_nan=False) if key in encoded else value
-    if encoded:
-        node.attrs[JSON_ATTRIBUTES] = json.dumps(encoded)
+        short = type(value) is int and -(2**63) <= value < 2**63
+        plain = short or type(value) is float or (type(value) is str and "\0" not in value)
+        if plain and _COPIED.fullmatch(key) and key not in (layout.METADATA, layout.CLOSING, layout.STATUS):
+            node.attrs[key] = value
 
 
 def _open_for_rows(path: str) -> h5py.File:
@@ -165,8 +166,8 @@ class Hdf5Sink:
         self._attrs = dict(attrs)
         try:
             with h5py.File(self._beside, "w", libver=_LIBVER) as file:
-                _set_attrs(file, {key: value for key, value in attrs.items() if key != "status"})
-                file.attrs.create("status", attrs["status"], dtype=_STATUS)
+                _set_attrs(file, {key: value for key, value in attrs.items() if key != layout.STATUS})
+                file.attrs.create(layout.STATUS, attrs[layout.STATUS], dtype=_STATUS)
             move_in(self._beside, path)
         finally:
             self._beside.unlink(missing_ok=True)
@@ -246,13 +247,11 @@ class Hdf5Sink:
         file = self._open()
         for stream, specs in self._specs.items():
             self._cut(stream, specs)
-        closing = {key: value for key, value in attrs.items() if key != "status" and self._attrs.get(key) != value}
+        closing = {key: value for key, value in attrs.items() if key != layout.STATUS and self._attrs.get(key) != value}
         if closing:
-            # Text of fixed length lies in the object header itself, which a flush replaces as a whole.
-            text = json.dumps(closing, allow_nan=False).encode()
-            file.attrs.create(CLOSING, text, dtype=h5py.string_dtype("utf-8", len(text)))
+            _set_json(file, layout.CLOSING, closing)
             file.flush()
-        file.attrs.modify("status", np.array(attrs["status"], _STATUS))
+        file.attrs.modify(layout.STATUS, np.array(attrs[layout.STATUS], _STATUS))
         self._drop()
 
     def _cut(self, stream: StreamKey, specs: Sequence[TensorSpec]) -> None:

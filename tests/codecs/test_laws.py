@@ -31,6 +31,20 @@ VARIANTS = [
     "nuqsgd:bits=6,zero=false,p=0.7",
     "natural",
     "natural:coder=fixed",
+    "alq:bits=3",
+    "alq:bits=4,zero=false",
+    "alq:bits=3,law=truncnorm,bucket_size=512",
+    "alq:bits=3,method=cd,tail=exact,bucket_size=1000",
+    "alq-n:bits=4,law=truncnorm-mean,bucket_size=512",
+    "alqg:bits=3",
+    "alqg-n:bits=3,law=truncnorm,zero=false",
+    "amq:bits=3",
+    "amq:bits=8,zero=false",
+    "amq-n:bits=4,method=gd,law=truncnorm",
+    "zipml:bits=3",
+    "zipml:bits=6",
+    "zipml:bits=4,zero=false,bucket_size=none",
+    "zipml:bits=8,coder=fixed,norm=l2",
 ]
 
 

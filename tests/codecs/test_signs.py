@@ -10,6 +10,7 @@ from gtrace.codecs.signs import EfSignSgd, SignSgd, Signum
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import select, signs
+from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
 VARIANTS = [
@@ -78,6 +79,16 @@ def test_coins_are_the_top_bits_of_the_keys_words():
     select.fill_words(np.uint64(5), np.uint64(6), words)
     signs.toss_zeros(x, np.uint64(5), np.uint64(6), negative)
     assert negative.tolist() == [bool(w >> 31) if v == 0 else v < 0 for v, w in zip(x, words, strict=True)]
+
+
+def test_the_coins_of_zeros_are_error_but_not_bias():
+    x = np.array([3.0, -1.0, 0.0, 0.0], np.float32)
+    c = SignSgd()
+    expected = c.expect(c.init(4), MomentSketch.from_spec(x, c.needs))
+    assert expected.squared_error == pytest.approx(2**2 + 0 + 1 + 1)
+    assert expected.bias == pytest.approx(2.0)
+    with pytest.raises(UsageError, match="wants a sketch"):
+        c.expect(c.init(4), MomentSketch.of(x, norm="l2"))
 
 
 def test_zeros_only_send_nothing():

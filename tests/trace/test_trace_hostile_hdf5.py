@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 
@@ -41,52 +42,76 @@ def refused(path, *words):
         assert word in message, message
 
 
+def edit(path, node, change):
+    """Change the attributes of a node, which are one JSON text."""
+    with h5py.File(path, "r+", libver="v110") as file:
+        attrs = json.loads(file[node].attrs["metadata"])
+        change(attrs)
+        text = json.dumps(attrs)
+        file[node].attrs.create("metadata", text, dtype=h5py.string_dtype("utf-8", len(text)))
+
+
 def replace(path, name, make):
     """Put another data set in the place of one; it inherits the attributes."""
-    with h5py.File(path, "r+") as file:
+    with h5py.File(path, "r+", libver="v110") as file:
         group = file[GROUP]
-        values, attrs = group[name][:], dict(group[name].attrs)
+        values, text = group[name][:], group[name].attrs.get("metadata")
         del group[name]
         made = make(group, name, values)
-        for key in ("name", "index", "shape", "dtype", "json_attributes"):
-            if made is not None and key in attrs:
-                made.attrs[key] = attrs[key]
+        if made is not None and text is not None:
+            made.attrs.create("metadata", text)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("version", 2, ("newer gtrace", "upgrade")),
-        ("version", "1", ("version 1",)),
+        ("version", "1\x1b", (r"version 1\x1b",)),
         ("version", 1.0, ("version 1.0",)),
         ("format", "x", ("not a gtrace trace",)),
-        ("seed", float("nan"), ("'seed' is not finite",)),
-        ("json_attributes", "[[", ("bad JSON",)),
-        ("closing", "{", ("bad JSON",)),
+        ("seed", float("nan"), ("attribute 'metadata': bad JSON (NaN is no JSON)",)),
     ],
 )
 def test_forged_root(key, value, words, path):
-    with h5py.File(path, "r+") as file:
-        file.attrs[key] = value
+    edit(path, "/", lambda attrs: attrs.update({key: value}))
     refused(path, *words)
 
 
-def test_attributes_of_other_kinds_are_left_out(path):
-    with h5py.File(path, "r+") as file:
+@pytest.mark.parametrize("name", ["metadata", "closing"])
+@pytest.mark.parametrize(
+    ("value", "dtype", "words"),
+    [
+        ("{", "S1", ("bad JSON",)),
+        ("[1]", "S3", ("no JSON object",)),
+        ("[" * 50_000, "S50000", ("nested too deep",)),
+        ("{}", h5py.string_dtype(), ("no text of fixed length",)),
+        (3, "i4", ("no text of fixed length",)),
+        (["{}"], "S2", ("no text of fixed length",)),
+        ("x" * 5_000_000, "S5000000", ("too long",)),
+    ],
+    ids=range(7),
+)
+def test_forged_attributes(name, value, dtype, words, path):
+    with h5py.File(path, "r+", libver="v110") as file:
+        file.attrs.create(name, value, dtype=dtype)
+    refused(path, f"attribute '{name}'", *words)
+
+
+@pytest.mark.parametrize("status", [3, ["complete"], "x" * 1000, np.bytes_("x" * 65)])
+def test_a_forged_status(status, path):
+    with h5py.File(path, "r+", libver="v110") as file:
+        file.attrs["status"] = status
+    refused(path, "'status' is no short text")
+
+
+def test_attributes_that_others_add_are_left_alone(path):
+    with h5py.File(path, "r+", libver="v110") as file:
         file.attrs["array"] = np.arange(5)
+        file.attrs["note"] = "mine"
         file.attrs["reference"] = file[GROUP].ref
-        file.attrs.create("compound", np.zeros((), [("a", "i4")]))
-        file.attrs["json_attributes"] = '["array", "nothing"]'
-        file.attrs.create("text", b"caf\xc3\xa9", dtype=h5py.string_dtype("utf-8", 10))
-    with open_trace(path) as trace:
-        assert set(trace.attrs) == {"format", "version", "status", "gtrace_version", "text"}
-        assert trace.attrs["text"] == "café"
-
-
-def test_an_attribute_too_long_is_not_read(path):
-    with h5py.File(path, "r+", libver="latest") as file:
-        file.attrs.create("text", b"x" * (5 * 2**20), dtype=h5py.string_dtype("utf-8", 5 * 2**20))
-    refused(path, "attribute 'text' is too long")
+        file[GROUP]["fc.bias"].attrs["units"] = "1"
+        file[GROUP].create_dataset("mine", data=[1, 2])
+    read_all(path)
 
 
 def test_an_hdf5_file_of_another_kind(tmp_path):
@@ -165,9 +190,7 @@ def test_tensors_repacked_by_other_tools_are_read(options, path):
 def test_metadata_that_ask_for_memory_get_none(path):
     """A sampled tensor may claim any length; memory is asked for where bytes stand behind it."""
     replace(path, "fc.bias", lambda group, name, _: group.create_dataset(name, (6, 2**40), "<f4", chunks=(1, 2**20)))
-    with h5py.File(path, "r+") as file:
-        file[f"{GROUP}/fc.bias"].attrs["sample"] = "{}"
-        file[f"{GROUP}/fc.bias"].attrs["json_attributes"] = '["shape", "sample"]'
+    edit(path, f"{GROUP}/fc.bias", lambda attrs: attrs.update(sample={}))
     refused(path, "tensor 'fc.bias', step 0", "missing or truncated")
 
 

@@ -93,7 +93,8 @@ def test_h5py(tmp_path):
     with h5py.File(write_trace(tmp_path / "run.h5", attrs={"argv": ["a", "b"]}), "r") as file:
         assert file.attrs["format"] == "gtrace"
         assert file.attrs["status"] == b"complete"
-        assert json.loads(file.attrs["argv"]) == ["a", "b"]
+        assert file.attrs["version"] == 1
+        assert json.loads(file.attrs["metadata"])["argv"] == ["a", "b"]
         group = file[GROUP]
         assert group["step"][:].tolist() == list(STEPS)
         for name in SHAPES:

@@ -1,0 +1,122 @@
+"""Levels from bins: close to the exact ones on every law, and exact where a bin's contents are known."""
+
+import numpy as np
+import pytest
+from helpers_optimal import laws
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtrace import MomentSketch
+from gtrace.errors import UsageError
+from gtrace.fitting import certified_levels, objective, optimal_levels
+from gtrace.fitting.optimal import bin_points
+
+SMOOTH = ("normal", "t1", "t3", "lognormal3")
+
+
+def excess(r, levels, s, weights=None, **ends):
+    """How far these levels are above the optimum, relative; 0 where both are exact."""
+    best = certified_levels(r, s, weights, **ends)[1]
+    found = objective(r, levels, weights)
+    return found / best - 1 if best else found
+
+
+@pytest.mark.parametrize("n", [50, 1000, 5000, 100_000])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_levels_of_a_sketch_are_nearly_optimal(name, n):
+    v = laws(n, 20)[name]
+    r = np.abs(v.astype(np.float64))
+    r /= r.max()
+    sketch = MomentSketch.of(v, norm="linf")
+    for s, limit in ((4, 1e-4), (8, 1e-4), (16, 1e-4), (256, 2e-2)):
+        levels = optimal_levels(sketch, s)
+        assert levels.size <= s
+        assert (levels[0], levels[-1]) == (0.0, 1.0)
+        assert (np.diff(levels) > 0).all()
+        assert -1e-9 <= excess(r, levels, s, lo=0, hi=1) <= limit
+
+
+def test_a_sketch_of_buckets_weighs_by_their_squared_scales():
+    v = laws(64_000, 21)["t3"]
+    norms = np.sqrt(np.sum(v.reshape(-1, 512).astype(np.float64) ** 2, axis=1)).astype(np.float32)
+    r = np.abs(v.astype(np.float64)) / np.repeat(norms.astype(np.float64), 512)
+    w = np.repeat(norms.astype(np.float64) ** 2, 512)
+    levels = optimal_levels(MomentSketch.of(v, norm="l2", bucket_size=512), 8)
+    assert excess(r, levels, 8, w, lo=0, hi=1) <= 1e-5
+    assert objective(r, levels, w) < 0.999 * objective(r, optimal_levels(r, 8, lo=0, hi=1), w)
+
+
+@pytest.mark.parametrize("method", ["exact", "sketch"])
+def test_a_merged_sketch_gives_the_levels_of_all_its_values(method):
+    parts = [laws(5000, seed)["t3"] / np.float32(40) for seed in (22, 23)]
+    both = np.clip(np.concatenate(parts), -1, 1)
+    sketches = [MomentSketch.of(part, norm="none") for part in np.split(both, 2)]
+    levels = optimal_levels(sketches[0] + sketches[1], 8, method=method)
+    assert levels.tolist() == optimal_levels(MomentSketch.of(both, norm="none"), 8).tolist()
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, "offset", "spiked", "rounded", "denormal", "even"])
+def test_unsorted_signed_values_in_one_pass(name):
+    x = laws(40_000, 24)[name]
+    w = np.random.default_rng(25).lognormal(0, 1, x.size)
+    for weights in (None, w):
+        for s in (4, 8, 16):
+            levels = optimal_levels(x, s, weights, method="sketch")
+            assert (levels[0], levels[-1]) == (x.min(), x.max())
+            assert excess(x, levels, s, weights) <= 1e-4
+
+
+def test_a_spike_at_zero_keeps_its_level():
+    x = laws(30_000, 26)["spiked"]
+    assert 0.0 in optimal_levels(x, 9, method="sketch")
+
+
+def test_empty_and_one_sided_sketches():
+    empty = MomentSketch.of(np.zeros(0, np.float32), norm="linf")
+    assert optimal_levels(empty, 8).tolist() == [0, 1]
+    zeros = MomentSketch.of(np.zeros(9, np.float32), norm="linf")
+    assert optimal_levels(zeros, 8).tolist() == [0, 1]
+    one = MomentSketch.of(np.array([-3.0, 0, 0], np.float32), norm="linf")
+    assert optimal_levels(one, 8).tolist() == [0, 1]
+    three = MomentSketch.of(np.array([4.0, -1.0, 2.0], np.float32), norm="linf")
+    assert optimal_levels(three, 8).tolist() == pytest.approx([0, 0.25, 0.5, 1], rel=1e-15)
+
+
+def test_free_values_need_their_own_end():
+    sketch = MomentSketch.of(np.array([1.0, 2.0, 5.0], np.float32), norm="none")
+    with pytest.raises(UsageError, match="reach from 0 to 5"):
+        optimal_levels(sketch, 3)
+    with pytest.raises(UsageError, match="the ends must be finite"):
+        optimal_levels(sketch, 3, hi=np.inf)
+    assert optimal_levels(sketch, 3, hi=5.0).tolist() == [0, 2, 5]
+    with pytest.raises(UsageError, match="brings its own"):
+        optimal_levels(sketch, 3, [1.0], hi=5.0)
+
+
+def test_a_sketch_on_a_grid():
+    v = laws(20_000, 27)["normal"]
+    levels = optimal_levels(MomentSketch.of(v, norm="linf"), 8, grid=64)
+    assert (levels * 64 == np.round(levels * 64)).all()
+    r = np.abs(v.astype(np.float64)) / np.abs(v).max()
+    best = objective(r, optimal_levels(r, 8, lo=0, hi=1, grid=64))
+    assert objective(r, levels) <= best * (1 + 1e-5)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 1000))
+def test_the_points_of_a_bin_keep_its_moments(inside, seed):
+    d = np.array(inside) * 0.25
+    w = np.random.default_rng(seed).random(d.size)
+    sums = np.array([[d.size, d.sum(), d @ d]])
+    weighted = np.array([[w.sum(), w @ d, w @ (d * d)]])
+    x, mass = bin_points(np.array([2.0]), np.array([2.25]), sums, weighted, 0.0, 10.0)
+    assert (np.diff(x) >= 0).all()
+    assert (x >= 2.0).all()
+    assert (x <= 2.25).all()
+    assert (mass >= 0).all()
+    assert mass.sum() == pytest.approx(w.sum(), rel=1e-14)
+    if d.size <= 2:
+        assert x[[0, -1]] == pytest.approx(2.0 + np.array([d.min(), d.max()]), abs=1e-6)
+    # with equal weights all three moments survive
+    x, mass = bin_points(np.array([2.0]), np.array([2.25]), sums, sums, 0.0, 10.0)
+    assert mass @ x == pytest.approx(2.0 * d.size + d.sum(), rel=1e-14)
+    assert mass @ (x - 2.0) ** 2 == pytest.approx(d @ d, rel=1e-6, abs=1e-12)

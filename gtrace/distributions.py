@@ -116,7 +116,7 @@ class TruncatedNormalMixture:
             points: float64[p].
 
         Returns:
-            float64[p, 3]: the integrals of 1, |r| and r^2 over |r| <= point.
+            float64[p, 3]: the integrals of 1, |r| and r^2 over |r| <= point, to about 1e-15.
         """
         t = np.asarray(points, dtype=np.float64).reshape(-1)
         ends = np.maximum(t, 0.0)

@@ -53,7 +53,7 @@ def fitted(c: Codec, values: NDArray[np.float32], step: int = 0) -> tuple[State,
     state = c.init(values.size)
     if c.needs is None:
         return state, None
-    sketch = MomentSketch.from_spec(values, c.needs)
+    sketch = MomentSketch.from_spec(c.view(state, values), c.needs)
     return c.fit(state, sketch, step), sketch
 
 

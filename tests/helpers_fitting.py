@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -55,10 +56,7 @@ def cell_error(r, levels, zero):
 def quadrature(f, low, high, points=()):
     """The integral of f, to about 1e-12 of its value, with breaks where f is narrow."""
     breaks = np.unique(np.clip([low, *points, high], low, high))
-    parts = [
-        integrate.quad(f, a, b, epsabs=0.0, epsrel=1e-12, limit=200)[0]
-        for a, b in zip(breaks[:-1], breaks[1:], strict=True)
-    ]
+    parts = [integrate.quad(f, a, b, epsabs=0.0, epsrel=1e-12, limit=200)[0] for a, b in itertools.pairwise(breaks)]
     return float(np.sum(parts))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -20,9 +19,9 @@ def command(name: str | None, as_json: bool) -> None:
     Example:
       gtrace codecs qsgd
     """
-    from gtrace.codecs import codec_class, codec_names
+    from gtrace.codecs import codec_class, codec_names, wrapper_names
 
-    described = [_describe(n) for n in ([codec_class(name).name] if name else codec_names())]
+    described = [_describe(n) for n in ([codec_class(name).name] if name else (*codec_names(), *wrapper_names()))]
     if as_json:
         print_json(described[0] if name else described)
     elif name:
@@ -32,11 +31,12 @@ def command(name: str | None, as_json: bool) -> None:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    from gtrace.codecs import ExpectingCodec, codec_class
+    from gtrace.codecs import ExpectingCodec, codec_class, parameter_fields, wrapper_names
 
     cls = codec_class(name)
     return {
         "name": cls.name,
+        "prefix": cls.name in wrapper_names(),
         "summary": cls.summary,
         "formula": cls.formula,
         "paper": cls.paper,
@@ -53,7 +53,7 @@ def _describe(name: str) -> dict[str, Any]:
                 "minimum": item.metadata["minimum"],
                 "maximum": item.metadata["maximum"],
             }
-            for item in dataclasses.fields(cls)
+            for item in parameter_fields(cls)
         ],
     }
 
@@ -67,9 +67,14 @@ def _list(described: list[dict[str, Any]]) -> None:
     table.add_column("what it does")
     table.add_column("parameters")
     for item in described:
-        table.add_row(item["name"], item["summary"], ", ".join(p["name"] for p in item["parameters"]) or "-")
+        table.add_row(
+            item["name"] + (":" if item["prefix"] else ""),
+            item["summary"],
+            ", ".join(p["name"] for p in item["parameters"]) or "-",
+        )
     Console().print(table)
     click.echo("\ngtrace codecs NAME explains one; a spec is NAME:key=value,key=value")
+    click.echo("a prefix goes before any spec, as in ef:topk:ratio=0.01")
 
 
 def _explain(item: dict[str, Any]) -> None:

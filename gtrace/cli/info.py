@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-:=+*#"
-_SPARK_WIDTH = 24
+_SPARK_WIDTH = 16
 #: The name may fold down to this width; columns are dropped before that.
-_NAME_WIDTH = 24
+_NAME_WIDTH = 20
 _GAP = 2
 
 
@@ -237,13 +237,13 @@ def _columns(rows: Sequence[Row], encoding: str) -> list[_Column]:
     shapes = ["x".join(map(str, info.shape)) or "scalar" for info in infos]
     return [
         *columns,
-        _Column("shape", shapes, 6),
-        _Column("dtype", [literal(info.dtype, encoding) for info in infos], 9),
-        _Column("steps", [str(row.steps) for row in rows], 5),
-        _Column("norm first", [number(row.norms[0]) for row in rows], 4),
-        _Column("last", [number(row.norms[-1]) for row in rows], 3),
-        _Column("largest", [number(row.absmax) for row in rows], 8),
-        _Column("zeros", [f"{row.zeros:.1%}" for row in rows], 7),
+        _Column("shape", shapes, 7),
+        _Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
+        _Column("steps", [str(row.steps) for row in rows], 6),
+        _Column("norm first", [number(row.norms[0]) for row in rows], 5),
+        _Column("norm last", [number(row.norms[-1]) for row in rows], 4),
+        _Column("largest", [number(row.absmax) for row in rows], 9),
+        _Column("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
         _Column("not finite", [str(row.nonfinite) for row in rows], 2),
         _Column("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
     ]
@@ -255,18 +255,18 @@ def _table(rows: Sequence[Row], console: Console) -> list[str]:
     from rich.text import Text
 
     columns = _columns(rows, console.encoding or "utf-8")
-    widths = {c.heading: max(len(c.heading), *map(len, c.cells)) + _GAP for c in columns}
+    widths = {c.heading: max(*map(len, c.heading.split(" ", 1)), *map(len, c.cells)) + _GAP for c in columns}
     widths["tensor"] = min(widths["tensor"], _NAME_WIDTH + _GAP)
     kept = list(columns)
     for column in sorted(columns, key=lambda column: -column.rank):
-        if column.rank == 0 or sum(widths[c.heading] for c in kept) <= console.width:
+        if column.rank == 0 or sum(widths[c.heading] for c in kept) - _GAP <= console.width:
             break
         kept.remove(column)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     for column in kept:
         folds = column.heading == "tensor"
         table.add_column(
-            column.heading,
+            column.heading.replace(" ", "\n", 1),
             justify="right" if column.right else "left",
             no_wrap=not folds,
             overflow="fold",
@@ -280,7 +280,7 @@ def _table(rows: Sequence[Row], console: Console) -> list[str]:
 
 
 def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
-    """Values over time as up to 24 blocks between their smallest and their largest; longer series are averaged.
+    """Values over time as up to 16 blocks between their smallest and their largest; longer series are averaged.
 
     >>> sparkline([0.0, 1.0, 3.5, 7.0])
     '▁▂▅█'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import re
@@ -145,16 +144,16 @@ def run(
 
 
 def _codec(spec: str, bits: int | None) -> Codec:
-    from gtrace.codecs import codec, codec_class
+    from gtrace.codecs import codec
+    from gtrace.codecs.registry import parse_spec
 
     chosen = codec(spec)
-    name, _, rest = spec.strip().partition(":")
     if bits is None:
         return chosen
-    if "bits" not in {item.name for item in dataclasses.fields(codec_class(name.strip()))}:
-        click.echo(f"gtrace: {name} has no bits to choose; --bits {bits} is ignored", err=True)
+    if "bits" not in chosen.parameters:
+        click.echo(f"gtrace: {spec} has no bits to choose; --bits {bits} is ignored", err=True)
         return chosen
-    if re.search(r"(^|,)\s*bits\s*=", rest):
+    if "bits" in parse_spec(spec).given:
         raise UsageError(f"--bits {bits}: the codec '{spec}' names its bits already; give them once")
     return codec(spec, bits=bits)
 

@@ -1,19 +1,42 @@
 """Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
 
+from gtrace.codecs.adacomp import AdaComp
 from gtrace.codecs.adaptive import AdaptiveCodec
 from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
 from gtrace.codecs.amq import Amq, AmqN
-from gtrace.codecs.base import Codec, ExpectingCodec, parameter
+from gtrace.codecs.base import Codec, ExpectingCodec, parameter, parameter_fields
+from gtrace.codecs.casts import Bf16, Fp16
+from gtrace.codecs.dgc import Dgc
+from gtrace.codecs.dropping import Dropping
+from gtrace.codecs.feedback import ErrorFeedback
 from gtrace.codecs.identity import Identity
+from gtrace.codecs.int8 import Int8
 from gtrace.codecs.levels import LevelCodec
+from gtrace.codecs.mcgq import Mcgq
+from gtrace.codecs.momentum import Momentum
 from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
+from gtrace.codecs.onebit import OneBit
+from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.qsgd import Qsgd, QsgdInf
-from gtrace.codecs.registry import codec, codec_class, codec_names, register, split_specs
+from gtrace.codecs.randomk import RandomK
+from gtrace.codecs.registry import (
+    codec,
+    codec_class,
+    codec_names,
+    parse_spec,
+    register,
+    split_specs,
+    wrapper_names,
+)
+from gtrace.codecs.rotate import Rotate
+from gtrace.codecs.signs import EfSignSgd, SignSgd, Signum
 from gtrace.codecs.terngrad import TernGrad
+from gtrace.codecs.topk import MemSgd, TopK
 from gtrace.codecs.zipml import ZipMl
 
 __all__ = [
+    "AdaComp",
     "AdaptiveCodec",
     "Alq",
     "AlqG",
@@ -21,20 +44,40 @@ __all__ = [
     "AlqN",
     "Amq",
     "AmqN",
+    "Bf16",
     "Codec",
+    "Dgc",
+    "Dropping",
+    "EfSignSgd",
+    "ErrorFeedback",
     "ExpectingCodec",
+    "Fp16",
     "Identity",
+    "Int8",
     "LevelCodec",
+    "Mcgq",
+    "MemSgd",
+    "Momentum",
     "Natural",
     "Nuqsgd",
+    "OneBit",
+    "PowerSgd",
     "Qsgd",
     "QsgdInf",
+    "RandomK",
+    "Rotate",
+    "SignSgd",
+    "Signum",
     "TernGrad",
+    "TopK",
     "ZipMl",
     "codec",
     "codec_class",
     "codec_names",
     "parameter",
+    "parameter_fields",
+    "parse_spec",
     "register",
     "split_specs",
+    "wrapper_names",
 ]

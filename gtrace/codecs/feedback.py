@@ -25,7 +25,9 @@ UNITS = "the residual is kept in gradient units; the papers' holds steps, the sa
 class ErrorFeedback(Wrapper):
     """Error feedback around any codec: ``ef:topk:ratio=0.01``.
 
-    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's.
+    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's. A codec
+    whose error exceeds the gradient itself lets the residual grow without end: unbiased ones with few bits in large
+    buckets do, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
     """
 
     name: ClassVar[str] = "ef"

@@ -239,7 +239,7 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
             objects[variable] = value
     # An object of a class says more than the class.
     made = {type(value) for value in objects.values() if not isinstance(value, type)}
-    objects = {variable: value for variable, value in objects.items() if value not in made}
+    objects = {k: value for k, value in objects.items() if not (isinstance(value, type) and value in made)}
     shared: dict[str, Any] = {"__module__": module.__name__, "file": file}
     # A class may import somebody's compress for its own use; then it is no codec by itself.
     own = getattr(getattr(module, "compress", None), "__module__", None) == module.__name__

@@ -277,7 +277,7 @@ def read_rice(words: NDArray[np.uint64], bits: int, k: int, size: int, out: NDAr
         zeros = _0
         while word == _0:
             zeros += _64
-            if False:
+            if at + zeros >= total:
                 return -1
             word = _peek(words, at + zeros)
         while word & _1 == _0:

@@ -86,7 +86,7 @@ class Sender:
         due = self._refit.latest(step)
         if self._spec is not None and due > self._fitted:
             start = time.thread_time()
-            summary = MomentSketch.from_spec(values, self._spec)
+            summary = MomentSketch.from_spec(self._codec.view(self.state, values), self._spec)
             self.state = self._codec.fit(self.state, summary, step)
             self._fitted = due
             self.fit_seconds += time.thread_time() - start

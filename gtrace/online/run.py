@@ -121,7 +121,7 @@ class Run:
     """
 
     def __init__(self, task: Task, codec: Codec, settings: Settings) -> None:
-        self._task, self._settings = task, settings
+        self._task, self._codec, self._settings = task, codec, settings
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
             self._model = task.model()
@@ -220,6 +220,12 @@ class Run:
             found = self._task.evaluate(self._model)
         self._model.train()
         return found
+
+    def announce(self) -> list[str]:
+        """Warnings before the first step."""
+        if not self._codec.declared:
+            return []
+        return [f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes"]
 
     def report(self, bad: Sequence[Bad], step: int) -> list[str]:
         """Warnings about NaN and infinities at a step, the first few one by one."""

@@ -172,6 +172,7 @@ class Study:
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
         """
         with _one_thread():
+            yield from self._warn([text for run in self._runs for text in run.announce()])
             for step in range(self.settings.steps):
                 for run in self._runs:
                     if not run.result.finished:

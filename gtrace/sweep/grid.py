@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from gtrace.codecs import Codec, codec, codec_class, codec_names, split_specs
+from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, parse_spec, split_specs
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
+    import dataclasses
     from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -31,14 +31,13 @@ def expand(methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | N
     found: dict[str, Codec] = {}
     unused = {name for name, values in (ranges or {}).items() if values}
     for spec in specs:
-        name, _, rest = spec.partition(":")
-        fixed = {part.partition("=")[0].strip() for part in rest.split(",")}
-        known = {item.name for item in dataclasses.fields(codec_class(name.strip())) if _leaves_choice(item)}
+        parsed = parse_spec(spec)
+        known = {item.name for item in parameter_fields(codec_class(parsed.name)) if _leaves_choice(item)}
         options: list[dict[str, Any]] = [{}]
         for key, values in (ranges or {}).items():
             if key in known and values:
                 unused.discard(key)
-                if key not in fixed:
+                if key not in parsed.given:
                     options = [{**option, key: value} for option in options for value in values]
         for option in options:
             made = codec(spec, **option)

@@ -182,7 +182,7 @@ class Replay:
         expected = None
         for draw in draws:
             clock = time.perf_counter()
-            if codec.needs is not None:
+            if isinstance(codec, ExpectingCodec) and codec.needs is not None:
                 self._summary(index, codec.needs, values)
             sketched = time.perf_counter()
             ready = self._ready(codec, draw, index, values.size)
@@ -265,10 +265,17 @@ class Replay:
         key = (str(codec), index)
         if key not in self._states:
             state = codec.init(size)
-            if codec.needs is not None:
-                state = codec.fit(state, self._summary(index, codec.needs), self._job.steps[index])
-            self._states[key] = state
+            self._states[key] = self._fit(codec, state, index, self._job.steps[index])
         return self._states[key]
+
+    def _fit(self, codec: Codec, state: State, source: int, step: int) -> State:
+        """Fit a codec to the step ``source``, as the codec's innermost part will see it."""
+        if codec.needs is None:
+            return state
+        if type(codec).view is Codec.view:
+            return codec.fit(state, self._summary(source, codec.needs), step)
+        values, _ = self._read(source)
+        return codec.fit(state, MomentSketch.from_spec(codec.view(state, values), codec.needs), step)
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
@@ -292,10 +299,8 @@ class Replay:
         return self._refitted(codec, link, index)
 
     def _refitted(self, codec: Codec, link: _Link, index: int) -> _Ready:
-        state = link.state
-        if codec.needs is not None:
-            source = self._settings.source(index, self._job.steps)
-            state = codec.fit(state, self._summary(source, codec.needs), self._job.steps[index])
+        source = self._settings.source(index, self._job.steps)
+        state = self._fit(codec, link.state, source, self._job.steps[index])
         shared = codec.shared(state)
         return _Ready(state, shared, 0 if shared == link.shared else len(shared))
 

@@ -271,7 +271,7 @@ class Trace:
         if not self._streams and (kind, optimizer, rank) == (None, None, None):
             return {"step": np.empty(0, np.int64), **{name: np.empty(0) for name in SCALARS}}
         stream = self._select(kind, optimizer, rank)[0]
-        return {"step": stream.steps, **stream.scalars}
+        return {"step": stream.steps.copy(), **{name: values.copy() for name, values in stream.scalars.items()}}
 
     def statistics(
         self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
@@ -297,7 +297,9 @@ class Trace:
     def close(self) -> None:
         """Give back what is held open; the trace cannot be read any more."""
         self._closed = True
-        self._cache.clear()
+        with self._lock:
+            self._cache.clear()
+            self._cached = 0
         self._source.close()
 
     def __enter__(self) -> Self:

@@ -150,6 +150,13 @@ def test_bits_of_a_codec_without_bits_are_ignored_aloud(capsys):
     assert capsys.readouterr().err == "gtrace: terngrad has no bits to choose; --bits 3 is ignored\n"
 
 
+def test_bits_reach_the_codec_inside_a_wrapper(folder, capsys):
+    assert gtrace_train("--codec", "ef:qsgdinf:bucket_size=64", "--bits", "3", *SMALL) == 0
+    assert os.listdir(folder) == ["digits-mlp-ef-qsgdinf-bits3-bucket_size64.jsonl"]
+    assert gtrace_train("--codec", "ef:qsgdinf:bits=3", "--bits", "3", *SMALL) == 2
+    assert "names its bits already" in capsys.readouterr().err
+
+
 def test_divergence_is_said(capsys):
     assert gtrace_train("--codec", "qsgd", "--lr", "1e20", "--steps", "3", "--workers", "1") == 0
     out, err = capsys.readouterr()

@@ -133,6 +133,10 @@ def test_codes_longer_than_any_that_is_written(kind):
     for data in (bytes(40), b"\xff" * 40, bytes(7) + b"\x80" + bytes(20), naive.low_first(naive.elias(kind, 2**63))):
         with pytest.raises(PayloadError):
             zeros.decode(data, 1)
+    # a group of 101 bits, more than an integer has
+    data = naive.low_first(naive.elias("omega", 100)[:-1] + "1" + "0" * 101)
+    with pytest.raises(PayloadError):
+        EliasCode("omega").decode(data, 1)
 
 
 def test_an_untrusted_count_takes_no_memory():

@@ -77,6 +77,17 @@ def test_all_methods_by_hand():
 def test_long_unary_parts():
     data = bytes([16, 1, 0, 0]) + naive.low_first("0" * 70_000 + "1")
     assert decode_positions(data, 2**17).tolist() == [70_000]
+    # 2^64, which an integer of 64 bits would take for 0
+    data = bytes([16 + 47, 1, 0, 0]) + naive.low_first("0" * 2**17 + "1" + "0" * 47)
+    with pytest.raises(PayloadError, match="leaves the tensor"):
+        decode_positions(data, 2**17)
+
+
+def test_one_long_gap_among_many_short_ones():
+    positions = np.append(drawn(0.1), 22_000)
+    data = encode_positions(positions, 22_001)
+    assert data[0] >= 16
+    assert (decode_positions(data, 22_001) == positions).all()
 
 
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.01, 0.001])

@@ -84,6 +84,8 @@ def test_symbols_of_an_alphabet():
         (payload(2, 1, "01" + "1"), 1, "goes on"),
         (payload(2, 1, "01") + b"\0", 1, "goes on"),
         (payload(2, 1), 1, "ends early"),
+        (payload(9, 1, "01111111"), 1, "ends early"),
+        (payload(3, 9, "000" + "00001"), 1, "ends early"),
         (payload(9, 1, "011111111"), 2, "ends early|no zeros"),
         (payload(3, 2, "001" * 2), 3, "ends early|no zeros"),
         (payload(64, 64, "0" * 64 + "1" * 64), 5, "beyond the last"),

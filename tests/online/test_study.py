@@ -8,7 +8,7 @@ import torch
 from helpers_online import Faulty, Memory, Regression
 
 from gtrace.errors import EXIT_INPUT, OutputExistsError, UsageError
-from gtrace.online import NonfiniteGradientError, Study, load_task, train
+from gtrace.online import NonfiniteGradientError, Recipe, Study, load_task, train
 from gtrace.runlog import read_runlog
 from gtrace.types import Key
 
@@ -74,6 +74,19 @@ def test_the_mean_of_gradients_is_the_gradient_of_the_joint_batch():
     task.loss(model, joint).backward()
     for (_, trained), parameter in zip(study._runs[0]._model.named_parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(trained, parameter - task.recipe.lr * parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_averaged_gradient_is_clipped():
+    class Clipped(Regression):
+        recipe = Recipe(steps=1, batch_size=8, lr=0.5, clip=0.01)
+
+    study = Study(Clipped(), [])
+    before = [p.detach().clone() for p in study._runs[0]._model.parameters()]
+    records(study)
+    moved = sum(
+        ((p - old) ** 2).sum().item() for p, old in zip(study._runs[0]._model.parameters(), before, strict=True)
+    )
+    assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
 def test_both_runs_start_alike_on_the_same_batches():
@@ -158,6 +171,14 @@ def test_training_through_a_codec_learns():
 def test_codecs_with_memory_are_replayed_in_order():
     found = records(Study(Regression(), [Memory()], steps=4, workers=2, refit="0,2"))
     assert [r["shared_bits"] for r in of(found, "step", "test-memory")] == [256, 0, 256, 0]
+
+
+def test_bits_that_are_only_declared_are_called_so(monkeypatch):
+    assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
+    monkeypatch.setattr(Memory, "declared", True)
+    study = Study(Regression(), [Memory()], steps=1)
+    assert records(study)[0]["text"] == study.warnings[0]
+    assert study.warnings == ["test-memory: bits are what the method declares; its decoder needs more than these bytes"]
 
 
 def test_a_worker_with_bad_gradients_is_left_out_and_reported():

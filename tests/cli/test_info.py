@@ -1,0 +1,247 @@
+"""``gtrace info``: the table, JSON, selections and errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
+from rich.console import Console
+
+from gtrace.cli import main
+from gtrace.cli.info import Row, show, sparkline
+from gtrace.cli.info import _row as row_of
+from gtrace.trace import Trace, create_trace, open_trace
+
+
+@pytest.fixture
+def info(capsys):
+    """Run ``gtrace info``; returns exit code, stdout and stderr."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            main(["info", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return exit_.value.code, captured.out, captured.err
+
+    return run
+
+
+def shown(trace, width=200, encoding="utf-8"):
+    """What a terminal of this width and encoding gets."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=width, highlight=False, legacy_windows=False)
+    show(trace, [row_of(trace, tensor) for tensor in trace.tensors], console)
+    file.flush()
+    return file.buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_table(suffix, info, tmp_path):
+    attrs = {"argv": ["train.py", "--name", "a b"], "model": "Net", "capture": {"errors": 2}}
+    path = write_trace(tmp_path / f"run{suffix}", attrs=attrs)
+    code, out, err = info(path)
+    assert (code, err) == (0, "")
+    head, table = out.split("\n\n")[:2]
+    lines = head.splitlines()
+    assert lines[0] == f"{path}: complete, 4 tensors, 36,225 elements"
+    assert [line.split(maxsplit=1) for line in lines[1:]] == [
+        ["script", "train.py --name 'a b'"],
+        ["model", "Net"],
+        ["ranks", "1"],
+        ["steps", "6, 0 to 9, loss 2.50 to 0.250"],
+        ["errors", "2 while capturing; gradients may be missing"],
+    ]
+    for name, line in zip(SHAPES, table.splitlines()[2:], strict=True):
+        norms = [np.linalg.norm(gradient(name, step)) for step in present(name)]
+        cells = line.split()
+        assert cells[0] == name
+        assert cells[1] == ("x".join(map(str, SHAPES[name])) or "scalar")
+        assert cells[2:4] == ["float32", str(len(present(name)))]
+        assert float(cells[4]) == pytest.approx(norms[0], rel=5e-3)
+        assert float(cells[5]) == pytest.approx(norms[-1], rel=5e-3)
+        largest = max(np.abs(gradient(name, step)).max() for step in present(name))
+        assert float(cells[6]) == pytest.approx(largest, rel=5e-3)
+        assert cells[7:9] == ["0.0%", "0"]
+        assert cells[9] == sparkline(norms)
+    assert f"Next: gtrace sweep {path}" in out
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_json(suffix, info, tmp_path):
+    path = write_trace(tmp_path / f"run{suffix}", attrs={"seed": 3})
+    code, out, err = info(path, "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    with open_trace(path) as trace:
+        assert told["fingerprint"] == trace.fingerprint
+    assert told["status"] == "complete"
+    assert told["attrs"]["seed"] == 3
+    assert told["ranks"] == [0]
+    assert told["streams"] == [
+        {
+            "rank": 0,
+            "kind": "weight",
+            "optimizer": 0,
+            "steps": 6,
+            "first_step": 0,
+            "last_step": 9,
+            "first_loss": 2.5,
+            "last_loss": 0.25,
+        }
+    ]
+    assert [tensor["name"] for tensor in told["tensors"]] == list(SHAPES)
+    matrix = told["tensors"][1]
+    assert (matrix["shape"], matrix["size"], matrix["steps"]) == ([7, 31], 217, 4)
+    assert matrix["norm_last"] == pytest.approx(np.linalg.norm(gradient("fc.weight", STEPS[-1])), rel=1e-6)
+
+
+def test_it_reads_no_gradient(info, tmp_path):
+    path = write_trace(tmp_path / "run.zarr")
+    for chunk in path.rglob("c.*"):
+        if "%" in chunk.parent.name or "fc." in chunk.parent.name:
+            chunk.write_bytes(b"")
+    assert info(path)[0] == 0
+
+
+def test_what_is_not_finite_is_counted(info, tmp_path):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(3):
+            writer.append(step, "w", [np.nan, np.inf, 0.0, 3.0])
+            writer.commit(step, loss=float("nan") if step else 5.0)
+    code, out, _ = info(tmp_path / "run.zarr")
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if line.startswith("w "))
+    assert line.split()[4:9] == ["3.00", "3.00", "3.00", "25.0%", "6"]
+    assert "loss 5.00 to 5.00" in out
+
+
+def test_selections(info, tmp_path):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for optimizer in range(2):
+            for name in ("g.weight", "g.bias"):
+                writer.append(0, name, [1.0], optimizer=optimizer)
+        writer.append(0, "act", [1.0], kind="neural")
+    path = tmp_path / "run.zarr"
+
+    def names(*options):
+        return [
+            (t["name"], t["kind"], t["optimizer"]) for t in json.loads(info(path, "--json", *options)[1])["tensors"]
+        ]
+
+    assert len(names()) == 5
+    assert names("--kind", "neural") == [("act", "neural", 0)]
+    assert names("--optimizer", "1") == [("g.weight", "weight", 1), ("g.bias", "weight", 1)]
+    assert names("--tensors", "*.bias", "--tensors", "act") == [
+        ("g.bias", "weight", 0),
+        ("g.bias", "weight", 1),
+        ("act", "neural", 0),
+    ]
+    assert names("--tensors", "*.b*,*.w*", "--optimizer", "1") == [("g.weight", "weight", 1), ("g.bias", "weight", 1)]
+    out = info(path)[1]
+    assert "kind" in out
+    assert "optimizer" in out
+    assert "1, 0 to 0 (weight gradients, optimizer 1, rank 0)" in out
+    code, out, err = info(path, "--rank", "3")
+    assert (code, out) == (2, "")
+    assert "nothing of rank 3; it holds weight gradients of optimizer 0 on rank 0" in err
+    code, _, err = info(path, "--tensors", "g.wieght")
+    assert code == 2
+    assert "no tensor matches 'g.wieght'; did you mean g.weight" in err
+
+
+def test_a_trace_that_is_being_written_and_an_empty_one(info, tmp_path):
+    with create_trace(tmp_path / "run.h5") as writer:
+        code, out, _ = info(tmp_path / "run.h5")
+        assert code == 0
+        assert "interrupted, or still being written, 0 tensors" in out
+        writer.append(0, "w", [1.0])
+        writer.commit(0)
+        assert "1, 0 to 0" in info(tmp_path / "run.h5")[1]
+
+
+def test_names_that_would_act_on_a_terminal_are_shown(info, tmp_path):
+    name = "[red]a[/red]\x1b[31m\u202e\n"
+    with create_trace(tmp_path / "run.zarr", attrs={"model": "\x1b]0;x\x07"}) as writer:
+        writer.append(0, name, [1.0], dtype="\x1b[1m")
+    code, out, _ = info(tmp_path / "run.zarr")
+    assert code == 0
+    assert r"[red]a[/red]\x1b[31m\u202e\n" in out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert info(tmp_path / "run.zarr", "--tensors", "x")[2].isprintable() is False
+    assert "\x1b" not in info(tmp_path / "run.zarr", "--tensors", "x")[2]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 140])
+def test_narrow_terminals(width):
+    long = "encoder.layers.11.self_attn.in_proj_weight"
+    trace = Trace.from_arrays({long: {s: gradient(long, s, (40, 30)) for s in range(40)}, "b": [1.0]})
+    out = shown(trace, width)
+    table = out.split("\n\n")[1].splitlines()
+    rows = [line for line in table if not line.startswith("Hidden")]
+    assert all(len(line) <= width for line in rows)
+    # The name is there in full, folded where it has to be.
+    assert long in "".join(line.split("  ")[0].strip() for line in rows)
+    assert ("Hidden on a terminal" in out) == (width < 140)
+    if width >= 60:
+        assert sparkline([float(np.linalg.norm(gradient(long, s, (40, 30)))) for s in range(40)]) in out
+
+
+def test_a_terminal_without_unicode():
+    trace = Trace.from_arrays({"schön": {step: [step] for step in range(3)}})
+    out = shown(trace, encoding="ascii")
+    assert r"sch\xf6n" in out
+    assert "_:#" in out.replace("=", ":")
+
+
+def test_sparkline():
+    assert sparkline([1.0]) == "▁"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.0] * 500 + [1.0] * 500) == "▁" * 8 + "█" * 8
+    assert len(sparkline(list(range(1000)))) == 16
+    assert sparkline([0, 1], "ascii") == "_#"
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_errors_are_one_line_and_exit_3(as_json, info, tmp_path):
+    path = write_trace(tmp_path / "run.zarr")
+    edit_json(path / "zarr.json", lambda document: document["attributes"].update(version=99))
+    for place, word in (
+        (path, "newer gtrace"),
+        (tmp_path / "none.zarr", "no such trace"),
+        (tmp_path, "not a gtrace trace"),
+    ):
+        code, out, err = info(place, *as_json)
+        assert (code, out) == (3, "")
+        assert err.startswith(f"gtrace: {place}: ")
+        assert word in err
+        assert err.count("\n") == 1
+
+
+def test_help_has_an_example(info):
+    code, out, _ = info("--help")
+    assert code == 0
+    assert "Example: gtrace info run.zarr" in out
+
+
+def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
+    path = write_trace(tmp_path / "run.zarr")
+    program = (
+        "import sys; from gtrace.cli import main\n"
+        "try: main(['info', sys.argv[1], '--json'])\n"
+        "finally: print({'zarr', 'torch', 'numba', 'matplotlib', 'scipy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"
+
+
+def test_rows_are_made_of_stored_numbers():
+    trace = Trace.from_arrays({"w": {2: [3.0, 4.0], 7: [0.0, 1.0]}})
+    row = row_of(trace, trace.tensors[0])
+    assert row == Row(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0)

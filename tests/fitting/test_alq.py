@@ -1,0 +1,309 @@
+"""Fitted levels against reference numbers, against every grid on small data, and on laws that leave nothing to fit."""
+
+import itertools
+
+import numpy as np
+import pytest
+from helpers_fitting import GOLDEN, KINDS, MIXTURES, STARTS, golden_cases, mixture_of, sampled_error
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtrace.distributions import TruncatedNormalMixture
+from gtrace.errors import UsageError
+from gtrace.fitting import alq_levels, expected_variance
+from gtrace.fitting.laws import as_law
+from gtrace.fitting.moments import bucket_moments, moment_mixture
+from gtrace.fitting.starts import named_grid
+from gtrace.sketch import MomentSketch
+from gtrace.types import SummarySpec
+
+CASES = list(golden_cases("alq"))
+IDS = [f"{law}-{kind}-{bits}" for law, kind, bits, _ in CASES]
+DESCENTS = [
+    (law, kind, bits, start, expected["coordinate_descent"][start])
+    for law, kind, bits, expected in CASES
+    if bits <= 5 or kind == "magnitude_zero"
+    for start in expected.get("coordinate_descent", {})
+]
+
+
+def sketch_of(values, bucket=None, norm="l2"):
+    return MomentSketch.of(np.asarray(values, np.float32), norm, bucket)
+
+
+def student(n=8192 * 8, seed=0, df=3):
+    return np.random.default_rng(seed).standard_t(df, n).astype(np.float32)
+
+
+@pytest.mark.parametrize(("law", "kind", "bits", "expected"), CASES, ids=IDS)
+def test_the_optimum_of_the_reference(law, kind, bits, expected):
+    mixture, options = mixture_of(GOLDEN["alq"][law]), KINDS[kind]
+    reference = np.array(expected["levels"])
+    assert expected_variance(mixture, reference, **options) == pytest.approx(expected["objective"], rel=1e-12)
+    levels = alq_levels(mixture, bits, **options)
+    assert levels == pytest.approx(reference, rel=1e-11, abs=1e-13)
+    assert expected_variance(mixture, levels, **options) == pytest.approx(expected["objective"], rel=1e-12)
+
+
+@pytest.mark.parametrize(("law", "kind", "bits", "start", "expected"), DESCENTS)
+def test_every_sweep_of_the_reference(law, kind, bits, start, expected):
+    mixture, options = mixture_of(GOLDEN["alq"][law]), KINDS[kind]
+    last = 300 if bits == 8 else 3000
+    sweeps = 30 if bits == 8 else last
+    _, history = alq_levels(mixture, bits, method="cd", start=STARTS[start], history=True, sweeps=sweeps, **options)
+    assert (np.diff(history) <= 1e-12 * history[1:]).all()
+
+    def after(sweeps):
+        return history[min(sweeps, history.size - 1)]
+
+    assert after(0) == pytest.approx(expected["objective_start"], rel=1e-12)
+    for sweep in (1, 10, 30) if bits == 8 else (1, 10, 30, last):
+        assert after(sweep) == pytest.approx(expected[f"objective_after_{sweep}"], rel=1e-10)
+    if bits < 8:
+        best = GOLDEN["alq"][law]["results"][kind][str(bits)]["objective"]
+        for excess in ("1e-2", "1e-4", "1e-8"):
+            needed = int(np.argmax(history <= best * (1 + float(excess))))
+            assert needed == expected[f"sweeps_to_{excess}"]
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 6])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_no_start_leads_to_a_better_grid_of_a_mixture(name, bits, zero):
+    law = MIXTURES[name]
+    best = expected_variance(law, alq_levels(law, bits, zero), zero)
+    for start in ("uniform", "exponential", "companding"):
+        levels, history = alq_levels(law, bits, zero, method="cd", start=start, history=True, sweeps=60)
+        assert (np.diff(history) <= 1e-12 * history[1:]).all()
+        assert best <= history[-1] * (1 + 1e-9)
+        assert expected_variance(law, levels, zero) == pytest.approx(history[-1], rel=1e-9)
+
+
+def test_local_minima_exist_and_are_left_behind():
+    law = MIXTURES["clusters"]
+    ends = [alq_levels(law, 4, method="cd", start=s, history=True)[1][-1] for s in ("uniform", "exponential")]
+    best = expected_variance(law, alq_levels(law, 4))
+    assert max(ends) > 1.05 * best
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_optimum_is_stationary(name, zero):
+    levels = alq_levels(MIXTURES[name], 5, zero)
+    _, slopes = as_law(MIXTURES[name]).gradient(levels, not zero)
+    assert np.abs(slopes).max() < 1e-15
+
+
+def test_signed_levels_of_a_law_that_is_not_even():
+    law = MIXTURES["shifted"]
+    levels = alq_levels(law, 3, symmetric=False)
+    assert levels.size == 8
+    assert (levels[0], levels[-1]) == (-1.0, 1.0)
+    free = expected_variance(law, levels, symmetric=False)
+    mirrored = expected_variance(law, alq_levels(law, 3, zero=False), zero=False)
+    assert free < mirrored
+    nonnegative = MIXTURES["half"]
+    assert alq_levels(nonnegative, 3, symmetric=False) == pytest.approx(alq_levels(nonnegative, 4), rel=1e-9)
+
+
+@pytest.mark.parametrize("start", ["uniform", "exponential"])
+@pytest.mark.parametrize("zero", [True, False])
+def test_gradient_steps_reach_the_minimum_that_sweeps_reach(zero, start):
+    law = MIXTURES["one"]
+    levels, history = alq_levels(law, 4, zero, method="gd", start=start, history=True)
+    assert levels == pytest.approx(alq_levels(law, 4, zero), rel=1e-6)
+    assert history[-1] == history.min()
+    few, _ = alq_levels(law, 4, zero, method="gd", start=start, history=True, sweeps=3)
+    assert (np.diff(few) > 0).all()
+
+
+def test_a_step_along_the_gradient_is_that_of_the_formula():
+    law = MIXTURES["one"]
+    start = np.array([0.0, 0.2, 0.5, 1.0])
+    _, slopes = as_law(law).gradient(start, False)
+    most = np.minimum(np.diff(start)[:-1], np.diff(start)[1:]) / 2
+    expected = start[1:-1] - np.sign(slopes) * np.minimum(np.abs(slopes), most)
+    levels, history = alq_levels(law, 3, method="gd", start=start, history=True, sweeps=1)
+    assert levels[1:-1] == pytest.approx(expected, rel=5e-3)
+    assert history.size == 2
+
+
+def every_grid(candidates, count, zero):
+    for inner in itertools.combinations(candidates, count - (2 if zero else 1)):
+        yield np.array([*([0.0] if zero else []), *inner, 1.0])
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_fits_of_small_data_are_as_good_as_every_grid(seed, zero, weighted):
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(24) * np.exp(rng.standard_normal(24))).astype(np.float32)
+    values[:3] = 0.0
+    sketch = sketch_of(values, 8)
+    levels = alq_levels(sketch, 3, zero, weighted)
+    norms = np.repeat([np.sqrt(np.sum(values[i : i + 8].astype(float) ** 2)) for i in (0, 8, 16)], 8)
+    r = np.unique(np.abs(values) / norms)
+    candidates = r[(r > 0) & (r < 1)]
+    if not zero:
+        # the first level has its best place between values too
+        candidates = np.unique(np.concatenate([candidates, np.geomspace(0.01, 0.9, 12)]))
+    best = min(sampled_error(values, 8, grid, zero, weighted) for grid in every_grid(candidates[-20:], 4, zero))
+    assert sampled_error(values, 8, levels, zero, weighted) <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("kind", ["normal", "student", "lognormal", "sparse"])
+def test_fits_of_sketches_beat_every_descent(kind, bits, zero):
+    rng = np.random.default_rng(11)
+    values = {
+        "normal": rng.standard_normal(60_000),
+        "student": rng.standard_t(3, 60_000),
+        "lognormal": rng.lognormal(0, 2, 60_000),
+        "sparse": rng.standard_normal(60_000) * (rng.random(60_000) < 0.1),
+    }[kind]
+    sketch = sketch_of(values, 8192)
+    levels, history = alq_levels(sketch, bits, zero, history=True)
+    best = expected_variance(sketch, levels, zero)
+    assert best == pytest.approx(history[-1], rel=1e-6)
+    for start in ("uniform", "exponential", "companding"):
+        _, history = alq_levels(sketch, bits, zero, method="cd", start=start, history=True, sweeps=40)
+        assert (np.diff(history) <= 1e-15).all()
+        assert best <= history[-1] * (1 + 1e-6)
+
+
+def test_sweeps_of_a_sketch_reach_the_optimum_too():
+    sketch = sketch_of(student(), 8192)
+    levels = alq_levels(sketch, 3, zero=False)
+    swept = alq_levels(sketch, 3, zero=False, method="cd", start="exponential")
+    assert swept == pytest.approx(levels, rel=1e-5)
+    stepped = alq_levels(sketch, 3, zero=False, method="gd", start="exponential")
+    assert expected_variance(sketch, stepped, False) <= 1.01 * expected_variance(sketch, levels, False)
+
+
+def test_a_model_misses_heavy_tails():
+    values = student(8192 * 32)
+    spec = SummarySpec("l2", 8192)
+    sketch = MomentSketch.from_spec(values, spec)
+    model = moment_mixture(bucket_moments(values, spec))
+    fitted = alq_levels(model, 3, zero=False)
+    # times the values of a bucket: relative to the squared norm
+    assert 8192 * expected_variance(model, fitted, False) == pytest.approx(0.223, rel=0.02)
+    assert 8192 * expected_variance(sketch, fitted, False) == pytest.approx(1.57, rel=0.1)
+    best = alq_levels(sketch, 3, zero=False)
+    assert 8192 * expected_variance(sketch, best, False) == pytest.approx(0.60, rel=0.07)
+
+
+def test_weights_decide_which_bucket_is_served():
+    values = np.concatenate([student(8192), 1000 * np.random.default_rng(1).standard_normal(8192)])
+    sketch = sketch_of(values, 8192)
+    for weighted in (True, False):
+        own = expected_variance(sketch, alq_levels(sketch, 3, True, weighted), True, weighted)
+        other = expected_variance(sketch, alq_levels(sketch, 3, True, not weighted), True, weighted)
+        assert own < other
+
+
+def test_fewer_values_than_levels_are_the_levels():
+    sketch = sketch_of([0, 3, -3, 4, 0.5, 0], norm="linf")
+    levels, history = alq_levels(sketch, 4, history=True)
+    assert levels == pytest.approx([0, 0.125, 0.75, 1])
+    assert history == pytest.approx([0.0], abs=1e-12)
+    law = TruncatedNormalMixture([0.2, -0.2, 0.7], [0, 0, 0], [1, 1, 1])
+    assert alq_levels(law, 4).tolist() == [0, 0.2, 0.7, 1]
+    assert alq_levels(law, 4, zero=False).tolist() == [0.2, 0.7, 1]
+
+
+def test_zeros_press_the_first_level_down():
+    few = np.concatenate([np.zeros(900), np.full(100, 1.0)])
+    levels = alq_levels(sketch_of(few, norm="linf"), 3, zero=False)
+    assert (np.diff(levels) > 0).all()
+    assert levels[0] > 0
+    assert expected_variance(sketch_of(few, norm="linf"), levels, zero=False) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "nothing", [MomentSketch.of([]), MomentSketch.of(np.zeros(64)), TruncatedNormalMixture([0.0], [0.0], [1.0])]
+)
+def test_a_law_without_weight_keeps_its_start(nothing):
+    assert alq_levels(nothing, 3) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    levels, history = alq_levels(nothing, 3, zero=False, start=[0.1, 0.2, 0.3, 1.0], history=True)
+    assert levels.tolist() == [0.1, 0.2, 0.3, 1.0]
+    assert history.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("method", ["newton", "cd", "gd"])
+@pytest.mark.parametrize("zero", [True, False])
+@given(
+    values=st.lists(
+        st.floats(allow_nan=True, allow_infinity=True, width=32)
+        | st.sampled_from([0.0, 1.0, -1.0, 1e-45, 3e38, 1.0000001]),
+        max_size=40,
+    ),
+    bucket=st.sampled_from([None, 1, 7]),
+    norm=st.sampled_from(["l2", "linf", "l1"]),
+)
+def test_whatever_the_values_levels_ascend(method, zero, values, bucket, norm):
+    sketch = sketch_of(values, bucket, norm)
+    levels = alq_levels(sketch, 4, zero, method=method, sweeps=25)
+    assert levels.size <= 8
+    assert (np.diff(levels.astype(np.float32)) > 0).all()
+    assert levels[-1] == 1.0
+    assert levels[0] == 0.0 if zero else levels[0] > 0
+    assert np.isfinite(expected_variance(sketch, levels, zero))
+
+
+def test_narrow_laws_have_as_many_levels_as_float32_tells_apart():
+    levels = alq_levels(TruncatedNormalMixture([0.5], [1e-12], [1.0]), 8)
+    assert levels.size < 128
+    assert (np.diff(levels.astype(np.float32)) > 0).all()
+    tiny = alq_levels(TruncatedNormalMixture([0.0], [1e-6], [1.0]), 8)
+    assert tiny.size == 128
+
+
+def test_twelve_bits():
+    sketch = sketch_of(np.random.default_rng(0).standard_normal(30_000), 8192)
+    for zero in (True, False):
+        levels = alq_levels(sketch, 12, zero)
+        assert levels.size == 2048
+        assert (np.diff(levels.astype(np.float32)) > 0).all()
+    exponential = named_grid(as_law(sketch), "exponential", 2048, True)
+    assert exponential[0] == 0.0
+    assert alq_levels(sketch, 12, zero=False, method="cd", start="exponential", sweeps=1)[0] > 0
+
+
+def test_one_free_level_and_none():
+    law = MIXTURES["one"]
+    assert alq_levels(law, 2).tolist() == [0.0, 1.0]
+    levels, history = alq_levels(law, 2, history=True)
+    assert history == pytest.approx([expected_variance(law, levels)])
+    assert alq_levels(law, 2, zero=False).size == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"bits": 1}, "between 2 and 12"),
+        ({"bits": 13}, "between 2 and 12"),
+        ({"bits": 3, "method": "sgd"}, "did you mean"),
+        ({"bits": 3, "start": "unifrom"}, "did you mean uniform"),
+        ({"bits": 3, "start": [0.0, 1.0]}, "give 4 ascending levels, first 0 and last 1"),
+        ({"bits": 3, "start": [0.0, 0.1, 0.1, 1.0]}, "ascending"),
+        ({"bits": 3, "start": [0.1, 0.2, 0.3, 1.0]}, "first 0"),
+        ({"bits": 3, "start": [0.0, 0.2, 0.3, 1.0], "zero": False}, "first one above 0"),
+        ({"bits": 2, "start": [0.0, 0.2, 0.3, 1.0], "symmetric": False}, "first -1"),
+        ({"bits": 3, "sweeps": -1}, "negative"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        alq_levels(MIXTURES["one"], **arguments)
+
+
+def test_fits_are_the_same_every_time_and_leave_their_input_alone():
+    sketch = sketch_of(student(), 8192)
+    start = np.array([0.0, 0.1, 0.2, 1.0])
+    for method in ("newton", "cd", "gd"):
+        first = alq_levels(sketch, 3, method=method, start=start)
+        assert (first == alq_levels(sketch, 3, method=method, start=start)).all()
+    assert start.tolist() == [0.0, 0.1, 0.2, 1.0]

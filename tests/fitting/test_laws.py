@@ -1,0 +1,378 @@
+"""The laws behind the fits: integrals over cells, derivatives, dynamic programming, the moments of buckets."""
+
+import itertools
+
+import numpy as np
+import pytest
+from helpers_fitting import MIXTURES, around, quadrature, sampled_error, true_objective
+
+from gtrace.distributions import TruncatedNormalMixture
+from gtrace.errors import UsageError
+from gtrace.fitting import expected_variance
+from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law
+from gtrace.fitting.moments import bucket_moments, moment_mixture
+from gtrace.fitting.starts import STARTS, exponential_grid, named_grid, uniform_grid
+from gtrace.kernels import descent, mixture
+from gtrace.sketch import MomentSketch
+from gtrace.types import SummarySpec
+
+GRIDS = {
+    True: np.array([0.0, 0.004, 0.03, 0.11, 0.3, 1.0]),
+    False: np.array([0.004, 0.03, 0.11, 0.3, 1.0]),
+}
+
+
+def heavy(n=20000, seed=3):
+    return np.random.default_rng(seed).standard_t(3, n).astype(np.float32)
+
+
+def all_laws():
+    yield from ((f"mixture {name}", as_law(law)) for name, law in MIXTURES.items())
+    with_zeros = heavy() * (np.random.default_rng(4).random(20000) < 0.7)
+    for weighted in (True, False):
+        yield f"sketch {weighted}", as_law(MomentSketch.of(with_zeros, bucket_size=1024), weighted=weighted)
+
+
+LAWS = dict(all_laws())
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_objective_of_a_mixture_is_its_integral(name, zero):
+    law = MIXTURES[name]
+    for grid in (GRIDS[zero], uniform_grid(4, zero), exponential_grid(4, zero)):
+        assert expected_variance(law, grid, zero) == pytest.approx(true_objective(law, grid, zero), rel=1e-10)
+
+
+@pytest.mark.parametrize("edges", [(0.0, 1e-7), (0.05, 0.0500001), (0.2, 0.9), (0.0, 1.0), (0.85, 1.0)])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_cells_keep_their_digits_however_narrow_and_far_out(name, edges):
+    law = MIXTURES[name]
+    a, b = edges
+    out = np.empty((1, 4))
+    mixture.cells(as_law(law)._table, np.array(edges), out)
+    density = law.magnitude_density
+    breaks = around(law)
+    assert out[0, 0] == pytest.approx(quadrature(lambda r: float(density(r)), a, b, breaks), rel=1e-10)
+    # (r - a) and (b - r) lose digits in the quadrature of a cell of 1e-7, not in the kernel
+    tolerance = 1e-10 if b - a > 1e-3 else 1e-6
+    for column, f in enumerate((lambda r: r - a, lambda r: b - r, lambda r: (b - r) * (r - a)), start=1):
+        expected = quadrature(lambda r: f(r) * float(density(r)), a, b, breaks)  # noqa: B023
+        assert out[0, column] == pytest.approx(expected, rel=tolerance)
+    assert out[0, 1] + out[0, 2] == pytest.approx((b - a) * out[0, 0], rel=1e-13)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("name", LAWS)
+def test_gradients_are_differences_of_objectives(name, mirrored):
+    law, levels = LAWS[name], GRIDS[not mirrored]
+    objective, slopes = law.gradient(levels, mirrored)
+    assert law.objectives(levels[None], mirrored)[0] == pytest.approx(objective, rel=1e-13)
+    first = 0 if mirrored else 1
+    assert slopes.size == levels.size - 1 - first
+    for i, slope in enumerate(slopes):
+        step = np.zeros(levels.size)
+        step[first + i] = 1e-6
+        above, below = law.objectives(np.stack([levels + step, levels - step]), mirrored)
+        assert slope == pytest.approx((above - below) / 2e-6, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_curvatures_are_differences_of_gradients(name, mirrored):
+    law, levels = as_law(MIXTURES[name]), GRIDS[not mirrored]
+    diagonal, coupling = law.curvature(levels, mirrored)
+    n = diagonal.size
+    hessian = np.diag(diagonal) + np.diag(coupling, 1) + np.diag(coupling, -1)
+    for i in range(n):
+        step = np.zeros(levels.size)
+        step[i + (0 if mirrored else 1)] = 1e-7
+        difference = law.gradient(levels + step, mirrored)[1] - law.gradient(levels - step, mirrored)[1]
+        assert hessian[i] == pytest.approx(difference / 2e-7, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("name", LAWS)
+def test_a_sweep_puts_each_level_at_its_best_place(name, mirrored):
+    law, levels = LAWS[name], GRIDS[not mirrored].copy()
+    before = law.gradient(levels, mirrored)[0]
+    law.sweep(levels, mirrored)
+    assert (np.diff(levels) > 0).all()
+    assert levels[-1] == 1.0
+    assert law.gradient(levels, mirrored)[0] <= before
+    # The last free level was moved last, so it is still at its best place.
+    tried = np.linspace(levels[-3], 1.0, 4001)[1:-1]
+    grids = np.repeat(levels[None], tried.size, axis=0)
+    grids[:, -2] = tried
+    reached = law.gradient(levels, mirrored)[0]
+    assert reached <= law.objectives(grids, mirrored).min() * (1 + 1e-12) + 1e-15
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_areas_are_the_hinge_and_convex(name):
+    law = LAWS[name]
+    points = np.array([0.5, 0.0, 0.01, 1.0, 0.1, 0.01])
+    areas = law.areas(points)
+    assert areas[1] == 0.0
+    assert areas[2] == areas[5]
+    ascending = np.linspace(0, 1, 101)
+    assert (np.diff(law.areas(ascending), 2) >= -1e-15).all()
+    if name in ("mixture shifted", "mixture half"):
+        source = MIXTURES[name.split()[1]]
+        for t, area in zip(points, areas, strict=True):
+            expected = quadrature(
+                lambda r: (t - r) * float(source.magnitude_density(r)),  # noqa: B023
+                0.0,
+                t,
+                around(source),
+            )
+            assert area == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_sketch_law_is_what_the_sketch_expects(weighted, zero):
+    values = heavy() * (np.random.default_rng(1).random(20000) < 0.6)
+    sketch = MomentSketch.of(values, bucket_size=4096)
+    law = SketchLaw(sketch, weighted=weighted)
+    on_edges = np.array([*([0.0] if zero else []), 2.0**-9, 2.0**-6, 2.0**-4, 1.0])
+    for grid, tolerance in ((on_edges, 1e-12), (GRIDS[zero], 1e-6)):
+        objective = law.gradient(grid, not zero)[0]
+        assert objective == pytest.approx(expected_variance(sketch, grid, zero, weighted), rel=1e-12)
+        assert objective == pytest.approx(sampled_error(values, 4096, grid, zero, weighted), rel=tolerance)
+
+
+def test_weights_of_a_sketch_matter():
+    smooth = np.random.default_rng(2).standard_normal(4096)
+    values = np.concatenate([100 * heavy(4096) ** 3, smooth]).astype(np.float32)
+    sketch = MomentSketch.of(values, bucket_size=4096)
+    weighted, plain = (expected_variance(sketch, GRIDS[True], True, w) for w in (True, False))
+    assert weighted == pytest.approx(sampled_error(values, 4096, GRIDS[True], True, True), rel=1e-5)
+    assert plain == pytest.approx(sampled_error(values, 4096, GRIDS[True], True, False), rel=1e-5)
+    assert abs(weighted / plain - 1) > 0.05
+
+
+def test_exact_zeros_cost_a_grid_without_zero_its_first_level_squared():
+    half_zero = np.concatenate([np.zeros(500), np.full(500, 0.5)]).astype(np.float32)
+    sketch = MomentSketch.of(half_zero, norm="linf")
+    grid = np.array([0.25, 1.0])
+    # |v| / max is 1 or 0; zeros are rounded to plus or minus 0.25
+    assert expected_variance(sketch, grid, zero=False) == pytest.approx(0.5 * 0.25**2)
+    assert expected_variance(sketch, np.array([0.0, 1.0])) == 0.0
+    below, area = np.empty((2, 2)).T
+    sums = np.empty((2, 2))
+    law = as_law(sketch)
+    descent.hinges(law._table, law._zeros, np.array([0.25, 0.5]), sums)
+    below, area = sums.T
+    assert below == pytest.approx([0.5, 0.5])
+    assert area == pytest.approx([0.125, 0.25])
+
+
+def test_clipping_is_no_part_of_the_variance_of_rounding():
+    values = heavy()
+    clipped = MomentSketch.of(values, bucket_size=4096, clip=2.5)
+    assert clipped.clip_error > 0
+    limit = 2.5 * np.std(values, dtype=np.float64)
+    same = MomentSketch.of(np.clip(values, -limit, limit), bucket_size=4096)
+    expected = expected_variance(same, GRIDS[True])
+    assert expected_variance(clipped, GRIDS[True]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_spikes_are_found_and_nothing_else():
+    few = MomentSketch.of(np.array([0, 3, -3, 4, 0.5], np.float32), norm="linf")
+    assert as_law(few).spikes() == pytest.approx([0.0, 0.125, 0.75, 1.0])
+    assert as_law(MomentSketch.of(heavy())).spikes() is None
+    one_bin = MomentSketch.of(1 + 1e-5 * np.random.default_rng(0).random(100), norm="linf")
+    assert as_law(one_bin).spikes() is None
+    assert as_law(TruncatedNormalMixture([0.2, -0.2, 0.5], [0, 0, 0], [1, 1, 1])).spikes().tolist() == [0.2, 0.5]
+    assert as_law(MIXTURES["one"]).spikes() is None
+
+
+def test_companding_divides_the_cube_root_of_the_density():
+    sigma = 0.01
+    shares = np.linspace(0.0, 1.0, 9)
+    points = as_law(TruncatedNormalMixture([0.0], [sigma], [1.0])).companding(shares)
+    # the cube root of a normal density is one with sqrt(3) times its sigma
+    whole = TruncatedNormalMixture([0.0], [np.sqrt(3) * sigma], [1.0])
+    assert whole.partial_moments(points)[:-1, 0] == pytest.approx(shares[:-1], abs=2e-4)
+    values = np.random.default_rng(5).standard_normal(200_000)
+    empirical = as_law(MomentSketch.of(values, bucket_size=None)).companding(shares)
+    expected = TruncatedNormalMixture([0.0], [np.sqrt(3 / 200_000)], [1.0]).partial_moments(empirical)
+    assert expected[1:-3, 0] == pytest.approx(shares[1:-3], abs=0.03)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("name", LAWS)
+def test_every_start_is_a_grid(name, start, mirrored):
+    grid = named_grid(LAWS[name], start, 8, mirrored)
+    assert grid.size == 8
+    assert (np.diff(grid) > 0).all()
+    assert grid[-1] == 1.0
+    assert grid[0] > 0 if mirrored else grid[0] == 0
+
+
+def test_uniform_and_exponential_grids():
+    assert uniform_grid(4, True) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert uniform_grid(4, False) == pytest.approx([1 / 7, 3 / 7, 5 / 7, 1])
+    assert exponential_grid(4, True).tolist() == [0, 0.25, 0.5, 1]
+    assert exponential_grid(3, False, 0.1) == pytest.approx([0.01, 0.1, 1])
+    signed = as_law(MIXTURES["one"], symmetric=False)
+    assert named_grid(signed, "uniform", 4, False) == pytest.approx([-1, -1 / 3, 1 / 3, 1])
+    assert named_grid(signed, "exponential", 4, False) == pytest.approx([-1, -0.5, 0.5, 1])
+    half = as_law(MIXTURES["half"], symmetric=False)
+    assert named_grid(half, "exponential", 4, False) == pytest.approx([0, 0.25, 0.5, 1])
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_choosing_is_as_good_as_trying_all(mirrored):
+    rng = np.random.default_rng(8)
+    for _ in range(20):
+        values = rng.random(12)
+        points = np.unique(np.concatenate([rng.random(8), [1.0] if mirrored else [0.0, 1.0]]))
+        areas = np.maximum(points[:, None] - values, 0).sum(axis=1)
+
+        def cost(grid, at):
+            reach = np.concatenate([[-grid[0] if mirrored else grid[0]], grid, grid[-1:]])
+            return float(np.sum((reach[2:] - reach[:-2]) * at))
+
+        inner = range(0 if mirrored else 1, points.size - 1)
+        for free in (1, 2, 3):
+            best = min(
+                cost(points[list(chosen)], areas[list(chosen)])
+                for some in itertools.combinations(inner, free)
+                for chosen in [(*(() if mirrored else (0,)), *some, points.size - 1)]
+            )
+            found = np.empty(free + (1 if mirrored else 2), np.int64)
+            descent.choose(points, areas, mirrored, found)
+            assert cost(points[found], areas[found]) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_choosing_near_is_as_good_as_trying_all(mirrored):
+    law = LAWS["mixture shifted"]
+    levels = GRIDS[not mirrored][-4:].copy()
+    if not mirrored:
+        levels[0] = 0.0
+    steps = np.array([-0.2, 0.0, 0.2])
+    gaps = np.diff(levels, prepend=0.0)
+    points = levels[:, None] + gaps[:, None] * steps
+    points[-1] = 1.0
+    if not mirrored:
+        points[0] = 0.0
+    areas = law.areas(points.reshape(-1)).reshape(points.shape)
+    found = np.empty(levels.size)
+    descent.choose_near(points, areas, mirrored, found)
+    every = np.array([grid for grid in itertools.product(*points) if (np.diff(grid) > 0).all()])
+    assert law.objectives(found[None], mirrored)[0] == pytest.approx(law.objectives(every, mirrored).min(), rel=1e-10)
+
+
+def test_tridiagonal_systems():
+    rng = np.random.default_rng(0)
+    coupling = -rng.random(6)
+    diagonal = 2.0 + rng.random(7)
+    right = rng.standard_normal(7)
+    matrix = np.diag(diagonal) + np.diag(coupling, 1) + np.diag(coupling, -1)
+    solved = right.copy()
+    assert descent.solve_tridiagonal(diagonal.copy(), coupling, solved)
+    assert solved == pytest.approx(np.linalg.solve(matrix, right), rel=1e-12)
+    # An indefinite matrix still gives a direction of descent for the gradient -right.
+    indefinite = right.copy()
+    assert descent.solve_tridiagonal(np.full(7, 0.1), coupling, indefinite)
+    assert indefinite @ right > 0
+    assert not descent.solve_tridiagonal(np.array([1.0, 0.0]), np.array([0.1]), np.ones(2))
+
+
+def test_what_is_no_law_is_refused():
+    with pytest.raises(UsageError, match="ndarray is none"):
+        as_law(np.ones(3))
+    with pytest.raises(UsageError, match="norm none"):
+        as_law(MomentSketch.of(np.ones(3), norm="none"))
+    with pytest.raises(UsageError, match="no signs"):
+        as_law(MomentSketch.of(np.ones(3)), symmetric=False)
+
+
+def test_laws_without_weight():
+    assert as_law(MomentSketch.of(np.zeros(10))) is None
+    assert as_law(MomentSketch.of([])) is None
+    assert as_law(TruncatedNormalMixture([0.0], [0.0], [1.0])) is None
+    assert isinstance(as_law(TruncatedNormalMixture([0.0], [0.0], [1.0]), symmetric=False), MixtureLaw)
+
+
+def test_variance_asks_for_levels_that_cover_the_law():
+    law = MIXTURES["one"]
+    with pytest.raises(UsageError, match="cover"):
+        expected_variance(law, [0.0, 0.5])
+    with pytest.raises(UsageError, match="cover"):
+        expected_variance(law, [0.0, 1.0], symmetric=False)
+    with pytest.raises(UsageError, match="two ascending"):
+        expected_variance(law, [1.0, -1.0], symmetric=False)
+    with pytest.raises(UsageError, match="first level must be 0"):
+        expected_variance(law, [0.5, 1.0])
+    inner = TruncatedNormalMixture([0.0], [0.1], [1.0], support=(-0.25, 0.5))
+    assert expected_variance(inner, [0.0, 0.5]) > 0
+    assert expected_variance(MomentSketch.of([]), [0.0, 1.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("norm", "bucket", "tail"), [("l2", 64, "quantized"), ("linf", 300, "exact"), ("l2", None, "quantized")]
+)
+def test_moments_of_buckets(norm, bucket, tail):
+    values = (3 + heavy(1000)).astype(np.float32)
+    values[:64] = 0.0
+    values[70] = np.nan
+    got = bucket_moments(values, SummarySpec(norm, bucket, tail))
+    clean = np.nan_to_num(values)
+    size = bucket or clean.size
+    starts = [s for s in range(0, clean.size, size) if tail == "quantized" or s + size <= clean.size]
+    assert len(got) == len(starts)
+    for row, start in zip(got, starts, strict=True):
+        v = clean[start : start + size].astype(np.float64)
+        scale = np.float64(np.float32(np.sqrt(v @ v) if norm == "l2" else np.abs(v).max()))
+        assert row[2] == scale
+        if scale == 0:
+            assert row.tolist() == [0, 0, 0]
+        else:
+            assert row[0] == pytest.approx(np.mean(v / scale), rel=1e-13)
+            assert row[1] == pytest.approx(np.std(v / scale, ddof=1), rel=1e-13)
+
+
+def test_moments_of_buckets_that_are_all_but_constant():
+    values = (1000 + np.random.default_rng(0).random(4096) * 1e-3).astype(np.float32)
+    _, sigma, scale = bucket_moments(values, SummarySpec("l2", None))[0]
+    assert sigma == pytest.approx(np.std(values.astype(np.float64), ddof=1) / scale, rel=1e-12)
+    assert bucket_moments(np.full(64, 7.0), SummarySpec("l2", None))[0] == pytest.approx([0.125, 0.0, 56.0])
+    assert bucket_moments([5.0], SummarySpec("l2", None))[0].tolist() == [1.0, 0.0, 5.0]
+    assert bucket_moments([], SummarySpec("l2", 8)).shape == (0, 3)
+    clipped = bucket_moments([1.0, -1.0, 1.0, 9.0], SummarySpec("linf", None, clip=1.0))
+    assert clipped[0, 2] < 9
+
+
+def test_the_law_of_the_papers():
+    moments = bucket_moments(heavy(64 * 50), SummarySpec("l2", 64))
+    law = moment_mixture(moments, components=None)
+    assert law.means == pytest.approx(moments[:, 0])
+    assert law.sigmas == pytest.approx(moments[:, 1])
+    assert law.weights == pytest.approx(moments[:, 2] ** 2 / np.sum(moments[:, 2] ** 2))
+    assert moment_mixture(moments, None, weighted=False).weights == pytest.approx(np.full(50, 1 / 50))
+    drawn = moment_mixture(moments, 20, seed=1)
+    assert drawn.means.size == 20
+    assert set(drawn.means) <= set(moments[:, 0])
+    assert (drawn.means == moment_mixture(moments, 20, seed=1).means).all()
+    assert (drawn.means != moment_mixture(moments, 20, seed=2).means).any()
+    mean = moment_mixture(moments, mean_only=True)
+    assert (mean.means.item(), mean.sigmas.item()) == pytest.approx(moments[:, :2].mean(axis=0))
+
+
+def test_zero_buckets_have_no_part_in_a_law():
+    values = np.concatenate([np.zeros(128), heavy(128)]).astype(np.float32)
+    moments = bucket_moments(values, SummarySpec("l2", 64))
+    for weighted in (True, False):
+        assert moment_mixture(moments, weighted=weighted).means == pytest.approx(moments[2:, 0])
+    assert moment_mixture(moments, mean_only=True).means[0] == pytest.approx(moments[2:, 0].mean())
+    nothing = moment_mixture(moments[:2])
+    assert (nothing.means.tolist(), nothing.sigmas.tolist()) == ([0.0], [0.0])
+    with pytest.raises(UsageError, match="shape"):
+        moment_mixture(np.ones(3))
+    with pytest.raises(UsageError, match="components"):
+        moment_mixture(moments, 0)

@@ -30,13 +30,20 @@ def _number(text: str, where: str) -> Decimal:
     return value
 
 
-def parse_range(text: str, where: str = "range") -> list[Decimal]:
+def parse_range(text: str, where: str = "range", *, decades: bool = False) -> list[Decimal]:
     """Read ``2-8``, ``2,4,8`` or ``0.5-0.95:0.05``; both ends count. Order is kept, repetitions are dropped.
+
+    Args:
+        text: the range.
+        where: the option, for messages.
+        decades: a range without a step goes 1, 2, 5, 10 through each decade instead of by ones.
 
     >>> [str(v) for v in parse_range("2-4,8")]
     ['2', '3', '4', '8']
     >>> [str(v) for v in parse_range("0.5-0.6:0.05")]
     ['0.50', '0.55', '0.60']
+    >>> [str(v) for v in parse_range("0.01-0.2", decades=True)]
+    ['0.01', '0.02', '0.05', '0.1', '0.2']
 
     Raises:
         UsageError: not a range, falling, or more than a hundred thousand values.
@@ -51,11 +58,25 @@ def parse_range(text: str, where: str = "range") -> list[Decimal]:
         step = _number(match["step"], where) if match["step"] else Decimal(1)
         if step <= 0 or high < low:
             raise UsageError(f"{where}: '{part}' must rise with a positive step, as in 2-8 or 0.5-0.95:0.05")
+        if decades and match["step"] is None:
+            values.update(dict.fromkeys(_decades(low, high, where)))
+            continue
         if (high - low) / step > MAX_VALUES:
             raise UsageError(f"{where}: '{part}' has more than {MAX_VALUES} values")
         for k in range(int((high - low) / step) + 1):
             values[low + k * step] = None
     return list(values)
+
+
+def _decades(low: Decimal, high: Decimal, where: str) -> list[Decimal]:
+    if low <= 0:
+        raise UsageError(f"{where}: '{low}-{high}' must be positive, or have a step, as in 0.5-0.95:0.05")
+    inner = [
+        factor * Decimal(10) ** exponent
+        for exponent in range(low.adjusted(), high.adjusted() + 1)
+        for factor in (Decimal(1), Decimal(2), Decimal(5))
+    ]
+    return sorted({low, high, *(value for value in inner if low < value < high)})
 
 
 class Integers(click.ParamType[tuple[int, ...]]):
@@ -82,7 +103,7 @@ class Fractions(click.ParamType[tuple[float, ...]]):
         if isinstance(value, tuple):
             return value
         where = f"--{param.name}" if param is not None and param.name else "range"
-        return tuple(float(v) for v in parse_range(str(value), where))
+        return tuple(float(v) for v in parse_range(str(value), where, decades=True))
 
 
 def check_output(path: Path, *, force: bool) -> None:

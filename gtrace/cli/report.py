@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 #: Columns of a pipe or a file, where nothing says how wide it is.
-PIPE_WIDTH = 120
+PIPE_WIDTH = 132
 
 
 @click.command("report")
@@ -47,8 +47,10 @@ def command(results: tuple[Path, ...], output: Path | None, *, force: bool, as_j
 def run(results: list[Path], output: Path | None, *, force: bool, as_json: bool) -> None:
     """The command without its options' parsing.
 
-    The tables are printed even when the page may not be written, so that nobody has to ask twice.
+    The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any
+    time. The tables are printed even when the page may not be written, so that nobody has to ask twice.
     """
+    from gtrace.errors import GtraceError
     from gtrace.report.inputs import load_report, newest_results
     from gtrace.report.write import default_page, output_kind, write_report
 
@@ -59,6 +61,15 @@ def run(results: list[Path], output: Path | None, *, force: bool, as_json: bool)
         taken = " and ".join(str(path) for path in results)
         click.echo(f"taking the newest results in this folder: {taken}", err=True)
     report = load_report(results)
+    if not as_json:
+        output = output or default_page(results[0])
+    written: list[Path] = []
+    refused: GtraceError | None = None
+    if output is not None:
+        try:
+            written = write_report(report, output, force=force)
+        except GtraceError as error:
+            refused = error
     if as_json:
         from gtrace.report.export import to_json
 
@@ -67,10 +78,10 @@ def run(results: list[Path], output: Path | None, *, force: bool, as_json: bool)
         from gtrace.report.text import print_report
 
         print_report(report, _console())
-        output = output or default_page(results[0])
-    if output is not None:
+    if refused is not None:
         sys.stdout.flush()
-        written = write_report(report, output, force=force)
+        raise refused
+    if written:
         if not as_json:
             click.echo()
         if len(written) > 1:
@@ -82,5 +93,11 @@ def _console() -> Console:
     """Standard output as rich sees it; where it is no terminal, wide enough for every column."""
     from rich.console import Console
 
+    class Pipe(Console):
+        """A console that leaves a closed pipe to the command line, which knows that it is no error."""
+
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
+
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-    return Console(width=width, highlight=False, emoji=False, markup=False)
+    return Pipe(width=width, highlight=False, emoji=False, markup=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import Integers, parse_range, print_json
+from gtrace.cli.options import Fractions, Integers, parse_range, print_json
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,19 @@ _REFITS = ("previous", "each", "once")
 @click.option("--methods", default="all", show_default=True, help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.")
 @click.option(
     "--bits", type=Integers(), default="2-8", show_default=True, help="Nominal bits of codecs that have them."
+)
+@click.option(
+    "--ratio", type=Fractions(), default=None, help="Part of the values that sparsifiers send, as in 0.001-0.1."
+)
+@click.option("--amount", type=Fractions(), default=None, help="Samples per value of mcgq, as in 0.01-1.")
+@click.option(
+    "--error-feedback", is_flag=True, help="Add what a codec lost to the next step: the prefix ef: on every method."
+)
+@click.option(
+    "--plugin",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A Python file with codecs of your own; it is run.",
 )
 @click.option("--bucket-size", default=None, help="Values per norm: a range such as 128,8192; none for a tensor.")
 @click.option("--norm", default=None, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
@@ -54,7 +67,7 @@ _REFITS = ("previous", "each", "once")
     "--optimal/--no-optimal",
     default=True,
     show_default=True,
-    help="Where a codec with fitted levels takes part, set every level codec beside the best levels of the same number.",
+    help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the stochastic rounding.")
 @click.option(
@@ -89,6 +102,10 @@ def run(
     trace: Path,
     methods: str,
     bits: tuple[int, ...],
+    ratio: tuple[float, ...] | None,
+    amount: tuple[float, ...] | None,
+    error_feedback: bool,
+    plugin: tuple[Path, ...],
     bucket_size: str | None,
     norm: str | None,
     scope: str | None,
@@ -107,7 +124,11 @@ def run(
     """The command without its options' parsing."""
     from gtrace.sweep import expand, run_sweep
 
-    ranges: dict[str, list[Any]] = {"bits": list(bits)}
+    for file in plugin:
+        from gtrace.codecs.plugin import load_plugin
+
+        load_plugin(file)
+    ranges: dict[str, list[Any]] = {"bits": list(bits), "ratio": list(ratio or ()), "amount": list(amount or ())}
     if bucket_size:
         ranges["bucket_size"] = [
             None if part.strip() == "none" else int(value)
@@ -117,7 +138,7 @@ def run(
     for name, text in (("norm", norm), ("scope", scope)):
         if text:
             ranges[name] = [part.strip() for part in text.split(",")]
-    codecs = expand(methods, ranges)
+    codecs = expand(methods, ranges, prefix="ef:" if error_feedback else "")
     path = output or Path(f"{trace.stem}.sweep.db")
     with _progress(as_json=as_json) as progress:
         result = run_sweep(

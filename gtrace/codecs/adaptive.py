@@ -10,16 +10,15 @@ import numpy as np
 
 from gtrace.codecs.base import parameter
 from gtrace.codecs.levels import LevelCodec
-from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.fitting import expected_variance, moment_mixture
-from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.distributions import TruncatedNormalMixture
     from gtrace.sketch import MomentSketch
-    from gtrace.types import State
+    from gtrace.types import State, SummarySpec
 
 LawName = Literal["empirical", "truncnorm", "truncnorm-mean"]
 LAWS: tuple[LawName, ...] = ("empirical", "truncnorm", "truncnorm-mean")

@@ -22,8 +22,10 @@ _FORMULA = "Q(v) = ||v_b||_2 sign(v) l, rounded stochastically; l minimizes E[(l
 _CORRECTIONS = (
     "the law of |r| is p(r) + p(-r); the paper's formulas hold for even densities only",
     "the objective is not convex: uniform, exponential and companding starts are tried and the best is kept",
-    "coordinate descent takes 65 sweeps at 4 bits and 240 at 5 from a uniform start, not fewer than 10; "
-    "method=newton finishes with Newton steps, method=cd is the paper's",
+    (
+        "coordinate descent takes 65 sweeps at 4 bits and 240 at 5 from a uniform start, not fewer than 10; "
+        "method=newton finishes with Newton steps, method=cd is the paper's"
+    ),
     "the law is the data's own by default; law=truncnorm is the paper's mixture of truncated normals",
     "no constant is added to a norm: the reference's 1e-7 biases small gradients",
 )

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 _PAPER = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, 2020"
 _FORMULA = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}; p minimizes E[(l+ - r)(r - l)]"
 _CORRECTIONS = (
-    "the objective has several minima: a grid of starts and a bracketed search find the least, "
-    "the paper's gradient steps (method=gd) can end at 2.6 times it",
+    (
+        "the objective has several minima: a grid of starts and a bracketed search find the least, "
+        "the paper's gradient steps (method=gd) can end at 2.6 times it"
+    ),
     "the law of |r| is p(r) + p(-r); the paper's formula holds for even densities only",
     "the paper's grid has no 0: that is zero=false here",
 )

@@ -90,7 +90,7 @@ class Codec(ABC):
         shown = [
             f"{item.name}={_written(getattr(self, item.name))}"
             for item in sorted(parameter_fields(self), key=lambda item: item.name != "bits")
-            if item.name == "bits" or getattr(self, item.name) != item.default
+            if getattr(self, item.name) != item.default or (item.name == "bits" and item.default is not None)
         ]
         name = type(self).name
         return f"{name}:{','.join(shown)}" if shown else name

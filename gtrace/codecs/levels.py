@@ -11,6 +11,8 @@ import numpy as np
 
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
 from gtrace.coding import (
+    EliasCode,
+    EliasKind,
     entropy,
     fixed_size,
     huffman_code,
@@ -52,7 +54,11 @@ class LevelCodec(ExpectingCodec):
         "quantized", "a short last bucket: its own norm, or sent in float32", choices=("quantized", "exact")
     )
     clip: float | None = parameter(None, "clip at this many standard deviations before the norm is taken", minimum=0.0)
-    coder: str = parameter("huffman", "how symbols become bits", choices=("huffman", "fixed"))
+    coder: str = parameter(
+        "huffman",
+        "how symbols become bits; elias is the omega code, as in QSGD",
+        choices=("huffman", "fixed", "elias", "gamma", "delta"),
+    )
     scope: Scope = parameter(
         "tensor", "buckets run over one tensor or over the whole model", choices=("tensor", "model")
     )
@@ -165,8 +171,7 @@ class LevelCodec(ExpectingCodec):
         norms = 32.0 * (sketch.buckets + sketch.exact) / size
         fixed = float(width_for(probabilities.size))
         huffman = float(probabilities @ huffman_lengths(probabilities))
-        lengths = state.arrays.get("lengths")
-        coded = fixed if lengths is None else huffman_code(lengths.tobytes()).expected_bits(probabilities)
+        coded = self._expected_bits(state, probabilities)
         zeros = magnitudes[0] * sketch.quantized if self.has_zero else float(sketch.dead)
         return Expectation(
             squared_error=error,
@@ -215,24 +220,46 @@ class LevelCodec(ExpectingCodec):
             _rounding.search_table(levels, table)
             _rounding.round_many(x, bucket, scales, levels, table, not self.has_zero, *key, out)
 
+    @property
+    def _integers(self) -> EliasKind | None:
+        """The Elias code of the symbols around the one for 0; None for another coder."""
+        kinds: dict[str, EliasKind] = {"elias": "omega", "gamma": "gamma", "delta": "delta"}
+        return kinds.get(self.coder)
+
+    def _elias(self, kind: EliasKind, symbols: int) -> EliasCode:
+        return EliasCode(kind, origin=(symbols - 1) // 2, symbols=symbols)
+
+    def _expected_bits(self, state: State, probabilities: NDArray[np.float64]) -> float:
+        """Mean bits per symbol with the coder that encode will use."""
+        if self._integers is not None:
+            return self._elias(self._integers, probabilities.size).expected_bits(probabilities)
+        lengths = state.arrays.get("lengths")
+        if lengths is None:
+            return float(width_for(probabilities.size))
+        return huffman_code(lengths.tobytes()).expected_bits(probabilities)
+
     def _code(self, state: State, symbols: NDArray[np.uint16]) -> tuple[bytes, int]:
+        if self._integers is not None:
+            return self._elias(self._integers, self._signed_values(state).size).encode(symbols), 0
         lengths = state.arrays.get("lengths")
         if lengths is not None:
             code = huffman_code(lengths.tobytes())
             if code.bits(symbols) >= 0:
                 return code.encode(symbols), 0
-        flags = FLAG_FIXED if self.coder != "fixed" else 0
+        flags = FLAG_FIXED if self.coder == "huffman" else 0
         return pack_fixed(symbols, width_for(self._signed_values(state).size)), flags
 
     def _uncode(self, state: State, data: memoryview, count: int, symbols: int, flags: int) -> NDArray[np.uint16]:
         lengths = state.arrays.get("lengths")
-        if flags not in (0, FLAG_FIXED):
+        if flags not in ((0, FLAG_FIXED) if self.coder == "huffman" else (0,)):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         if self.coder == "fixed" or flags == FLAG_FIXED:
             width = width_for(symbols)
             if len(data) != fixed_size(count, width):
                 raise PayloadError(f"{len(data)} bytes of symbols where {fixed_size(count, width)} were expected")
             return unpack_fixed(data, count, width, symbols)
+        if self._integers is not None:
+            return self._elias(self._integers, symbols).decode(data, count).astype(np.uint16)
         if lengths is None:
             raise PayloadError("payload is Huffman coded, but the shared bytes hold no code")
         return huffman_code(lengths.tobytes()).decode(data, count)

@@ -1,5 +1,6 @@
 """Symbols to bytes and back. Streams are little-endian and least significant bit first."""
 
+from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import fixed_size, pack_fixed, unpack_fixed, width_for
 from gtrace.coding.huffman import MAX_LENGTH, HuffmanCode, entropy, huffman_code, huffman_lengths
@@ -7,6 +8,8 @@ from gtrace.coding.huffman import MAX_LENGTH, HuffmanCode, entropy, huffman_code
 __all__ = [
     "ENVELOPE_BYTES",
     "MAX_LENGTH",
+    "EliasCode",
+    "EliasKind",
     "HuffmanCode",
     "entropy",
     "fixed_size",

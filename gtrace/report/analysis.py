@@ -20,6 +20,7 @@ import numpy as np
 from gtrace.report.cells import CellTable, read_cells
 from gtrace.report.comparison import TARGETS, AtBits, at_bits, pareto_front
 from gtrace.report.families import Labels, label
+from gtrace.report.fits import TensorFit, read_fits
 from gtrace.report.names import listed
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class Configuration:
         ratio_float32: 32 / bits.
         cosine: of decoded and original, mean over cells weighted by elements.
         w1_normalized: Wasserstein-1 of the values over the mean absolute value.
+        optimal_variance: relative variance of the best levels of the same number under the same scale, over the
+            same cells; NaN where a cell lacks it.
+        times_optimal: relative_variance / optimal_variance, NaN where there is nothing to divide by.
+        model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
+        fitted_on: which data levels and codes came from: ``itself``, ``previous``, ``step N``; empty for none.
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
     """
 
@@ -74,6 +80,10 @@ class Configuration:
     ratio_float32: float
     cosine: float
     w1_normalized: float
+    optimal_variance: float
+    times_optimal: float
+    model_variance: float
+    fitted_on: str
     pareto: bool = False
 
 
@@ -114,6 +124,7 @@ class SweepAnalysis:
         notes: what a reader must know about how the numbers came to be, one line each.
         warnings: of the sweep itself.
         provenance: of the sweep.
+        fits: levels and what they were fitted to, the largest tensor first; empty where no codec was fitted.
     """
 
     name: str
@@ -131,6 +142,7 @@ class SweepAnalysis:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     provenance: dict[str, Any]
+    fits: tuple[TensorFit, ...]
 
     @property
     def measured(self) -> bool:
@@ -174,6 +186,7 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         notes=_notes(table, common, configurations, labels),
         warnings=result.warnings,
         provenance=result.provenance,
+        fits=read_fits(result),
     )
 
 
@@ -267,6 +280,10 @@ def _configurations(
     # w1 over mean |g|: numerator and denominator are summed apart, as for the whole model's gradient.
     weights = table.mean_abs * table.n
     w1 = sums.ratio(table.w1_normalized, weights, strict=False)
+    # What one cell lacks would make the sums of different cells, so nothing is left out here.
+    optimal = sums.ratio(table.optimal_variance, table.energy, strict=True)
+    model = sums.ratio(table.model_variance, table.energy, strict=True)
+    times = _divide(variance, optimal, optimal > 0)
     compared = np.where(partial, np.nan, variance)
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
@@ -299,6 +316,10 @@ def _configurations(
             ratio_float32=32 / float(bits[c]) if bits[c] > 0 else math.nan,
             cosine=float(others["cosine"][c]),
             w1_normalized=float(w1[c]),
+            optimal_variance=float(optimal[c]),
+            times_optimal=float(times[c]),
+            model_variance=float(model[c]),
+            fitted_on=table.fitted_on[c],
             pareto=bool(front[c]),
         )
         for c in order

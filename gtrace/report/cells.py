@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,10 @@ class CellTable:
         cosine: of decoded and original, mean over draws.
         w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
         mean_abs: mean |g|.
+        optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
+        model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
+        fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``previous``,
+            ``step N``; where several, the commonest that is not ``itself``; empty where nothing is fitted.
     """
 
     specs: tuple[str, ...]
@@ -71,6 +76,9 @@ class CellTable:
     cosine: NDArray[np.float64]
     w1_normalized: NDArray[np.float64]
     mean_abs: NDArray[np.float64]
+    optimal_variance: NDArray[np.float64]
+    model_variance: NDArray[np.float64]
+    fitted_on: tuple[str, ...]
 
     @property
     def measured(self) -> NDArray[np.bool_]:
@@ -131,6 +139,11 @@ def read_cells(result: SweepResult) -> CellTable:
     def prefer(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(np.isfinite(a), a, b)
 
+    energy = prefer(closed["energy"], drawn["energy"])
+
+    def where_any(name: str) -> NDArray[np.float64]:
+        return np.where(energy == 0, 0.0, fill.expected(result[name]))
+
     expected_bits = prefer(closed["bits_total"], closed["bits_huffman"])
     n = prefer(closed["n"], drawn["n"])
     cell_tensor = keys // max(len(steps), 1) - 1
@@ -149,7 +162,7 @@ def read_cells(result: SweepResult) -> CellTable:
         tensor=cell_tensor,
         step=keys % max(len(steps), 1),
         n=n,
-        energy=prefer(closed["energy"], drawn["energy"]),
+        energy=energy,
         squared_error=prefer(closed["squared_error"], drawn["squared_error"]),
         error_drawn=~np.isfinite(closed["squared_error"]) & np.isfinite(drawn["squared_error"]),
         bits=prefer(drawn["bits_total"], expected_bits),
@@ -160,8 +173,14 @@ def read_cells(result: SweepResult) -> CellTable:
         cosine=prefer(drawn["cosine"], closed["cosine"]),
         w1_normalized=prefer(drawn["w1_normalized"], closed["w1_normalized"]),
         mean_abs=prefer(drawn["mean_abs"], closed["mean_abs"]),
+        optimal_variance=where_any("optimal_variance"),
+        model_variance=where_any("model_variance"),
+        fitted_on=_fitted_on(config, result["fitted_on"], len(specs)),
     )
 
+
+#: What the column ``fitted_on`` holds where nothing is fitted.
+NOTHING_FITTED = "-"
 
 #: Columns that a row of expectations and a row of a draw may both hold.
 _BOTH = (
@@ -208,6 +227,15 @@ def _codes(values: Iterable[Any]) -> tuple[list[str], NDArray[np.int64]]:
     index: dict[str, int] = {}
     codes = [index.setdefault(str(value), len(index)) for value in values]
     return list(index), np.array(codes, dtype=np.int64)
+
+
+def _fitted_on(config: NDArray[np.int64], column: NDArray[Any], configurations: int) -> tuple[str, ...]:
+    found: list[Counter[str]] = [Counter() for _ in range(configurations)]
+    for c, value in zip(config.tolist(), column, strict=True):
+        if value and value != NOTHING_FITTED:
+            found[c][str(value)] += 1
+    # The first step has nothing before it and is fitted to itself, whatever the others do.
+    return tuple(max(n, key=lambda name: (name != "itself", n[name]), default="") for n in found)
 
 
 def _parameters(text: str) -> dict[str, Any] | None:

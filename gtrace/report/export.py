@@ -65,6 +65,7 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
         "notes": list(analysis.notes),
         "warnings": list(analysis.warnings),
         "provenance": analysis.provenance,
+        "fits": [dataclasses.asdict(fit) for fit in analysis.fits],
     }
 
 

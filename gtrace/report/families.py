@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: Parameters that trade bits for error, with their short form; every other one makes a new family.
-RATE_PARAMETERS = {"bits": "b{}", "ratio": "ratio {}", "sparsity": "sparsity {}", "amount": "amount {}"}
+RATE_PARAMETERS = {
+    "bits": "b{}",
+    "ratio": "ratio {}",
+    "sparsity": "sparsity {}",
+    "amount": "amount {}",
+    "rank": "rank {}",
+    "bin_size": "bin {}",
+}
+
+#: Methods whose levels are fitted to data.
+FITTED = ("alq", "alq-n", "alqg", "alqg-n", "amq", "amq-n", "zipml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +71,26 @@ def short_spec(spec: str) -> str:
     >>> [short_spec(s) for s in ("qsgdinf:bits=3,bucket_size=8192", "ef:topk:ratio=0.01", "terngrad")]
     ['qsgdinf b3', 'ef:topk ratio 0.01', 'terngrad']
     """
-    parts = spec.split(":")
-    names = [part for part in parts if "=" not in part]
-    items = (item.partition("=") for part in parts if "=" in part for item in part.split(","))
+    items = (item.partition("=") for part in spec.split(":") if "=" in part for item in part.split(","))
     values = {key: value for key, _, value in items}
-    return f"{':'.join(names)} {_setting(values)}".strip()
+    return f"{method_of(spec)} {_setting(values)}".strip()
+
+
+def method_of(spec: str) -> str:
+    """The codec of a spec with everything around it, without parameters.
+
+    >>> [method_of(s) for s in ("qsgdinf:bits=3", "ef:topk:ratio=0.01", "ef:rotate:block=64:qsgd:bits=3", "none")]
+    ['qsgdinf', 'ef:topk', 'ef:rotate:qsgd', 'none']
+    """
+    return ":".join(part for part in spec.split(":") if "=" not in part)
 
 
 def _setting(parameters: Mapping[str, Any]) -> str:
-    given = [
-        form.format(_plain(parameters[name]))
-        for name, form in RATE_PARAMETERS.items()
-        if parameters.get(name) is not None
-    ]
-    return ", ".join(given)
+    given = {name: parameters[name] for name in RATE_PARAMETERS if parameters.get(name) is not None}
+    if "bits" in given:
+        # A budget of bits takes the place of an amount, whose default is among the parameters all the same.
+        given.pop("amount", None)
+    return ", ".join(RATE_PARAMETERS[name].format(_plain(value)) for name, value in given.items())
 
 
 def _plain(value: object) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gtrace.report.labels import Label, label_curves, make_room
+from gtrace.report.labels import Label, label_curves, list_curves, make_room
 from gtrace.report.names import literal, number, shorten, shorten_all
 from gtrace.report.style import (
     FRONT,
@@ -26,6 +26,8 @@ from gtrace.report.style import (
 from gtrace.report.tables import VIEW_BITS, configuration_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -37,6 +39,10 @@ BITS = "measured bits per coordinate"
 
 #: Longest names that fit beside a plot, in characters.
 _NAME, _LAYER = 34, 40
+#: Names of more families than this collide beside their curves.
+_FEW = 12
+#: Inches that each of them adds to a figure.
+_MORE = 0.09
 #: A heat map of more layers does not fit on a screen.
 _TALL = 40
 #: A curve over many more steps than this has markers at some of them only.
@@ -46,17 +52,17 @@ _MARKED = 12
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
     """Relative variance against measured bits, one curve per method, with the Pareto front."""
     with styled():
-        figure = new_figure(8.2, 4.8)
+        figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
         axes = figure.add_subplot()
         looks = family_looks(analysis)
-        labels = []
+        labels, lines = [], []
         for family in analysis.families:
             own = looks[family.label]
             points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
             points = [c for c in points if _drawable(c.relative_variance)]
             x = np.array([c.bits for c in points])
             y = np.array([c.relative_variance for c in points])
-            axes.plot(x, y, color=own.line, marker=own.marker, linestyle=own.dash, label=family.label)
+            lines += axes.plot(x, y, **own.curve(), label=family.label)
             labels.append(Label(shorten(literal(family.label), _NAME), own.text, x, y))
         front = sorted(
             (c.bits, c.relative_variance)
@@ -73,7 +79,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         axes.set_xlabel(BITS)
         axes.set_ylabel(VARIANCE)
         _frame(axes, empty=not any(len(label.x) for label in labels))
-        axes.set_xlim(0, max((float(label.x.max()) for label in labels if len(label.x)), default=1.0) * 1.16)
+        _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]), analysis.targets)
         if front:
             axes.text(
                 1,
@@ -85,17 +91,20 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
                 fontsize=7.5,
                 color=MUTED,
             )
-        label_curves(axes, labels)
+        if len(labels) > _FEW:
+            list_curves(axes, list(zip(lines, labels, strict=True)))
+        else:
+            label_curves(axes, labels)
         return figure
 
 
 def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
     """Relative variance over training steps, of each method's configuration nearest to ``near`` bits."""
     with styled():
-        figure = new_figure(8.2, 4.2)
+        figure = new_figure(8.2, 4.2 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
         axes = figure.add_subplot()
         looks = family_looks(analysis)
-        labels = []
+        labels, lines = [], []
         for family in analysis.families:
             i = analysis.nearest(family, near)
             if i < 0:
@@ -105,13 +114,11 @@ def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Fig
             known = np.isfinite(values)
             x, y = analysis.steps[known].astype(np.float64), values[known]
             many = len(x) > _MARKED
-            axes.plot(
+            lines += axes.plot(
                 x,
                 y,
-                color=own.line,
-                marker=own.marker,
+                **own.curve(),
                 markevery=max(len(x) // _MARKED, 1),
-                linestyle=own.dash,
                 linewidth=1.0 if many else 1.6,
                 label=family.label,
             )
@@ -122,7 +129,9 @@ def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Fig
         axes.set_ylabel(VARIANCE)
         _frame(axes, empty=not any(len(label.x) for label in labels))
         _step_axis(axes, analysis.steps)
-        if labels:
+        if len(labels) > _FEW:
+            list_curves(axes, list(zip(lines, labels, strict=True)))
+        elif labels:
             make_room(axes, labels)
             label_curves(axes, labels)
         return figure
@@ -217,6 +226,17 @@ def _frame(axes: Axes, *, empty: bool) -> None:
     axes.margins(y=0.12)
     axes.autoscale_view()
     log_ticks(axes.yaxis)
+
+
+def _bits_axis(axes: Axes, bits: NDArray[np.float64], targets: Sequence[float]) -> None:
+    """Bits are linear, unless sparse codes of a hundredth of a bit, or half precision, would squeeze the rest."""
+    low, high = float(bits.min(initial=math.inf)), float(bits.max(initial=0))
+    if len(bits) and (high > 100 * low or high > 3 * max(targets, default=high)):
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.3, high * 1.6)
+        log_ticks(axes.xaxis)
+    else:
+        axes.set_xlim(0, 1.16 * (high or 1.0))
 
 
 def _empty(axes: Axes) -> None:

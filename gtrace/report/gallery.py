@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report import figures, training
+from gtrace.report import figures, levels, training
+from gtrace.report.fits import common_count
 from gtrace.report.tables import VIEW_BITS
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ class Plate:
         title: heading.
         caption: how to read it, one or two sentences.
         draw: makes the figure.
+        folded: a page shows it when it is asked for.
     """
 
     name: str
     title: str
     caption: str
     draw: Callable[[], Figure]
+    folded: bool = False
 
 
 def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
@@ -67,6 +70,50 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "Error per layer",
                 "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value.",
                 lambda: figures.layer_heatmap(analysis),
+            )
+        )
+    return plates + _fit_plates(analysis)
+
+
+def _fit_plates(analysis: SweepAnalysis) -> list[Plate]:
+    plates = []
+    drawn = levels.tensors_with_levels(analysis)
+    others = drawn[1 : 1 + levels.MOST_TENSORS]
+    n = common_count(analysis.fits)
+    how = (
+        f"Above, how the magnitudes r of the gradient lie on a logarithmic axis, and the part of the squared norm "
+        f"that they hold; below, the {n} levels of each method, 0 at the left end. Every method with {n} levels is "
+        "shown, so that they can be compared; methods that scale differently have panels of their own."
+    )
+    if drawn:
+        plates.append(
+            Plate(
+                "levels",
+                "Levels over the density of the gradient",
+                f"{how} The largest tensor, at step {drawn[0].step:,}.",
+                lambda: levels.levels_over_density(analysis, drawn[:1]),
+            )
+        )
+    if others:
+        plates.append(
+            Plate(
+                "levels-of-other-tensors",
+                "Levels over the density of other tensors",
+                f"{how} The largest tensors after the first.",
+                lambda: levels.levels_over_density(analysis, others),
+                folded=True,
+            )
+        )
+    descents = levels.tensors_with_convergence(analysis)[: levels.MOST_TENSORS]
+    if descents:
+        plates.append(
+            Plate(
+                "convergence",
+                "Convergence of coordinate descent",
+                "How far the objective is from the best one found, after each sweep over the levels, from uniform, "
+                "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
+                "ends above it is caught in a local optimum.",
+                lambda: levels.convergence(descents),
             )
         )
     return plates

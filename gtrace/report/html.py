@@ -175,13 +175,13 @@ def _facts(analysis: SweepAnalysis) -> str:
 
 def _plate(plate: Plate, prefix: str, level: int) -> list[str]:
     drawing = inline_svg(plate.draw(), f"{prefix}-{plate.name}", f"{plate.title}. {plate.caption}")
-    return [
-        f"<h{level}>{text(plate.title)}</h{level}>",
+    figure = [
         "<figure>",
         f'<div class="figure" tabindex="0">{drawing}</div>',
         f"<figcaption>{text(plate.caption)}</figcaption>",
         "</figure>",
     ]
+    return _details(plate.title, figure) if plate.folded else [f"<h{level}>{text(plate.title)}</h{level}>", *figure]
 
 
 def _table(table: Table, css: str = "", *, caption: bool = True) -> list[str]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from numpy.typing import NDArray
 
 
@@ -28,6 +29,8 @@ class Label(NamedTuple):
 #: Height of a line and mean width of a character, in units of the font size; DejaVu Sans is wide.
 _LINE, _CHARACTER = 1.25, 0.6
 _FONT = 8.0
+#: Inches for a list of names.
+_LIST_WIDTH = 2.4
 #: Distance of a label from its point, in points.
 _GAP = 7.0
 #: Places around a point, best first: (horizontal, vertical) in label sizes from the point, and alignment.
@@ -41,6 +44,23 @@ _PLACES = (
     (-1, -1, "right"),
     (-1, 0, "right"),
 )
+
+
+def list_curves(axes: Axes, curves: Sequence[tuple[Line2D, Label]]) -> None:
+    """Name many curves in a list beside the axes, in the order of their ends, where names at curves would collide."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    shown = sorted((pair for pair in curves if len(pair[1].y)), key=lambda pair: -float(pair[1].y[-1]))
+    figure.set_size_inches(figure.get_figwidth() + _LIST_WIDTH, figure.get_figheight())
+    figure.legend(
+        [line for line, _ in shown],
+        [label.text for _, label in shown],
+        labelcolor=[label.colour for _, label in shown],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=_FONT,
+        handlelength=3.4,
+    )
 
 
 def make_room(axes: Axes, labels: Sequence[Label]) -> None:

@@ -66,32 +66,41 @@ DARK = {
 #: method -> colour, marker, line style: fixed, so that a method looks the same in every report.
 _METHODS = {
     "none": ("grey", "o", "-"),
-    "qsgd": ("orange", "o", "-"),
-    "qsgdinf": ("blue", "s", "-"),
-    "terngrad": ("vermillion", "^", "-"),
-    "nuqsgd": ("green", "D", "-"),
-    "natural": ("purple", "v", "-"),
-    "alq": ("sky", "P", "-"),
-    "alq-n": ("sky", "P", "--"),
-    "alqg": ("sky", "X", "-"),
-    "alqg-n": ("sky", "X", "--"),
-    "amq": ("purple", "X", "-"),
-    "amq-n": ("purple", "X", "--"),
-    "zipml": ("vermillion", "*", "-"),
-    "mcgq": ("green", "h", "-"),
-    "fp": ("blue", "p", "--"),
-    "prune": ("orange", "<", "--"),
+    "fp16": ("grey", "s", ":"),
+    "bf16": ("grey", "D", ":"),
     "topk": ("grey", ">", "-"),
+    "mem-sgd": ("grey", "X", "--"),
+    "randomk": ("grey", "v", ":"),
     "dgc": ("grey", "<", "--"),
     "adacomp": ("grey", "d", "-."),
     "dropping": ("grey", "8", ":"),
-    "signsgd": ("vermillion", "p", "--"),
-    "signum": ("vermillion", "p", ":"),
-    "onebit": ("vermillion", "d", "-."),
+    "qsgd": ("orange", "o", "-"),
+    "prune": ("orange", "<", "--"),
+    "powersgd": ("orange", "h", "-."),
+    "qsgdinf": ("blue", "s", "-"),
+    "fp": ("blue", "p", "--"),
     "minmax": ("blue", "8", ":"),
+    "int8": ("blue", "d", "-."),
+    "nuqsgd": ("green", "D", "-"),
+    "mcgq": ("green", "h", "-"),
+    "terngrad": ("vermillion", "^", "-"),
+    "zipml": ("vermillion", "*", "-"),
+    "signsgd": ("vermillion", "p", "--"),
+    "signum": ("vermillion", "s", ":"),
+    "ef-signsgd": ("vermillion", "X", "--"),
+    "onebit": ("vermillion", "d", "-."),
+    "natural": ("purple", "v", "-"),
+    "amq": ("purple", "X", "-"),
+    "amq-n": ("purple", "d", "--"),
+    "alq": ("sky", "P", "-"),
+    "alq-n": ("sky", "p", "--"),
+    "alqg": ("sky", "X", "-"),
+    "alqg-n": ("sky", "h", "--"),
 }
 _MARKERS = "osD^vPXhp<>d8*"
 _DASHES = ("-", "--", "-.", ":")
+#: What goes around a codec shows in how much of its marker is filled.
+_FILLS = {"": "full", "ef": "none", "rotate": "left", "momentum": "top"}
 
 #: Keys are Any because matplotlib's stubs list every one as a literal, newer ones than ours may know.
 _RC: dict[Any, Any] = {
@@ -131,32 +140,51 @@ _RC: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a curve is drawn: line colour, text colour, marker, dash pattern."""
+    """How a curve is drawn: line colour, text colour, marker, dash pattern, part of the marker that is filled."""
 
     line: str
     text: str
     marker: str
     dash: str
+    fill: str = "full"
+
+    def curve(self) -> dict[str, Any]:
+        """Arguments of ``Axes.plot``."""
+        return {
+            "color": self.line,
+            "marker": self.marker,
+            "linestyle": self.dash,
+            "fillstyle": self.fill,
+            "markerfacecoloralt": PAPER,
+        }
 
 
 def look(method: str, variant: int = 0) -> Look:
-    """The look of a method, always the same; further families of one method differ in their dashes.
+    """The look of a method, always the same; further families of one method differ in marker and dashes.
 
     Args:
-        method: codec name; an unknown one gets a look of its own from its name.
+        method: codec name; an unknown one gets a look of its own from its name. One with a prefix, as
+            ``ef:topk``, looks like the codec inside with its markers filled in part.
         variant: 0 for the first family of the method in a figure, 1 for the second, ...
     """
-    if method in _METHODS:
-        colour, marker, dash = _METHODS[method]
+    around, _, name = method.rpartition(":")
+    if name in _METHODS:
+        colour, marker, dash = _METHODS[name]
     else:
-        digest = hashlib.blake2b(method.encode(errors="replace"), digest_size=2).digest()
+        digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=2).digest()
         colour = list(_LINES)[digest[0] % len(_LINES)]
         marker, dash = _MARKERS[digest[1] % len(_MARKERS)], "-"
     if variant:
-        marker = _MARKERS[(_MARKERS.index(marker) + variant) % len(_MARKERS)]
+        # Markers that no other method of this colour has, each method beginning at another one.
+        alike = [own for own, (hue, _, _) in _METHODS.items() if hue == colour]
+        free = [m for m in _MARKERS if all((colour, m) != _METHODS[own][:2] for own in alike)]
+        first = 2 * alike.index(name) if name in alike else 0
+        marker = free[(first + variant - 1) % len(free)]
         dash = _DASHES[(_DASHES.index(dash) + variant) % len(_DASHES)]
+    if around:
+        dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
     line, text = _LINES[colour]
-    return Look(line, text, marker, dash)
+    return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
 
 
 @contextmanager

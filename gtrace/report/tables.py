@@ -11,6 +11,8 @@ from gtrace.report.names import MISSING, number, size
 from gtrace.report.verdict import decisive_target, leaders, lossless, off_target, ranking
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gtrace.report.analysis import Configuration, Family, SweepAnalysis
     from gtrace.report.runs import RunLogAnalysis
     from gtrace.report.traces import TraceSummary
@@ -60,6 +62,32 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     empty: str = "Nothing to show."
+
+
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """A column of the table of configurations that is there when any configuration has it."""
+
+    column: Column
+    value: Callable[[Configuration], float]
+    note: str = ""
+
+
+_FITTED = (
+    _Extra(
+        Column("optimal", "relative variance of the best levels of the same number under the same scale", rank=2),
+        lambda c: c.optimal_variance,
+        "optimal: relative variance of the best levels of the same number, fitted to each gradient itself, with "
+        "the same scale.",
+    ),
+    _Extra(Column("times optimal", "relative variance over the optimal one"), lambda c: c.times_optimal),
+    _Extra(
+        Column("model says", "relative variance that the model of the data promised", rank=1),
+        lambda c: c.model_variance,
+        "model says: relative variance that the fitted model of the data promised; relative variance is what the "
+        "data gave.",
+    ),
+)
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:
@@ -129,16 +157,18 @@ def _bracket_hint(low: Configuration, high: Configuration) -> str:
 
 def configuration_table(analysis: SweepAnalysis) -> Table:
     """One line per configuration."""
+    fitted = [extra for extra in _FITTED if any(math.isfinite(extra.value(c)) for c in analysis.configurations)]
     columns = (
         Column("configuration", "codec and its parameters", numeric=False),
         Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False),
         Column("relative variance", "||Q(g) - g||² / ||g||², summed over tensors and steps"),
+        *(extra.column for extra in fitted),
         Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
-        Column("bits entropy", "per coordinate, at the entropy of the symbols", rank=3),
-        Column("bits Huffman", "per coordinate, expected with a Huffman code", rank=4),
+        Column("bits entropy", "per coordinate, at the entropy of the symbols", rank=4),
+        Column("bits Huffman", "per coordinate, expected with a Huffman code", rank=5),
         Column("32 / bits", "compression: float32 bits over measured bits", rank=1),
-        Column("cosine", "of decoded and original gradient, mean weighted by elements", rank=2),
-        Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=5),
+        Column("cosine", "of decoded and original gradient, mean weighted by elements", rank=3),
+        Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=6),
     )
     rows = tuple(
         (
@@ -149,6 +179,7 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             ),
             Cell(PARETO if c.pareto else "", mark="best" if c.pareto else ""),
             _value(c.relative_variance),
+            *(_value(extra.value(c)) for extra in fitted),
             _value(
                 c.bits,
                 hint={"expected": "expected, no draws", "mixed": "partly expected"}.get(c.bits_source, ""),
@@ -161,7 +192,10 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         )
         for c in analysis.configurations
     )
-    notes = (f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error.",)
+    notes = (
+        f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error.",
+        *(extra.note for extra in fitted if extra.note),
+    )
     return Table("Configurations", columns, rows, notes, "No configuration was measured.")
 
 

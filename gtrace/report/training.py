@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gtrace.report.families import short_spec
+from gtrace.report.families import method_of, short_spec
 from gtrace.report.labels import Label, label_curves, make_room
 from gtrace.report.names import literal, shorten
 from gtrace.report.runs import BASELINE
@@ -72,14 +72,7 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
             y = 100 * run.accuracy if has_accuracy else run.eval_loss
             known = np.isfinite(y) & (x > 0 if against == "bits" else True)
             if known.any():
-                right.plot(
-                    x[known],
-                    y[known],
-                    color=own.line,
-                    marker=own.marker,
-                    linestyle=own.dash,
-                    label=name,
-                )
+                right.plot(x[known], y[known], **own.curve(), label=name)
                 tests.append(Label(name, own.text, x[known], y[known]))
         left.set_ylabel("training loss (thick: running mean)")
         right.set_ylabel("test accuracy (%)" if has_accuracy else "test loss")
@@ -108,8 +101,7 @@ def _curve(
     x, y = x[known], y[known]
     smooth = _running_mean(y, max(int(len(y) * _WINDOW), 1))
     axes.plot(x, y, color=own.line, linewidth=0.7, alpha=0.35, label=f"every step of {name}")
-    marker = {"marker": own.marker, "markevery": max(len(x) // 8, 1), "markersize": 4.0}
-    axes.plot(x, smooth, color=own.line, linestyle=own.dash, label=name, **marker)  # type: ignore[arg-type]
+    axes.plot(x, smooth, **own.curve(), markevery=max(len(x) // 8, 1), markersize=4.0, label=name)
     return Label(name, own.text, x, smooth)
 
 
@@ -128,7 +120,7 @@ def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str]]:
     several = len({run.seed for run in analysis.runs}) > 1
     found = []
     for run in analysis.runs:
-        method = run.spec.partition(":")[0]
+        method = method_of(run.spec)
         variants = seen.setdefault(method, {})
         variant = variants.setdefault(run.spec, len(variants))
         name = shorten(literal(names[run.spec]), _NAME)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from gtrace.report.families import FITTED
 from gtrace.report.names import count, listed, number
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis import Family, SweepAnalysis
+    from gtrace.report.analysis import Configuration, Family, SweepAnalysis
     from gtrace.report.runs import Run, RunLogAnalysis
 
 #: Bits that a reader asks about first, when several targets can be compared equally well.
@@ -16,6 +18,9 @@ PREFERRED_BITS = 3.0
 
 #: Methods whose relative variances differ by less than this are called level.
 LEVEL = 0.02
+
+#: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
+FITTED_BITS = 4.0
 
 
 def decisive_target(analysis: SweepAnalysis) -> int:
@@ -53,7 +58,8 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     k = decisive_target(analysis)
     if k < 0:
         wanted = listed([f"{t:g}" for t in analysis.targets])
-        return [f"No method has configurations around {wanted} measured bits per coordinate: nothing to compare."]
+        nowhere = f"No method has configurations around {wanted} measured bits per coordinate: nothing to compare."
+        return [nowhere, *_fitted(analysis)]
     ranked = ranking(analysis, k)
     best = ranked[0].at[k].variance
     at = f"At {bits_in_words(analysis.targets[k])}"
@@ -71,8 +77,7 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         else:
             head = f"{at}, {level[0].label} adds the least error: relative variance {values}"
         sentences.append(f"{head}; {listed(rest, limit=4)}." if rest else f"{head}.")
-    sentences += _elsewhere(analysis, k)
-    return sentences
+    return sentences + _elsewhere(analysis, k) + _fitted(analysis)
 
 
 def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
@@ -89,6 +94,36 @@ def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
         bits = "bit" if targets == [1.0] else "bits"
         sentences.append(f"{listed(labels)} {verb} at {listed([f'{t:g}' for t in targets])} {bits}{also}.")
     return sentences
+
+
+def _fitted(analysis: SweepAnalysis) -> list[str]:
+    """How far fitted levels are from the best ones, at the nominal bits that most fitted methods have."""
+    known = [c for c in analysis.configurations if c.method in FITTED and not c.partial]
+    known = [c for c in known if math.isfinite(c.times_optimal) and math.isfinite(c.nominal_bits)]
+    counts = Counter(c.nominal_bits for c in known)
+    if not counts:
+        return []
+    # Two levels, 0 and 1, leave nothing to fit: every method is the best one there.
+    bits = max(counts, key=lambda b: (b > 2, counts[b], -abs(b - FITTED_BITS)))
+    here = sorted((c for c in known if c.nominal_bits == bits), key=lambda c: c.times_optimal)
+    times = listed(f"{c.family} {number(c.times_optimal)}" for c in here)
+    what = "fitted levels make this many times the error of the best levels of the same number"
+    sentences = [f"At bits={bits:g}, {what}: {times}{_age(here)}."]
+    models = [c for c in here if math.isfinite(c.model_variance)]
+    if models:
+        said = [f"{c.family} {number(c.model_variance)}, in truth {number(c.relative_variance)}" for c in models]
+        sentences.append(f"Relative variance that the model of the data promised for its levels: {'; '.join(said)}.")
+    return sentences
+
+
+def _age(configurations: list[Configuration]) -> str:
+    """What the levels were fitted to; the distance to the optimum is in part their age."""
+    ages = {c.fitted_on for c in configurations}
+    if ages == {"previous"}:
+        return "; they were fitted to the captured step before"
+    if len(ages) == 1 and "itself" not in ages and "" not in ages:
+        return f"; they were fitted to {ages.pop()}"
+    return ""
 
 
 def off_target(analysis: SweepAnalysis) -> list[str]:

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def expand(methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | None = None) -> list[Codec]:
+def expand(
+    methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | None = None, *, prefix: str = ""
+) -> list[Codec]:
     """Every codec that the methods and ranges name, each once, in order.
 
     Args:
         methods: specs such as ``qsgd,nuqsgd:p=0.3``, as text or a list; ``all`` stands for every codec.
         ranges: parameter -> values. A codec takes those that it has and that its spec does not fix; one
-            without the parameter runs once.
+            without the parameter runs once. ``bits`` gives way to ``amount``, which sets the same thing.
+        prefix: put before every spec, such as ``ef:``.
 
     Raises:
         UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec takes.
@@ -33,6 +36,8 @@ def expand(methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | N
     for spec in specs:
         parsed = parse_spec(spec)
         known = {item.name for item in parameter_fields(codec_class(parsed.name)) if _leaves_choice(item)}
+        if "amount" in known and ("amount" in parsed.given or (ranges or {}).get("amount")):
+            known.discard("bits")
         options: list[dict[str, Any]] = [{}]
         for key, values in (ranges or {}).items():
             if key in known and values:
@@ -40,7 +45,7 @@ def expand(methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | N
                 if key not in parsed.given:
                     options = [{**option, key: value} for option in options for value in values]
         for option in options:
-            made = codec(spec, **option)
+            made = codec(prefix + spec, **option)
             found[str(made)] = made
     if unused - {"bits"}:
         raise UsageError(f"--{min(unused - {'bits'}).replace('_', '-')}: none of the chosen codecs takes it")

@@ -166,6 +166,20 @@ def test_evenly_spaced_points_have_a_closed_form(n):
         assert check_certified(np.arange(n), s) == pytest.approx(np.sum(lengths**3 - lengths) / 6, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.concatenate([np.arange(25.0), 1000 + np.arange(25.0)]),
+        np.concatenate([np.arange(20.0), 100 + 3 * np.arange(12.0), 400 + np.arange(20.0)]),
+        np.repeat(np.arange(40.0), 2),
+    ],
+)
+def test_numbers_of_levels_that_no_price_brings_out(x):
+    # Over evenly spaced stretches the cost falls by the same amount for several levels in a row.
+    for s in range(3, 40, 2):
+        assert check_certified(x, s) == pytest.approx(quadratic_optimum(x, s), rel=1e-12)
+
+
 def test_crossing_over_two_paths():
     short, long = np.array([0, 6, 9]), np.array([0, 1, 4, 5, 8, 9])
     for steps in (3, 4):
@@ -173,6 +187,22 @@ def test_crossing_over_two_paths():
         assert path.size == steps + 1
         assert (np.diff(path) > 0).all()
         assert (path[0], path[-1]) == (0, 9)
+
+
+@pytest.mark.parametrize("name", ["t1", "lognormal3", "clusters", "spiked"])
+def test_a_second_level_in_a_cell_never_lowers_a_bound(name, monkeypatch):
+    called = []
+
+    def spy(cells, jumps, rank, live, high, start, penalty, count, slope, *rest):
+        width = cells[live, spans.RIGHT] - cells[live, spans.LEFT]
+        called.append((slope * width <= penalty * (1 + 1e-12)).all())
+        return original(cells, jumps, rank, live, high, start, penalty, count, slope, *rest)
+
+    original = kernels.bound_lengths
+    monkeypatch.setattr(kernels, "bound_lengths", spy)
+    certified_levels(laws(20_000, 18)[name], 8)
+    assert called
+    assert all(called)
 
 
 @pytest.mark.parametrize("name", ["normal", "t1", "lognormal3", "spiked", "clusters", "rounded"])
@@ -192,8 +222,9 @@ def test_certificate_holds_at_two_million_points(name):
                 assert objective(x, moved) >= value * (1 - 1e-12)
 
 
-def test_memory_does_not_grow_with_levels_times_points():
-    x = np.sort(rng(10).normal(size=1_000_000).astype(np.float32))
+@pytest.mark.parametrize("name", ["normal", "t1", "clusters", "spiked"])
+def test_memory_does_not_grow_with_levels_times_points(name):
+    x = np.sort(laws(1_000_000, 10)[name])
     optimal_levels(x, 16)
     tracemalloc.start()
     optimal_levels(x, 16)

@@ -71,6 +71,16 @@ def test_a_spike_at_zero_keeps_its_level():
     assert 0.0 in optimal_levels(x, 9, method="sketch")
 
 
+def test_bins_are_fine_where_the_values_are():
+    # far from 0, and about an atom at 0 that is not the median
+    rng = np.random.default_rng(28)
+    far = np.append(rng.normal(1000, 1, 20_000), 0.0)
+    atom = np.concatenate([np.zeros(6000), rng.normal(3, 1, 12_000), rng.normal(-1, 1, 2000)])
+    for x in (far, rng.permutation(atom)):
+        for s in (8, 16):
+            assert excess(x, optimal_levels(x, s, method="sketch"), s) <= 1e-4
+
+
 def test_empty_and_one_sided_sketches():
     empty = MomentSketch.of(np.zeros(0, np.float32), norm="linf")
     assert optimal_levels(empty, 8).tolist() == [0, 1]

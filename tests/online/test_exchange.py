@@ -269,3 +269,13 @@ def test_bad_arguments_are_refused():
     exchange.step(0, [{"w": heavy(6)}])
     with pytest.raises(UsageError, match="7 values where the state is for 6"):
         exchange.step(1, [{"w": heavy(7)}])
+
+
+def test_a_codec_that_never_fits_pays_for_no_sketch(monkeypatch):
+    def sketch(values, spec):
+        raise AssertionError("nobody reads this sketch")
+
+    monkeypatch.setattr(MomentSketch, "from_spec", sketch)
+    Exchange(codec("none")).step(0, [{"w": heavy(6)}])
+    with pytest.raises(AssertionError, match="nobody reads"):
+        Exchange(codec("qsgd")).step(0, [{"w": heavy(6)}])

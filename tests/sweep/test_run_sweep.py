@@ -278,6 +278,86 @@ def test_expand():
         expand("qsgd", {"bits": [1]})
 
 
+def test_expand_with_prefixes_amounts_and_ratios():
+    assert [str(c) for c in expand("topk,rotate:qsgdinf", {"bits": [3], "ratio": [0.1, 0.5]}, prefix="ef:")] == [
+        "ef:topk:ratio=0.1",
+        "ef:topk:ratio=0.5",
+        "ef:rotate:qsgdinf:bits=3",
+    ]
+    assert [str(c) for c in expand("mcgq", {"bits": [2, 3]})] == ["mcgq:bits=2", "mcgq:bits=3"]
+    assert [str(c) for c in expand("mcgq", {"bits": [2, 3], "amount": [0.1]})] == ["mcgq:amount=0.1"]
+
+
+def test_stateful_codecs_are_replayed_in_order(trace):
+    spec = "ef:topk:ratio=0.01"
+    found = gtrace.run_sweep(trace, [spec], tensors=["conv.weight"], jobs=1)
+    c = gtrace.codec(spec)
+    state = c.init(3000)
+    with gtrace.open_trace(trace) as opened:
+        for k in range(4):
+            g = opened.read("conv.weight", k)
+            payload = c.encode(state, g, Key.derive(0, tensor="conv.weight", step=k, draw=0))
+            q = c.decode(c.shared(state), payload, g.size)
+            state = c.update(state, g, q)
+            row = pick(found, step=k)
+            assert math.isclose(row["squared_error"], np.sum((q - g.astype(np.float64)) ** 2), rel_tol=1e-9)
+            assert row["note"] == "open loop: the trace's gradients do not react to the codec"
+
+
+def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
+    path = write_trace(tmp_path / "gap.zarr", steps=(0, 1, 2, 10, 11))
+    spec = "mem-sgd:ratio=0.05"
+    whole = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"])
+    for steps in ([2], [11], [1, 2]):
+        part = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"], steps=steps)
+        assert rows_of(part) == [r for r in rows_of(whole) if r[1] in steps]
+    alone = gtrace.run_sweep(
+        write_trace(tmp_path / "same.zarr", steps=(0, 1, 2, 10, 11)), ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"]
+    )
+    first = {r["step"]: r["squared_error"] for r in alone.rows()}
+    errors = {r["step"]: r["squared_error"] for r in whole.rows()}
+    assert errors[0] == first[0]
+    assert errors[10] == first[10], "a gap must clear the memory"
+    assert errors[11] != first[11]
+
+
+def test_whole_model_scope(trace):
+    spec = "qsgdinf:bits=3,bucket_size=512,scope=model"
+    found = gtrace.run_sweep(trace, [spec], jobs=1, draws=0)
+    assert set(found["tensor"]) == {"*"}
+    with gtrace.open_trace(trace) as opened:
+        g = np.concatenate([opened.read(info.name, 2) for info in opened.tensors])
+    truth = naive.rounding_error(g, "linf", 512, np.arange(4) / 3)
+    assert math.isclose(pick(found, step=2)["squared_error"], truth, rel_tol=1e-6)
+
+
+def test_fitted_levels_stand_beside_the_best_ones(trace):
+    codecs = ["alq:bits=3", "zipml:bits=3", "qsgd:bits=3", "alq:bits=3,law=truncnorm,bucket_size=512"]
+    found = gtrace.run_sweep(trace, codecs, jobs=1, draws=0, tensors=["conv.weight"], refit="each")
+    for row in found.rows():
+        assert row["optimal_variance"] > 0
+        assert row["times_optimal"] >= 1 - 1e-6
+        assert math.isclose(row["times_optimal"], row["relative_variance"] / row["optimal_variance"])
+        if row["method"] in ("alq", "zipml") and "truncnorm" not in row["codec"]:
+            assert row["times_optimal"] < 1.01
+        assert math.isnan(row["model_variance"]) == ("truncnorm" not in row["codec"])
+    what = {key[2] for key in found.details}
+    assert {"convergence", "density l2:8192", "levels alq:bits=3", "levels qsgd:bits=3"} <= what
+    curves = found.details["conv.weight", 3, "convergence"]["objective"]
+    assert set(curves) == {"uniform", "exponential", "companding"}
+    for curve in curves.values():
+        assert (np.diff(curve) <= 1e-15).all()
+
+
+def test_an_optimum_is_added_to_rows_that_came_without(trace, tmp_path):
+    path = tmp_path / "out.db"
+    first = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=1, output=path)
+    assert np.isnan(first["optimal_variance"]).all()
+    later = gtrace.run_sweep(trace, ["qsgd:bits=3", "alq:bits=3"], jobs=1, draws=1, output=path)
+    fresh = gtrace.run_sweep(trace, ["qsgd:bits=3", "alq:bits=3"], jobs=1, draws=1)
+    assert rows_of(later) == rows_of(fresh)
+
+
 def test_times_stand_apart_from_rows(result):
     assert set(result.times["stage"]) == {"sketch", "fit", "encode", "decode", "compare"}
     assert (result.times["seconds"] >= 0).all()

@@ -9,7 +9,7 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, check_gradients, gradient, loss, opened, present, write_trace
 
 from gtrace.errors import UsageError
-from gtrace.trace import StreamKey, Trace, create_trace, open_trace
+from gtrace.trace import StreamKey, Trace, create_trace, open_trace, zarr_write
 from gtrace.trace import format as layout
 
 BACKENDS = (*SUFFIXES, ".hdf5", "memory")
@@ -166,25 +166,27 @@ def test_several_optimizers_kinds_and_ranks(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path):
+def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path, monkeypatch):
     """More steps than the arrays have rows at first, more late tensors than the tables have columns at first."""
-    path = tmp_path / f"run{suffix}"
-    steps = layout.STEP_ROWS + 70
+    monkeypatch.setattr(zarr_write, "_FIRST_ROWS", 32)
+    monkeypatch.setattr(layout, "STEP_ROWS", 64)
+    path, steps = tmp_path / f"run{suffix}", 200
     with create_trace(path) as writer:
         for step in range(steps):
             writer.append(step, "a", [step, 1])
-            if step > steps - 80:
-                for k in range(step - (steps - 80)):
-                    writer.append(step, f"late{k}", [step + k])
+            for k in range(step - 70 if step < 100 else 0):
+                writer.append(step, f"late{k}", [step + k])
             writer.commit(step)
+        with open_trace(path) as live:
+            assert live.steps("a").size == steps
     with open_trace(path) as trace:
         assert trace.steps("a").size == steps
-        assert [trace.read("a", step)[0] for step in (0, 1, 63, 64, 1023, 1024, steps - 1)] == [
-            *(0, 1, 63, 64, 1023, 1024, steps - 1)
-        ]
-        assert len(trace.tensors) == 80
-        assert trace.steps("late78").tolist() == [steps - 1]
-        assert trace.read("late50", steps - 1).tolist() == [steps - 1 + 50]
+        for step in (0, 1, 31, 32, 63, 64, 127, 128, 199):
+            assert trace.read("a", step).tolist() == [step, 1]
+        assert len(trace.tensors) == 30
+        assert trace.steps("late28").tolist() == [99]
+        assert trace.steps("late0").tolist() == list(range(71, 100))
+        assert trace.read("late20", 95).tolist() == [115]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -25,7 +25,8 @@ MIXTURES = {
     "one": TruncatedNormalMixture([0.0], [0.01], [1.0]),
     "shifted": TruncatedNormalMixture([0.02, -0.05], [0.03, 0.01], [1.0, 3.0]),
     "half": TruncatedNormalMixture([-0.1, 0.2, 0.001], [0.08, 0.03, 0.002], [1.0, 0.5, 2.0], support=(0.0, 1.0)),
-    "wide": TruncatedNormalMixture([0.3, -0.9], [0.5, 0.2], [0.2, 0.8]),
+    "wide": TruncatedNormalMixture([0.3, -1.1], [0.5, 0.2], [0.2, 0.8]),
+    "beside": TruncatedNormalMixture([-0.01], [0.03], [1.0], support=(0.0, 1.0)),
     "clusters": TruncatedNormalMixture([0.1, -0.25, 0.8], [0.007, 0.01, 0.05], [4.0, 5.0, 1.0]),
 }
 

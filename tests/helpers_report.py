@@ -93,7 +93,7 @@ def rows_of(methods=METHODS, bits=range(2, 9), layers=LAYERS, steps=STEPS, draws
                         )
 
 
-def result_of(rows, warnings=(), provenance=None):
+def result_of(rows, warnings=(), provenance=None, details=None):
     """Rows as the store would load them, without a file."""
     found = list(rows)
     columns = {}
@@ -105,7 +105,66 @@ def result_of(rows, warnings=(), provenance=None):
             columns[name] = np.array(values, dtype=np.int64)
         else:
             columns[name] = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
-    return SweepResult(columns, dict(provenance or {}), tuple(warnings))
+    return SweepResult(columns, dict(provenance or {}), tuple(warnings), details=dict(details or {}))
+
+
+#: family -> method, scale, how many times the least error its levels make
+FITTED = {
+    "alq:bits={}": ("alq", "l2:8192", 1.25),
+    "alq:bits={},law=truncnorm": ("alq", "l2:8192", 2.0),
+    "nuqsgd:bits={}": ("nuqsgd", "l2:8192", 4.0),
+    "zipml:bits={}": ("zipml", "linf:8192", 1.0),
+    "terngrad": ("terngrad", "linf:8192", 1.5),
+}
+
+
+def fitted_rows(bits=(3, 4), layers=("w", "v"), steps=(0, 10)):
+    """Rows of a made-up sweep of fitted codecs: the optimum is 1 / 8^(bits - 2) of the energy everywhere."""
+    for n, layer in enumerate(layers, 1):
+        for step in steps:
+            for form, (method, _, times) in FITTED.items():
+                for b in [0] if method == "terngrad" else bits:
+                    law = "truncnorm" if "truncnorm" in form else "empirical"
+                    best, energy = 8.0 ** (2 - b), float(n)
+                    yield {
+                        **row(layer, step, method, b, n=1000 * n, energy=energy, squared_error=times * best * energy),
+                        "codec": form.format(b),
+                        "params": json.dumps({"bits": b, "law": law} if b else {}),
+                        "bits": b or None,
+                        "bits_total": 0.7 * b + 0.6,
+                        "optimal_variance": best,
+                        "times_optimal": times,
+                        "model_variance": best / 2 if law == "truncnorm" else None,
+                        "fitted_on": "previous" if step else "itself",
+                    }
+
+
+def fit_details(bits=(3, 4), layers=("w", "v"), step=10):
+    """The details that belong to :func:`fitted_rows`."""
+    edges = 2.0 ** (np.arange(-120, 1) / 4)
+    middle = np.sqrt(edges[1:] * edges[:-1])
+    found = {}
+    for layer in layers:
+        for law, centre in (("l2:8192", 0.01), ("linf:8192", 0.1)):
+            share = np.exp(-0.5 * (np.log(middle / centre)) ** 2)
+            energy = share * middle**2
+            found[layer, step, f"density {law}"] = {
+                "edges": edges.tolist(),
+                "share": (0.7 * share / share.sum()).tolist(),
+                "energy": (energy / energy.sum()).tolist(),
+                "zeros": 0.25,
+                "below": 0.05,
+            }
+        for form, (method, law, _) in FITTED.items():
+            for b in [2] if method == "terngrad" else bits:
+                levels = [0.0, *(0.6 ** np.arange(2 ** (b - 1) - 1)[::-1]).tolist()]
+                found[layer, step, f"levels {form.format(b)}"] = {"levels": levels, "zero": True, "law": law}
+        found[layer, step, "convergence"] = {
+            "codec": "alq:bits=3",
+            "objective": {"uniform": [3.0, 2.0, 1.5], "exponential": [2.0, 1.0], "companding": [1.0 + 1e-9]},
+            "best": 1.0,
+        }
+    return found
 
 
 #: Names that a page, a terminal, a formula, Markdown or a spreadsheet would act on.

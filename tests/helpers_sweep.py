@@ -5,7 +5,10 @@ import numpy as np
 import gtrace
 
 
-def write_trace(path, *, steps=(0, 1, 2, 3), seed=0, tensors=(("conv.weight", 3000), ("fc.weight", 700), ("fc.bias", 10))):
+TENSORS = (("conv.weight", 3000), ("fc.weight", 700), ("fc.bias", 10))
+
+
+def write_trace(path, *, steps=(0, 1, 2, 3), seed=0, tensors=TENSORS):
     rng = np.random.default_rng(seed)
     with gtrace.create_trace(path) as writer:
         for step in steps:
@@ -17,7 +20,4 @@ def write_trace(path, *, steps=(0, 1, 2, 3), seed=0, tensors=(("conv.weight", 30
 
 def rows_of(result):
     """Rows as plain tuples, NaN made comparable."""
-    out = []
-    for row in result.rows():
-        out.append(tuple(None if isinstance(v, float) and v != v else v for v in row.values()))
-    return out
+    return [tuple(None if isinstance(v, float) and v != v else v for v in row.values()) for row in result.rows()]

@@ -93,11 +93,5 @@ def _console() -> Console:
     """Standard output as rich sees it; where it is no terminal, wide enough for every column."""
     from rich.console import Console
 
-    class Pipe(Console):
-        """A console that leaves a closed pipe to the command line, which knows that it is no error."""
-
-        def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - rich calls this while it handles the BrokenPipeError
-
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-    return Pipe(width=width, highlight=False, emoji=False, markup=False)
+    return Console(width=width, highlight=False, emoji=False, markup=False)

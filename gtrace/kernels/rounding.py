@@ -183,7 +183,9 @@ def round_many(
                 c = table[k]
                 while c < m - 2 and levels[c + 1] <= a:
                     c += 1
-                c += np.int32(a > levels[c] + u[i] * (levels[c + 1] - levels[c]))
+                # A value on its level, a zero above all, is done: beside tiny levels the product is denormal and slow.
+                if a > levels[c]:
+                    c += np.int32(a > levels[c] + u[i] * (levels[c + 1] - levels[c]))
                 positive = r[i] > first * (_TWO * u[i] - _ONE)
                 ob[i] = (upper + c) if positive else (lower - c)
             p = q

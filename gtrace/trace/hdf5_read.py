@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -82,8 +83,11 @@ def _read_json(node: h5py.Group | h5py.Dataset, name: str, where: str) -> dict[s
 class _Dataset:
     """A data set, checked, whose first axis is the step."""
 
-    def __init__(self, node: object, where: str, column: Column, ndim: int, most_bytes: int) -> None:
+    def __init__(
+        self, node: object, where: str, column: Column, ndim: int, *, most_bytes: int, file_bytes: int
+    ) -> None:
         self.where = where
+        self._file_bytes = file_bytes
         if not isinstance(node, h5py.Dataset):
             self._reject("a group where a data set belongs")
         if node.dtype != column.dtype or len(node.shape) != ndim:
@@ -118,7 +122,8 @@ class _Dataset:
         stored = shape if columns is None or self.node.chunks is None else (shape[0], min(columns, self.node.chunks[1]))
         needed = math.prod(stored) * self.node.dtype.itemsize
         with _reported(f"{self.where}: {about}"):
-            if stop > self.shape[0] or needed > self.node.id.get_storage_size() * self._inflation:
+            stored_bytes = min(self.node.id.get_storage_size(), self._file_bytes)
+            if stop > self.shape[0] or needed > stored_bytes * self._inflation:
                 raise TraceError(f"{self.where}: {about}: the rows are missing or truncated; the trace is damaged")
             out = np.empty(shape, self.node.dtype)
             if out.size:
@@ -129,21 +134,27 @@ class _Dataset:
 class Hdf5Stream:
     """One stream's group, clipped to the rows that were committed when it was opened."""
 
-    def __init__(self, group: h5py.Group, where: str, key: StreamKey) -> None:
+    def __init__(self, group: h5py.Group, where: str, key: StreamKey, file_bytes: int) -> None:
         self.key = key
+        self._file_bytes = file_bytes
         self._group = group
         self._where = where
         self._tensors: dict[int, _Dataset] = {}
         self._statistics: dict[str, NDArray[Any]] = {}
         found: list[TensorSpec] = []
         names = _children(group, where)
+        # Steps first: while the trace is being written, all that they refer to is there when it is looked at later.
+        self.steps = np.empty(0, np.int64)
+        if "step" in names:
+            steps = self._table("step", 1, layout.STEP)
+            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0])
         for entry in names:
             place = f"{where}/{printable(entry)}"
             node = group[entry]
             if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
                 continue
             column = layout.Column(layout.VALUES, math.nan)
-            dataset = _Dataset(node, place, column, 2, layout.MAX_CHUNK_BYTES)
+            dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=file_bytes)
             chunks = node.chunks or (1, dataset.shape[1])
             spec = tensor_spec(place, entry, _read_json(node, layout.METADATA, place), dataset.shape[1], chunks)
             found.append(spec)
@@ -151,10 +162,6 @@ class Hdf5Stream:
         check_indices(where, found)
         # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
         self._columns = len(found) + 1
-        self.steps = np.empty(0, np.int64)
-        if "step" in names:
-            steps = self._table("step", 1, layout.STEP)
-            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0])
         self.tensors = present_tensors(where, found, self.statistic("present"))
 
     def _table(self, name: str, ndim: int, column: Column) -> _Dataset:
@@ -162,7 +169,14 @@ class Hdf5Stream:
         with _reported(where):
             if name not in self._group:
                 raise TraceError(f"{where}: missing; the trace is damaged")
-            return _Dataset(self._group[name], where, column, ndim, layout.MAX_TABLE_CHUNK_BYTES)
+            return _Dataset(
+                self._group[name],
+                where,
+                column,
+                ndim,
+                most_bytes=layout.MAX_TABLE_CHUNK_BYTES,
+                file_bytes=self._file_bytes,
+            )
 
     @cached_property
     def scalars(self) -> dict[str, NDArray[np.float64]]:
@@ -233,6 +247,7 @@ class Hdf5Source:
 
     def _find_streams(self) -> list[Hdf5Stream]:
         streams = []
+        file_bytes = os.path.getsize(self.path)
         for rank in _children(self._file, self.path):
             if not rank.startswith("rank") or not isinstance(self._file[rank], h5py.Group):
                 continue
@@ -240,7 +255,7 @@ class Hdf5Source:
                 key = StreamKey.parse(rank, group)
                 node = self._file[rank][group]
                 if key is not None and isinstance(node, h5py.Group):
-                    streams.append(Hdf5Stream(node, f"{self.path}/{rank}/{group}", key))
+                    streams.append(Hdf5Stream(node, f"{self.path}/{rank}/{group}", key, file_bytes))
         return streams
 
     def close(self) -> None:

@@ -372,7 +372,11 @@ def open_trace(path: str | PathLike[str]) -> Trace:
         TraceError: it is missing, no trace, damaged, or from a newer version.
     """
     place = Path(path)
-    if not place.exists():
+    try:
+        there = place.exists()
+    except OSError as error:
+        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
+    if not there:
         raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
     source: Source
     if place.is_dir():

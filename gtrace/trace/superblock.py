@@ -19,6 +19,7 @@ _LENGTH = 48
 _FLAGS = 11
 _END = slice(28, 36)
 _CHECKSUM = slice(44, 48)
+_NO_END = 2**62
 
 
 def read_superblock(path: str | os.PathLike[str]) -> bytes:
@@ -56,41 +57,45 @@ class MarkedFile(io.RawIOBase):
 
     HDF5 itself reads such files in SWMR mode only, in which it repeats each read that fails, at growing intervals,
     for longer than anybody waits: damage would never be reported. What a writer in SWMR mode has flushed can be
-    read without that mode as well.
+    read without that mode as well. The file seems to have no end, since it may grow while it is read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        self._head = unmarked(self._file.read(_LENGTH), os.fstat(self._file.fileno()).st_size)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._head = unmarked(os.pread(self._descriptor, _LENGTH, 0), _NO_END)
+        self._position = 0
 
     def readable(self) -> bool:
         """It is."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of any file, but what cannot be an offset is an error of input."""
-        if offset >= 2**63:
-            raise OSError(f"address {offset} is beyond the end of the file")
-        return self._file.seek(offset, whence)
+        """To anywhere up to the end that is none."""
+        position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: _NO_END}[whence]
+        if not 0 <= position <= _NO_END:
+            raise OSError(f"address {position} is none of a file")
+        self._position = position
+        return position
 
     def tell(self) -> int:
-        """As of any file."""
-        return self._file.tell()
+        """The position."""
+        return self._position
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill the buffer; beyond the end of the file there are zeros, as HDF5's own drivers have it."""
-        start = self._file.tell()
+        """Fill the buffer; beyond the end of the file there are zeros, as with HDF5's own drivers."""
         view = memoryview(buffer).cast("B")
-        count = 0
-        while count < len(view) and (more := self._file.readinto(view[count:])):
+        start, count = self._position, 0
+        while count < len(view) and (more := os.preadv(self._descriptor, [view[count:]], start + count)):
             count += more
         view[count:] = bytes(len(view) - count)
-        covered = min(start + count, _LENGTH) - start
+        covered = min(start + len(view), _LENGTH) - start
         if covered > 0:
             view[:covered] = self._head[start : start + covered]
+        self._position += len(view)
         return len(view)
 
     def close(self) -> None:
-        """As of any file."""
-        self._file.close()
+        """Close the file."""
+        if not self.closed:
+            os.close(self._descriptor)
         super().close()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gtrace.trace.format import Column, TensorSpec
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
-_TABLES = frozenset((*layout.STATISTICS, *layout.SCALARS, "step"))
+_TABLES = frozenset((*layout.STATISTICS, *layout.SCALARS))
 
 
 def _read_json(folder: str) -> dict[str, Any] | None:
@@ -141,6 +141,8 @@ class ZarrStream:
         self._tables: dict[str, _ArrayFile] = {}
         self._tensors: dict[int, _ArrayFile] = {}
         self._statistics: dict[str, NDArray[Any]] = {}
+        # Steps first: while the trace is being written, all that they refer to is there when it is looked at later.
+        self.steps = self._read_steps()
         found: list[TensorSpec] = []
         for entry in folders(folder):
             place = os.path.join(folder, entry)
@@ -159,7 +161,6 @@ class ZarrStream:
         check_indices(folder, found)
         # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
         self._columns = len(found) + 1
-        self.steps = self._read_steps()
         self.tensors = present_tensors(folder, found, self.statistic("present"))
 
     def _table(self, name: str, ndim: int, column: Column) -> _ArrayFile:
@@ -169,8 +170,11 @@ class ZarrStream:
         return array
 
     def _read_steps(self) -> NDArray[np.int64]:
-        if "step" not in self._tables:
+        place = os.path.join(self._folder, "step")
+        document = None if os.path.islink(place) else _read_json(place)
+        if document is None:
             return np.empty(0, np.int64)
+        self._tables["step"] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
         array = self._table("step", 1, layout.STEP)
         parts: list[NDArray[Any]] = []
         while (chunk := array.chunk(f"c.{len(parts)}", "steps")) is not None:

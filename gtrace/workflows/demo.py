@@ -14,7 +14,9 @@ from gtrace.errors import EXIT_INTERRUPTED, GtraceError, OutputExistsError, Usag
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-METHODS = "qsgd,qsgdinf,terngrad,nuqsgd,natural"
+METHODS = "qsgd,qsgdinf,terngrad,nuqsgd,natural,alq,amq,zipml"
+#: early, two in the middle, late: bursts of consecutive steps, so that codecs with memory can be replayed on it too
+STEPS = "0+7,90+7,180+7,260+7"
 SCRIPT = "digits_cnn.py"
 #: what a demo writes into its folder
 TRACE, SWEEP, RUN, PAGE = "digits_cnn.zarr", "digits_cnn.sweep.db", "digits_cnn.jsonl", "report.html"
@@ -46,7 +48,7 @@ def demo_commands(folder: Path) -> list[list[str]]:
     script = str(samples_folder() / SCRIPT)
     trace, sweep, run = str(folder / TRACE), str(folder / SWEEP), str(folder / RUN)
     return [
-        ["capture", "-o", trace, "--force", "--every", "10", script],
+        ["capture", "-o", trace, "--force", "--steps", STEPS, script],
         ["sweep", trace, "--methods", METHODS, "--bits", "2-8", "-o", sweep, "--force"],
         ["train", "--codec", "qsgdinf", "--bits", "3", "--workers", "4", "--task", "digits-cnn", "-o", run, "--force"],
         ["report", sweep, run, "-o", str(folder / PAGE), "--force"],

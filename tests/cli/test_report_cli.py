@@ -71,6 +71,18 @@ def test_an_existing_page_is_kept_and_the_tables_are_printed_all_the_same(call, 
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8") != "mine"
 
 
+@pytest.mark.parametrize("options", [[], ["--json", "-o", "net.report.html"]])
+def test_a_reader_that_goes_away_does_not_cost_the_page(sweep, tmp_path, options):
+    command = [sys.executable, "-m", "gtrace", "report", str(sweep), *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.close()
+        error = process.stderr.read().decode()
+        process.wait(60)
+    assert "Traceback" not in error
+    assert (tmp_path / "net.report.html").read_text(encoding="utf-8").endswith("</html>\n")
+
+
 def test_json_is_alone_on_stdout_and_writes_nothing_by_itself(call, sweep, tmp_path):
     code, out, err = call(sweep, "--json")
     assert (code, err) == (0, "")

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from helpers_fitting import MIXTURES, around, quadrature, sampled_error, true_objective
+from helpers_fitting import MIXTURES, around, cell_error, quadrature, sampled_error, true_objective
 
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
-from gtrace.fitting import expected_variance
+from gtrace.fitting import alq_levels, expected_variance
 from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law
 from gtrace.fitting.moments import bucket_moments, moment_mixture
 from gtrace.fitting.starts import STARTS, exponential_grid, named_grid, uniform_grid
@@ -166,6 +166,17 @@ def test_exact_zeros_cost_a_grid_without_zero_its_first_level_squared():
     below, area = sums.T
     assert below == pytest.approx([0.5, 0.5])
     assert area == pytest.approx([0.125, 0.25])
+
+
+def test_point_masses_of_a_mixture_cost_what_they_should():
+    law = TruncatedNormalMixture([0.0, 0.2, -0.5, 0.02], [0.0, 0.0, 0.0, 0.03], [3.0, 2.0, 1.0, 4.0])
+    smooth = TruncatedNormalMixture([0.02], [0.03], [1.0])
+    for zero in (True, False):
+        grid = GRIDS[zero]
+        spikes = 0.3 * cell_error(0.0, grid, zero) + 0.2 * cell_error(0.2, grid, zero)
+        expected = spikes + 0.1 * cell_error(0.5, grid, zero) + 0.4 * true_objective(smooth, grid, zero)
+        assert expected_variance(law, grid, zero) == pytest.approx(float(expected), rel=1e-10)
+        assert alq_levels(law, 3, zero).size == 4
 
 
 def test_clipping_is_no_part_of_the_variance_of_rounding():

@@ -79,6 +79,48 @@ def test_variance_over_steps_shows_the_configuration_nearest_to_three_bits(sweep
     assert any(text.startswith("qsgdinf b") and text.endswith(" bits") for text in words(axes.figure))
 
 
+def with_everything():
+    """A point or a few of every method that has a look of its own, and of one with a prefix."""
+    rows = []
+    for k, method in enumerate(["none", "ef:topk", *_METHODS]):
+        rates = (0.001, 0.1) if method.endswith("topk") else (None,)
+        for ratio in rates:
+            spec = f"{method}:ratio={ratio}" if ratio else method
+            rows += [
+                {
+                    **row(step=step, squared_error=1.1**-k, bits_total=20 * (ratio or 0.1 + k / 40)),
+                    "codec": spec,
+                    "method": method,
+                    "bits": None,
+                    "params": f'{{"ratio": {ratio}}}' if ratio else "{}",
+                }
+                for step in (0, 10)
+            ]
+    return analyze(result_of(rows))
+
+
+def test_many_methods_are_listed_beside_the_axes_on_a_logarithmic_axis():
+    analysis = with_everything()
+    assert [f.label for f in analysis.families if "topk" in f.label] == ["ef:topk", "topk"]
+    assert {c.setting for c in analysis.configurations if c.method == "ef:topk"} == {"ratio 0.001", "ratio 0.1"}
+    for draw in (figures.rate_distortion, figures.variance_over_steps):
+        figure = draw(analysis)
+        (legend,) = figure.legends
+        assert len(legend.get_texts()) == len(analysis.families)
+        assert not boxes(figure.axes[0])
+        figure.draw_without_rendering()
+        box = legend.get_window_extent()
+        assert box.x0 >= figure.axes[0].get_window_extent().x1
+        assert box.y0 >= 0
+    assert figures.rate_distortion(analysis).axes[0].get_xscale() == "log"
+
+
+def test_bits_stay_linear_where_nothing_is_squeezed(sweep):
+    assert figures.rate_distortion(sweep).axes[0].get_xscale() == "linear"
+    wide = [row(bits=b, squared_error=1.0, bits_total=bits) for b, bits in ((2, 1.0), (3, 16.0))]
+    assert figures.rate_distortion(analyze(result_of(wide))).axes[0].get_xscale() == "log"
+
+
 def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
     figure = figures.layer_heatmap(sweep)
     (image,) = figure.axes[0].images
@@ -207,7 +249,15 @@ def contrast(a, b):
 
 def test_methods_look_different_always_the_same_and_legible():
     looks = {method: look(method) for method in _METHODS}
-    assert len({(x.line, x.marker, x.dash) for x in looks.values()}) == len(looks)
+    # A method with one configuration has no line: colour and marker alone must tell it apart.
+    assert len({(x.line, x.marker) for x in looks.values()}) == len(looks)
+    for method in ("alq", "amq", "zipml", "topk", "qsgd"):
+        alone = {(x.line, x.marker) for x in looks.values()}
+        assert (look(method, 1).line, look(method, 1).marker) not in alone
+        assert look(method, 1) != look(method, 2)
+        assert look(method).line == look(method, 1).line == look(f"ef:{method}").line
+        fills = {look(f"{prefix}{method}").fill for prefix in ("", "ef:", "rotate:", "momentum:", "ef:rotate:")}
+        assert len(fills) == 5
     assert look("qsgd").line != look("qsgdinf").line
     assert look("someone's own codec") == look("someone's own codec")
     assert look("qsgd", 1) != look("qsgd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 
 import h5py
 import numpy as np
@@ -194,6 +195,27 @@ def test_metadata_that_ask_for_memory_get_none(path):
     refused(path, "tensor 'fc.bias', step 0", "missing or truncated")
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_data_set_that_says_it_is_stored_gets_no_memory(marked, path):
+    """Contiguous, so that its size is what it says, and not what the file has."""
+
+    def claim(group, name, _):
+        made = group.create_dataset(name, (6, 1000), "<f4")
+        made[0] = 1
+        return made
+
+    replace(path, "fc.bias", claim)
+    edit(path, f"{GROUP}/fc.bias", lambda attrs: attrs.update(sample={}))
+    data = path.read_bytes()
+    # The extent in the data space message, and the size in the layout message of the object's header.
+    old, new = (np.array(shape, "<u8").tobytes() for shape in ([6, 1000], [6, 2**40]))
+    assert data.count(old) == 2
+    data = data.replace(old, new).replace((6 * 1000 * 4).to_bytes(8, "little"), (6 * 2**42).to_bytes(8, "little"))
+    with_checksums = reseal_headers(data)
+    path.write_bytes(mark(with_checksums) if marked else with_checksums)
+    refused(path, "fc.bias")
+
+
 @pytest.mark.parametrize("table", ["step", "present", "norm2", "loss"])
 def test_tables_that_claim_much_get_nothing(table, path):
     def claim(group, name, values):
@@ -218,6 +240,19 @@ def test_truncated_files(path):
     for keep in (0, 7, 8, 47, 48, 500, 3000, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:keep])
         refused(path, "truncated or damaged")
+
+
+def reseal_headers(data):
+    """Put right the checksums of all object headers, chunk by chunk."""
+    data = bytearray(data)
+    for found in re.finditer(rb"OHDR\x02", bytes(data)):
+        start = found.start()
+        flags = data[start + 5]
+        place = start + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+        width = 1 << (flags & 3)
+        end = place + width + int.from_bytes(data[place : place + width], "little")
+        data[end : end + 4] = int(jenkins_lookup3(np.frombuffer(data[start:end], np.uint8), 0)).to_bytes(4, "little")
+    return bytes(data)
 
 
 def mark(data):

@@ -1,0 +1,245 @@
+import csv
+import io
+import json
+import math
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from helpers_report import EVIL, FITTED, fit_details, fitted_rows, result_of, row, rows_of
+from rich.console import Console
+
+from gtrace.cli.options import print_json
+from gtrace.report import levels
+from gtrace.report.analysis import analyze
+from gtrace.report.export import to_csv, to_json, to_markdown
+from gtrace.report.fits import common_count
+from gtrace.report.gallery import sweep_plates
+from gtrace.report.html import to_html
+from gtrace.report.inputs import make_report
+from gtrace.report.svg import render
+from gtrace.report.tables import configuration_table
+from gtrace.report.text import print_report
+from gtrace.report.verdict import sweep_verdict
+from gtrace.sweep import ResultStore
+
+
+def fitted(**changes):
+    return result_of(fitted_rows(**changes), details=fit_details())
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return analyze(fitted())
+
+
+def by_spec(analysis):
+    return {c.spec: c for c in analysis.configurations}
+
+
+def test_the_optimum_is_summed_like_the_error():
+    rows = [
+        row("a", energy=1.0, squared_error=0.5, optimal_variance=0.25, model_variance=0.1),
+        row("b", energy=3.0, squared_error=0.9, optimal_variance=0.1, model_variance=0.2),
+    ]
+    c = analyze(result_of(rows)).configurations[0]
+    assert c.relative_variance == pytest.approx(1.4 / 4)
+    assert c.optimal_variance == pytest.approx((0.25 + 0.3) / 4)
+    assert c.times_optimal == pytest.approx(1.4 / 0.55)
+    assert c.model_variance == pytest.approx((0.1 + 0.6) / 4)
+
+
+def test_an_optimum_that_one_cell_lacks_is_not_made_up():
+    rows = [row("a", squared_error=0.5, optimal_variance=0.25), row("b", squared_error=0.5)]
+    c = analyze(result_of(rows)).configurations[0]
+    assert math.isnan(c.optimal_variance)
+    assert math.isnan(c.times_optimal)
+
+
+def test_a_gradient_of_zeros_has_no_say_and_a_perfect_fit_no_ratio():
+    zeros = {**row("b", energy=0.0), "squared_error": 0.0}
+    rows = [row("a", squared_error=0.5, optimal_variance=0.25), zeros]
+    assert analyze(result_of(rows)).configurations[0].times_optimal == 2.0
+    c = analyze(result_of([row(squared_error=0.0, optimal_variance=0.0)])).configurations[0]
+    assert c.optimal_variance == 0
+    assert math.isnan(c.times_optimal)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["itself", "previous"], "previous"),
+        (["itself", "itself", "previous"], "previous"),
+        (["itself"], "itself"),
+        (["-", None], ""),
+        (["step 3", "step 3", "previous"], "step 3"),
+    ],
+)
+def test_what_levels_were_fitted_to(values, said):
+    rows = [row(step=k, squared_error=1.0, fitted_on=value) for k, value in enumerate(values)]
+    assert analyze(result_of(rows)).configurations[0].fitted_on == said
+
+
+def test_the_table_has_the_columns_where_they_say_something(sweep):
+    table = configuration_table(sweep)
+    headings = [column.heading for column in table.columns]
+    assert headings[2:6] == ["relative variance", "optimal", "times optimal", "model says"]
+    line = next(r for r in table.rows if r[0].text == "alq:bits=3,law=truncnorm")
+    assert [cell.text for cell in line[2:6]] == ["0.250", "0.125", "2.00", "0.0625"]
+    assert next(r for r in table.rows if r[0].text == "zipml:bits=3")[5].mark == "missing"
+    assert any(note.startswith("optimal: ") for note in table.notes)
+    plain = configuration_table(analyze(result_of(rows_of(bits=[2, 3]))))
+    assert len(plain.columns) == 9
+    assert len(plain.notes) == 1
+    empirical = [r for r in fitted_rows() if r["model_variance"] is None]
+    assert "model says" not in [column.heading for column in configuration_table(analyze(result_of(empirical))).columns]
+
+
+def test_the_verdict_says_how_far_from_the_optimum(sweep):
+    *_, times, model = sweep_verdict(sweep)
+    assert times == (
+        "At bits=4, fitted levels make this many times the error of the best levels of the same number: zipml 1.00, "
+        "alq law=empirical 1.25 and alq law=truncnorm 2.00; they were fitted to the captured step before."
+    )
+    assert model == (
+        "Relative variance that the model of the data promised for its levels: "
+        "alq law=truncnorm 0.00781, in truth 0.0312."
+    )
+    itself = [{**r, "fitted_on": "itself"} for r in fitted_rows()]
+    assert sweep_verdict(analyze(result_of(itself)))[-2].endswith("alq law=truncnorm 2.00.")
+    # Two levels leave nothing to fit, as long as there are more; nuqsgd is not fitted.
+    two = [r for r in fitted_rows(bits=(2, 3)) if r["bits"] == 2 or r["method"] in ("zipml", "nuqsgd")]
+    assert "At bits=3, " in sweep_verdict(analyze(result_of(two)))[-1]
+    assert not any("fitted levels" in line for line in sweep_verdict(analyze(result_of(rows_of(bits=[2, 3])))))
+
+
+def test_every_export_has_the_optimum(sweep, capsys):
+    report = make_report([fitted()])
+    found = {r["spec"]: r for r in csv.DictReader(io.StringIO(to_csv(report)))}
+    assert float(found["alq:bits=3"]["times_optimal"]) == 1.25
+    assert found["alq:bits=3"]["model_variance"] == ""
+    assert found["alq:bits=3"]["fitted_on"] == "previous"
+    print_json(to_json(report))
+    (section,) = json.loads(capsys.readouterr().out)["sweeps"]
+    assert next(c for c in section["configurations"] if c["spec"] == "zipml:bits=4")["optimal_variance"] == 1 / 64
+    assert [fit["tensor"] for fit in section["fits"]] == ["v", "w"]
+    assert section["fits"][0]["convergence"]["objective"]["uniform"] == [3.0, 2.0, 1.5]
+    markdown = to_markdown(report)
+    assert "| times optimal | model says |" in markdown
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=132))
+    assert "Hidden" not in out.getvalue()
+    assert "optimal: relative variance of the best levels" in out.getvalue()
+
+
+def test_the_largest_tensor_comes_first_and_the_whole_model_last():
+    details = fit_details(layers=("*", "w", "v"))
+    rows = [*fitted_rows(), *fitted_rows(layers=("*",))]
+    assert [fit.tensor for fit in analyze(result_of(rows, details=details)).fits] == ["v", "w", "*"]
+    both = {**fit_details(step=0), **fit_details(step=10)}
+    assert {fit.step for fit in analyze(result_of(fitted_rows(), details=both)).fits} == {10}
+
+
+def test_methods_are_compared_at_the_same_number_of_levels(sweep):
+    assert common_count(sweep.fits) == 8
+    assert common_count(analyze(result_of(fitted_rows((3,)), details=fit_details((3,)))).fits) == 4
+    # Terngrad's two levels are only shown where there is nothing better.
+    assert common_count(analyze(result_of(fitted_rows((6, 7)), details=fit_details((6, 7)))).fits) in (2, 32, 64)
+    assert common_count(()) == 0
+
+
+def test_levels_stand_below_the_density_of_their_own_scale(sweep):
+    figure = levels.levels_over_density(sweep, sweep.fits[:1])
+    top, bottom, *others = figure.axes
+    assert len(others) == 2
+    assert "l2 norm of 8192 values" in top.get_title(loc="left")
+    assert "largest magnitude" in others[0].get_title(loc="left")
+    names = [label.get_text() for label in bottom.get_yticklabels()]
+    assert names == ["alq law=empirical", "alq law=truncnorm", "nuqsgd"]
+    assert [label.get_text() for label in others[1].get_yticklabels()] == ["zipml"]
+    rows = {line.get_label(): line for line in bottom.lines if not line.get_label().startswith("_")}
+    wanted = next(own for own in sweep.fits[0].levels if own.spec == "nuqsgd:bits=4").levels
+    assert rows["nuqsgd"].get_xdata()[1:].tolist() == wanted[1:].tolist()
+    # 0 has a place of its own left of everything else, and its tick says so.
+    zero = rows["nuqsgd"].get_xdata()[0]
+    assert 0 < zero < wanted[1] / 2
+    assert bottom.get_xticks()[0] == zero
+    assert bottom.get_xticklabels()[0].get_text() == "0"
+    assert bottom.get_xscale() == top.get_xscale() == "log"
+
+
+def test_the_density_is_per_octave_and_what_it_hides_is_said(sweep):
+    top = levels.levels_over_density(sweep, sweep.fits[:1]).axes[0]
+    density = sweep.fits[0].densities[0]
+    (curve,) = (p for p in top.patches if p.get_label() == "values")
+    heights, edges, _ = curve.get_data()
+    assert heights.max() == pytest.approx(4 * density.share.max())
+    shown = float((heights * np.diff(np.log2(edges))).sum())
+    words = [text.get_text() for text in top.texts]
+    assert {"values", "squared norm"} <= set(words)
+    assert f"25.0% are 0\n{1 - 0.25 - shown:.1%} are too small to show" in words
+
+
+def test_convergence_is_relative_to_the_best(sweep):
+    axes = levels.convergence(sweep.fits).axes[0]
+    curves = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    assert curves["uniform"].get_ydata().tolist() == [2.0, 1.0, 0.5]
+    assert curves["exponential"].get_ydata().tolist() == [1.0, 1e-6]
+    assert curves["companding"].get_ydata().tolist() == [1e-6]
+    assert axes.get_yscale() == "log"
+    heights = [text.xy[1] for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == ["uniform", "exponential", "companding"]
+    assert all(a - b > 0.06 for a, b in pairwise(heights))
+
+
+def test_the_page_has_the_figures_where_there_are_details(sweep):
+    names = [plate.name for plate in sweep_plates(sweep)]
+    assert names[-3:] == ["levels", "levels-of-other-tensors", "convergence"]
+    one = analyze(result_of(fitted_rows(layers=("w",)), details=fit_details(layers=("w",))))
+    assert [plate.name for plate in sweep_plates(one)][-2:] == ["levels", "convergence"]
+    page = to_html(make_report([fitted()]))
+    assert page.count("<svg") == 6
+    folded = page.index("<summary>Levels over the density of other tensors</summary>")
+    assert "<details>" in page[folded - 12 : folded]
+    assert "<h2>Levels over the density of the gradient</h2>" in page
+
+
+def odd_details():
+    one = fit_details(layers=("w",))
+    empty = {key: {**value, "share": [0.0] * 120} if "share" in value else value for key, value in one.items()}
+    exact = {key: {**value, "best": 0.0} if "best" in value else value for key, value in one.items()}
+    return {
+        "nothing": {},
+        "no density": {key: value for key, value in one.items() if "density" not in key[2]},
+        "no values": empty,
+        "exact": exact,
+        "other codecs": {("w", 10, "levels fp:bits=3"): one["w", 10, "levels zipml:bits=3"]},
+        "many tensors": fit_details(layers=[f"layer{k}" for k in range(9)]),
+        "names": fit_details(layers=EVIL[:-1]),
+        "whole tensor": {
+            (t, s, w.replace("8192", "none")): {**v, "law": "l2:none"} if "law" in v else v
+            for (t, s, w), v in one.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("case", list(odd_details()))
+def test_every_figure_survives_odd_details(case):
+    details = odd_details()[case]
+    layers = tuple(dict.fromkeys(name for name, _, _ in details)) or ("w",)
+    analysis = analyze(result_of(fitted_rows(layers=layers), details=details))
+    drawn = levels.tensors_with_levels(analysis)
+    assert bool(drawn) == (case in {"exact", "many tensors", "names", "whole tensor"})
+    for figure in (levels.levels_over_density(analysis, analysis.fits[:3]), levels.convergence(analysis.fits[:3])):
+        ET.fromstring(render(figure, "svg", text_as_paths=False))
+    assert [p.name for p in sweep_plates(analysis)].count("levels") == bool(drawn)
+
+
+def test_details_come_back_from_a_store(tmp_path):
+    store = ResultStore.create(tmp_path / "a.sweep.db", {}, "f", force=False)
+    store.add(list(fitted_rows()), details=[(*key, value) for key, value in fit_details().items()])
+    store.close()
+    (analysis,) = make_report([tmp_path / "a.sweep.db"]).sweeps
+    assert [fit.tensor for fit in analysis.fits] == ["v", "w"]
+    assert len(analysis.fits[0].levels) == 2 * (len(FITTED) - 1) + 1

@@ -4,7 +4,6 @@ import numpy as np
 
 import gtrace
 
-
 TENSORS = (("conv.weight", 3000), ("fc.weight", 700), ("fc.bias", 10))
 
 

@@ -6,14 +6,17 @@ import json
 import re
 import sys
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gtrace.errors import OutputExistsError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 _RANGE = re.compile(r"^(?P<low>[^:]*?\d)-(?P<high>\d[^:]*|\.\d[^:]*)(?::(?P<step>.+))?$")
 #: A typo like 2-80000000 must not fill the memory.
@@ -104,6 +107,30 @@ class Fractions(click.ParamType[tuple[float, ...]]):
             return value
         where = f"--{param.name}" if param is not None and param.name else "range"
         return tuple(float(v) for v in parse_range(str(value), where, decades=True))
+
+
+def codec_options(function: F) -> F:
+    """``--error-feedback`` and ``--plugin``, which every command that takes codecs has."""
+    function = click.option(
+        "--plugin",
+        type=click.Path(path_type=Path, dir_okay=False),
+        multiple=True,
+        help="A Python file with codecs of your own; it is run.",
+    )(function)
+    return click.option(
+        "--error-feedback",
+        is_flag=True,
+        help="Send with each gradient what the codec lost of the last: the prefix ef:.",
+    )(function)
+
+
+def load_plugins(files: tuple[Path, ...]) -> None:
+    """Run the files of ``--plugin``; their codecs are then known by name."""
+    if files:
+        from gtrace.codecs.plugin import load_plugin
+
+        for file in files:
+            load_plugin(file)
 
 
 def check_output(path: Path, *, force: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import Fractions, Integers, parse_range, print_json
+from gtrace.cli.options import Fractions, Integers, codec_options, load_plugins, parse_range, print_json
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,15 +29,7 @@ _REFITS = ("previous", "each", "once")
     "--ratio", type=Fractions(), default=None, help="Part of the values that sparsifiers send, as in 0.001-0.1."
 )
 @click.option("--amount", type=Fractions(), default=None, help="Samples per value of mcgq, as in 0.01-1.")
-@click.option(
-    "--error-feedback", is_flag=True, help="Add what a codec lost to the next step: the prefix ef: on every method."
-)
-@click.option(
-    "--plugin",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="A Python file with codecs of your own; it is run.",
-)
+@codec_options
 @click.option("--bucket-size", default=None, help="Values per norm: a range such as 128,8192; none for a tensor.")
 @click.option("--norm", default=None, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
 @click.option("--scope", default=None, help="Buckets over one tensor, or over the whole model: tensor, model.")
@@ -124,10 +116,7 @@ def run(
     """The command without its options' parsing."""
     from gtrace.sweep import expand, run_sweep
 
-    for file in plugin:
-        from gtrace.codecs.plugin import load_plugin
-
-        load_plugin(file)
+    load_plugins(plugin)
     ranges: dict[str, list[Any]] = {"bits": list(bits), "ratio": list(ratio or ()), "amount": list(amount or ())}
     if bucket_size:
         ranges["bucket_size"] = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import check_output, print_json
+from gtrace.cli.options import check_output, codec_options, load_plugins, print_json
 from gtrace.errors import UsageError
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import describe_task, task_names
@@ -33,6 +33,7 @@ _TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
 @click.command("train", epilog=f"\b\nTasks:\n{_TASKS}")
 @click.option("--codec", required=True, help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
 @click.option("--bits", type=int, default=None, help="Nominal bits of a codec that has them.")
+@codec_options
 @click.option("--task", default="digits-cnn", show_default=True, metavar="NAME", help="What to train, see below.")
 @click.option(
     "--workers",
@@ -98,6 +99,8 @@ def run(
     *,
     codec: str,
     bits: int | None,
+    error_feedback: bool,
+    plugin: tuple[Path, ...],
     task: str,
     workers: int,
     steps: int | None,
@@ -113,7 +116,8 @@ def run(
 ) -> None:
     """The command without its options' parsing."""
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
-    chosen = _codec(codec, bits)
+    load_plugins(plugin)
+    chosen = _codec(f"ef:{codec}" if error_feedback else codec, bits)
     describe_task(task)
     RefitSchedule.parse(refit)
     path = output or Path(f"{task}-{_file_name(str(chosen))}.jsonl")

@@ -215,7 +215,7 @@ class _Search:
         if self.lower >= self.upper * (1 - _CLOSE) or not width[keep].any():
             return False
         again = forward + backward + self.penalty - slope * width <= limit
-        self.cells, self.first, self.live, self.low, self.high = _spans.refine(
+        self.cells, self.first, self.live, self.low, self.high = _kernels.refine(
             self.x, self.w, self.nodes, cells, self.first, live, keep, again, low_kept, high_kept
         )
         self.jumps = self._sum_jumps()

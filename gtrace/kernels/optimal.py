@@ -17,10 +17,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.spans import LEFT, RIGHT, join, store
+from gtrace.kernels.spans import (
+    CHILDREN,
+    COLUMNS,
+    COST,
+    DOWN,
+    LEFT,
+    MASS,
+    RIGHT,
+    UP,
+    join,
+    split_points,
+    store,
+    sum_points,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from gtrace.kernels.spans import Points
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -245,3 +260,103 @@ def prune(
             if v + forward[a] <= loose:
                 low_kept[r] = a
                 high_kept[r] = max(high_kept[r], a)
+
+
+@jit
+def refine(
+    x: Points,
+    w: Floats,
+    nodes: Floats,
+    cells: Floats,
+    first: Ints,
+    live: Ints,
+    keep: NDArray[np.bool_],
+    again: NDArray[np.bool_],
+    low: Ints,
+    high: Ints,
+) -> tuple[Floats, Ints, Ints, Ints, Ints]:
+    """Split the kept cells into up to CHILDREN each, and merge the cells between them.
+
+    Args:
+        x: sorted points.
+        w: their weights, or empty.
+        nodes: float64[ceil(n / NODE), 6].
+        cells: float64[k, 6].
+        first: int64[k + 1], the first point of each cell, then the number of points.
+        live: int64[r].
+        keep: bool[r], which live cells remain.
+        again: bool[r], cells that may hold two levels.
+        low: int64[r], ranks of kept cells: the lowest that may precede each one.
+        high: int64[r], the highest one.
+
+    Returns:
+        cells, first, live, low and high of the finer cells.
+    """
+    k = cells.shape[0]
+    kept = 0
+    for r in range(live.size):
+        kept += keep[r]
+    new_cells = np.empty((min(k, 2 * kept + 1) + kept * CHILDREN, COLUMNS))
+    new_first = np.empty(new_cells.shape[0] + 1, np.int64)
+    new_live = np.empty(kept * CHILDREN, np.int64)
+    born = np.zeros(live.size + 1, np.int64)  # rank of each live cell's first child
+    cuts = np.empty(CHILDREN, np.int64)
+    n, m, r = 0, 0, 0
+    after_dead = False
+    for c in range(k):
+        alive = r < live.size and live[r] == c
+        if alive and not keep[r]:
+            born[r] = m
+            r += 1
+            alive = False
+        if not alive:
+            if after_dead:
+                row = new_cells[n - 1]
+                right = cells[c, RIGHT]
+                left, mass, up, down, cost = join(
+                    right,
+                    cells[c, LEFT],
+                    cells[c, MASS],
+                    cells[c, UP],
+                    cells[c, DOWN],
+                    cells[c, COST],
+                    row,
+                )
+                store(row, left, right, mass, up, down, cost)
+            else:
+                new_cells[n] = cells[c]
+                new_first[n] = first[c]
+                n += 1
+            after_dead = True
+            continue
+        after_dead = False
+        born[r] = m
+        r += 1
+        if cells[c, LEFT] == cells[c, RIGHT]:
+            new_cells[n] = cells[c]
+            new_first[n] = first[c]
+            new_live[m] = n
+            n += 1
+            m += 1
+            continue
+        gap = cells[c + 1, LEFT] - cells[c, RIGHT] if c + 1 < k else 0.0
+        mean = cells[c, LEFT] + cells[c, UP] / cells[c, MASS]
+        pieces = split_points(x, first[c], first[c + 1], gap, mean, cuts)
+        cuts[pieces] = first[c + 1]
+        at = first[c]
+        for t in range(pieces + 1):
+            new_first[n] = at
+            sum_points(x, w, nodes, at, cuts[t], new_cells[n])
+            new_live[m] = n
+            n += 1
+            m += 1
+            at = cuts[t]
+    new_first[n] = first[k]
+    born[live.size] = m
+    new_low = np.zeros(m, np.int64)
+    new_high = np.zeros(m, np.int64)
+    for r in range(1, live.size):
+        for j in range(born[r], born[r + 1]):
+            new_low[j] = born[low[r]]
+            new_high[j] = j - 1 if again[r] and j > born[r] else born[high[r] + 1] - 1
+    return new_cells[:n].copy(), new_first[: n + 1].copy(), new_live[:m].copy(), new_low, new_high

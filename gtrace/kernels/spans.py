@@ -186,7 +186,7 @@ def sum_nodes(x: Points, w: Floats, nodes: Floats) -> None:
 
 
 @inline
-def _sum_points(x: Points, w: Floats, nodes: Floats, start: int, stop: int, row: Floats) -> None:
+def sum_points(x: Points, w: Floats, nodes: Floats, start: int, stop: int, row: Floats) -> None:
     """The span of the points start..stop-1 into ``row``."""
     right = np.float64(x[stop - 1])
     left = right
@@ -255,7 +255,7 @@ def _run_start(x: Points, at: int, start: int, stop: int) -> int:
 
 
 @inline
-def _split_points(x: Points, start: int, stop: int, gap: float, mean: float, cuts: Ints) -> int:
+def split_points(x: Points, start: int, stop: int, gap: float, mean: float, cuts: Ints) -> int:
     """Where to cut a cell of at least two values, into cuts[CHILDREN - 1]; returns how many cuts.
 
     In the middle between its ends, which finds inner gaps, and at its mean if that is elsewhere, which closes in on a
@@ -271,9 +271,9 @@ def _split_points(x: Points, start: int, stop: int, gap: float, mean: float, cut
     if left < right:
         middle = left + 0.5 * (right - left)
         mean = min(mean, right)
-        low = high = middle
-        if abs(mean - middle) > 0.125 * (right - left):
-            low, high = min(mean, middle), max(mean, middle)
+        low, high = min(mean, middle), max(mean, middle)
+        if high - low <= 0.125 * (right - left):
+            low = high = middle
         at = _run_start(x, min(_first_above(x, low, start, end), end - 1), start, end)
         cuts[n] = at
         n += 1
@@ -319,7 +319,7 @@ def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: floa
             mass = w[p] if w.size else 1.0
             g = (mass * gap * gap) ** (1.0 / 3.0)
             if g >= share and sofar > 0.0:
-                # the last value before a wide gap: see _split_points
+                # the last value before a wide gap: see split_points
                 at = _run_start(x, p, before, stop)
                 if before < at <= p:
                     if count < cuts.size:
@@ -347,107 +347,7 @@ def first_cells(x: Points, w: Floats, nodes: Floats, first: Ints, low: float, hi
     """The cells first[c]..first[c+1]-1 into cells[c, 6]; an empty first or last one is the level low or high."""
     for c in range(cells.shape[0]):
         if first[c] < first[c + 1]:
-            _sum_points(x, w, nodes, first[c], first[c + 1], cells[c])
+            sum_points(x, w, nodes, first[c], first[c + 1], cells[c])
         else:
             end = low if c == 0 else high
             store(cells[c], end, end, 0.0, 0.0, 0.0, 0.0)
-
-
-@jit
-def refine(
-    x: Points,
-    w: Floats,
-    nodes: Floats,
-    cells: Floats,
-    first: Ints,
-    live: Ints,
-    keep: NDArray[np.bool_],
-    again: NDArray[np.bool_],
-    low: Ints,
-    high: Ints,
-) -> tuple[Floats, Ints, Ints, Ints, Ints]:
-    """Split the kept cells into up to CHILDREN each, and merge the cells between them.
-
-    Args:
-        x: sorted points.
-        w: their weights, or empty.
-        nodes: float64[ceil(n / NODE), 6].
-        cells: float64[k, 6].
-        first: int64[k + 1], the first point of each cell, then the number of points.
-        live: int64[r].
-        keep: bool[r], which live cells remain.
-        again: bool[r], cells that may hold two levels.
-        low: int64[r], ranks of kept cells: the lowest that may precede each one.
-        high: int64[r], the highest one.
-
-    Returns:
-        cells, first, live, low and high of the finer cells.
-    """
-    k = cells.shape[0]
-    kept = 0
-    for r in range(live.size):
-        kept += keep[r]
-    new_cells = np.empty((min(k, 2 * kept + 1) + kept * CHILDREN, COLUMNS))
-    new_first = np.empty(new_cells.shape[0] + 1, np.int64)
-    new_live = np.empty(kept * CHILDREN, np.int64)
-    born = np.zeros(live.size + 1, np.int64)  # rank of each live cell's first child
-    cuts = np.empty(CHILDREN, np.int64)
-    n, m, r = 0, 0, 0
-    after_dead = False
-    for c in range(k):
-        alive = r < live.size and live[r] == c
-        if alive and not keep[r]:
-            born[r] = m
-            r += 1
-            alive = False
-        if not alive:
-            if after_dead:
-                row = new_cells[n - 1]
-                right = cells[c, RIGHT]
-                left, mass, up, down, cost = join(
-                    right,
-                    cells[c, LEFT],
-                    cells[c, MASS],
-                    cells[c, UP],
-                    cells[c, DOWN],
-                    cells[c, COST],
-                    row,
-                )
-                store(row, left, right, mass, up, down, cost)
-            else:
-                new_cells[n] = cells[c]
-                new_first[n] = first[c]
-                n += 1
-            after_dead = True
-            continue
-        after_dead = False
-        born[r] = m
-        r += 1
-        if cells[c, LEFT] == cells[c, RIGHT]:
-            new_cells[n] = cells[c]
-            new_first[n] = first[c]
-            new_live[m] = n
-            n += 1
-            m += 1
-            continue
-        gap = cells[c + 1, LEFT] - cells[c, RIGHT] if c + 1 < k else 0.0
-        mean = cells[c, LEFT] + cells[c, UP] / cells[c, MASS]
-        pieces = _split_points(x, first[c], first[c + 1], gap, mean, cuts)
-        cuts[pieces] = first[c + 1]
-        at = first[c]
-        for t in range(pieces + 1):
-            new_first[n] = at
-            _sum_points(x, w, nodes, at, cuts[t], new_cells[n])
-            new_live[m] = n
-            n += 1
-            m += 1
-            at = cuts[t]
-    new_first[n] = first[k]
-    born[live.size] = m
-    new_low = np.zeros(m, np.int64)
-    new_high = np.zeros(m, np.int64)
-    for r in range(1, live.size):
-        for j in range(born[r], born[r + 1]):
-            new_low[j] = born[low[r]]
-            new_high[j] = j - 1 if again[r] and j > born[r] else born[high[r] + 1] - 1
-    return new_cells[:n].copy(), new_first[: n + 1].copy(), new_live[:m].copy(), new_low, new_high

@@ -31,7 +31,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "step": ("INTEGER", "training step"),
     "codec": ("TEXT", "canonical spec string"),
     "draw": ("INTEGER", "-1: expectation; 0, 1, ...: one keyed encoding each"),
-    "method": ("TEXT", "codec name, the spec up to the first colon"),
+    "method": ("TEXT", "codec name, with its prefixes: ef:topk"),
     "bits": ("INTEGER", "nominal bits, NULL where the codec has none"),
     "params": ("TEXT", "JSON object of all parameters"),
     "n": ("INTEGER", "elements"),

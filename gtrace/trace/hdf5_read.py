@@ -150,15 +150,17 @@ class Hdf5Stream:
             self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0])
         for entry in names:
             place = f"{where}/{printable(entry)}"
-            node = group[entry]
-            if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
-                continue
-            column = layout.Column(layout.VALUES, math.nan)
-            dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=file_bytes)
-            chunks = node.chunks or (1, dataset.shape[1])
-            spec = tensor_spec(place, entry, _read_json(node, layout.METADATA, place), dataset.shape[1], chunks)
-            found.append(spec)
-            self._tensors[spec.index] = dataset
+            with _reported(place):
+                node = group[entry]
+                if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
+                    continue
+                column = layout.Column(layout.VALUES, math.nan)
+                dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=file_bytes)
+                chunks = node.chunks or (1, dataset.shape[1])
+                attrs = _read_json(node, layout.METADATA, place)
+                spec = tensor_spec(place, entry, attrs, dataset.shape[1], chunks)
+                found.append(spec)
+                self._tensors[spec.index] = dataset
         check_indices(where, found)
         # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
         self._columns = len(found) + 1

@@ -85,12 +85,8 @@ def test_golden_optimum(name, s):
         assert check_certified(x, int(s), w) == pytest.approx(entry["minmax"][s]["optimum"], rel=1e-9)
         uniform = np.linspace(x.min(), x.max(), int(s))
         assert objective(x, uniform, w) == pytest.approx(entry["minmax"][s]["uniform"], rel=1e-9)
-    assert check_certified(r, int(s), v, lo=0.0, hi=1.0) == pytest.approx(
-        entry["abs01"][s]["optimum"], rel=1e-9
-    )
-    assert objective(r, np.linspace(0, 1, int(s)), v) == pytest.approx(
-        entry["abs01"][s]["uniform"], rel=1e-9
-    )
+    assert check_certified(r, int(s), v, lo=0.0, hi=1.0) == pytest.approx(entry["abs01"][s]["optimum"], rel=1e-9)
+    assert objective(r, np.linspace(0, 1, int(s)), v) == pytest.approx(entry["abs01"][s]["uniform"], rel=1e-9)
 
 
 @pytest.mark.parametrize("s", COUNTS)
@@ -335,9 +331,7 @@ def test_objective_matches_a_plain_sum():
     w = rng(15).random(20_000)
     grid = np.unique(np.concatenate([[x.min(), x.max()], rng(16).normal(size=37).clip(x.min(), x.max())]))
     for values, weights in ((x, w), (np.sort(x), None)):
-        assert objective(values, grid, weights) == pytest.approx(
-            naive_objective(values, grid, weights), rel=1e-13
-        )
+        assert objective(values, grid, weights) == pytest.approx(naive_objective(values, grid, weights), rel=1e-13)
     assert objective([2.0, 2.0], [2.0]) == 0.0
 
 

@@ -221,3 +221,11 @@ def test_families_differ_in_everything_but_the_rate():
     assert labels.families == ("qsgd bucket_size=512", "qsgd bucket_size=512", "qsgd bucket_size=null", "topk", "e")
     assert labels.settings == ("b2", "b3", "b3", "ratio 0.01", "")
     assert labels.unreadable == ("e",)
+
+
+def test_an_amount_is_not_named_beside_the_budget_that_takes_its_place():
+    parameters = [{"amount": 0.1, "bits": None}, {"amount": 1.0, "bits": 4}, {"rank": 2}]
+    specs = ["mcgq:amount=0.1", "mcgq:bits=4", "powersgd:rank=2"]
+    found = label(specs, ["mcgq", "mcgq", "powersgd"], parameters)
+    assert found.families == ("mcgq", "mcgq", "powersgd")
+    assert found.settings == ("amount 0.1", "b4", "rank 2")

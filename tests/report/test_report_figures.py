@@ -150,6 +150,17 @@ def test_the_uncompressed_run_has_no_error_to_draw(runs):
     assert "uncompressed" not in curves(axes)
 
 
+def test_a_run_with_a_prefix_is_named_and_drawn_as_its_codec_with_one(tmp_path):
+    specs = ("none", "topk:ratio=0.01", "ef:topk:ratio=0.01", "ef:rotate:block=64:qsgd:bits=3")
+    found = analyze_runs(read_runlog(write_runs(tmp_path / "b.jsonl", runs=specs, steps=30)))
+    lines = curves(training.averaged_gradient_error(found).axes[0])
+    plain, around = lines["topk ratio 0.01"], lines["ef:topk ratio 0.01"]
+    assert plain.get_color() == around.get_color()
+    assert plain.get_marker() == around.get_marker()
+    assert (plain.get_fillstyle(), around.get_fillstyle()) == ("full", "none")
+    assert lines["ef:rotate:qsgd b3"].get_color() == look("qsgd").line
+
+
 def test_running_mean_by_hand():
     assert training._running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
 

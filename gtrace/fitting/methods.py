@@ -20,9 +20,7 @@ _SETTLED, _SETTLED_ROUGH = 1e-13, 1e-9
 # Newton's next step would be about the square of this.
 _NEWTON_SETTLED = 1e-9
 _WARM_UP = 3
-_HALVINGS = 6
-# A step may close this part of a gap between two levels, no more.
-_CLOSING = 0.9
+_HALVINGS = 8
 # What rounding may do to an objective: relative, and in units of the last free level.
 _RISE, _NOISE = 1e-13, 1e-15
 _HALF_GAP = 0.499
@@ -125,15 +123,12 @@ def _newton_step(law: MixtureLaw, levels: NDArray[np.float64], mirrored: bool) -
         return None
     full = np.zeros(levels.size)
     full[0 if mirrored else 1 : -1] = step
-    gaps = np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
-    closing = -(np.diff(full, prepend=0.0) if mirrored else np.diff(full))
-    share = 1.0 / max(1.0, float(np.max(closing / (_CLOSING * gaps))))
     slack = _RISE * objective + _NOISE * float(np.abs(levels[-2]))
-    for _ in range(_HALVINGS):
-        trial = levels + share * full
-        if (np.diff(trial) > 0).all() and law.gradient(trial, mirrored)[0] <= objective + slack:
+    for halving in range(_HALVINGS):
+        trial = levels + 0.5**halving * full
+        ascending = bool((_gaps(trial, mirrored) > 0).all())
+        if ascending and law.gradient(trial, mirrored)[0] <= objective + slack:
             return trial
-        share *= 0.5
     return None
 
 
@@ -167,9 +162,14 @@ def _narrow(
     return levels, objectives
 
 
+def _gaps(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    """Gaps between neighbours; of a mirrored grid also that of the first level to 0."""
+    return np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
+
+
 def _room(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
     """The gap of each free level to its nearest neighbour."""
-    gaps = np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
+    gaps = _gaps(levels, mirrored)
     return np.minimum(gaps[:-1], gaps[1:])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from gtrace.errors import OutputExistsError, TraceError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARTIAL = ".partial"
+_PARTIAL = ".partial"
+
+_LEFTOVER_SECONDS = 3600
 
 #: O_NONBLOCK: opening a named pipe would wait for its writer for ever.
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -25,7 +28,7 @@ def write_beside(path: str, *parts: bytes) -> None:
     The name of the unfinished file is fixed, so a killed writer leaves one behind at most. Nothing is forced
     to the disk: this guards against the death of the process, not of the machine.
     """
-    beside = path + PARTIAL
+    beside = path + _PARTIAL
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
@@ -115,8 +118,22 @@ def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) ->
 
 
 def beside(path: Path, purpose: str) -> Path:
-    """A hidden name next to ``path``, on the same file system; fixed, so that the next run clears what a kill left."""
-    return path.with_name(f".{path.name}.gtrace-{purpose}")
+    """A hidden name of this process's own next to ``path``, on the same file system."""
+    return path.with_name(f"{_beside_prefix(path)}{purpose}-{os.getpid()}")
+
+
+def _beside_prefix(path: Path) -> str:
+    return f".{path.name}.gtrace-"
+
+
+def clear_leftovers(path: Path) -> None:
+    """Delete what killed writers of the same trace left beside it; nothing of a living one stays so long untouched."""
+    with os.scandir(path.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_beside_prefix(path)):
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if age > _LEFTOVER_SECONDS:
+                    remove(Path(entry.path))
 
 
 def remove(path: Path) -> None:
@@ -127,13 +144,32 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def move_in(new: Path, path: Path) -> None:
-    """Move a finished file or folder to its place; what was there goes away only after that."""
+def move_in(new: Path, path: Path, *, force: bool) -> None:
+    """Move a finished file or folder to its place.
+
+    With ``force`` what was there goes away once the new one is in its place. Without, of two processes that find the
+    place free at the same moment one gets it.
+
+    Raises:
+        OutputExistsError: ``force`` is off and something is there.
+    """
+    if not force:
+        try:
+            if new.is_dir():
+                # A folder that is empty gives way, a file or any other folder does not.
+                os.rename(new, path)
+            else:
+                os.link(new, path)
+                new.unlink()
+        except OSError as error:
+            if not os.path.lexists(path):
+                raise
+            raise OutputExistsError(f"{path}: appeared meanwhile and was left untouched") from error
+        return
     if not path.exists() or not (new.is_dir() or path.is_dir()):
         os.replace(new, path)
         return
     old = beside(path, "old")
-    remove(old)
     os.rename(path, old)
     try:
         os.rename(new, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}
 
 _LONGEST_STATUS = 64
+
+_ATTEMPTS, _PAUSE = 3, 0.01
 
 
 @contextmanager
@@ -217,6 +220,17 @@ class Hdf5Source:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self._marked: MarkedFile | None = None
+        # A file that is being written may change under a read: it is read again before it is called damaged.
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                self._load()
+                break
+            except TraceError:
+                time.sleep(_PAUSE)
+        else:
+            self._load()
+
+    def _load(self) -> None:
         self._file = self._open_file()
         try:
             with _reported(self.path):
@@ -241,7 +255,8 @@ class Hdf5Source:
                 # It is being written, or its writer was killed.
                 self._marked = MarkedFile(self.path)
                 return h5py.File(self._marked, "r")
-            return h5py.File(self.path, "r")
+            # A lock would keep the trace's writer out, when it is about to open the file.
+            return h5py.File(self.path, "r", locking=False)
         except (OSError, RuntimeError) as error:
             self._close_marked()
             reason = printable(str(error))

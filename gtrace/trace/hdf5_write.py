@@ -19,7 +19,7 @@ import numpy as np
 from h5py import h5f, h5p, h5s
 
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_place, move_in
+from gtrace.trace.files import beside, check_place, clear_leftovers, move_in
 from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.superblock import unmark
 from gtrace.trace.zarr_read import is_gtrace_zarr
@@ -69,6 +69,8 @@ def _open_for_rows(path: str) -> h5py.File:
     """Open in SWMR mode at once: switching it on later leaves a moment at which nobody could open the file."""
     access = h5p.create(h5p.FILE_ACCESS)
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    # Whoever reads the file at this moment must not keep the writer out; writers do not share a file.
+    access.set_file_locking(False, True)
     # No chunk cache: a row goes to the file at once and takes no memory.
     access.set_cache(0, 1, 0, 0.0)
     return h5py.File(h5f.open(os.fsencode(path), h5f.ACC_RDWR | h5f.ACC_SWMR_WRITE, access))
@@ -164,11 +166,12 @@ class Hdf5Sink:
         self._specs: dict[StreamKey, list[TensorSpec]] = {}
         self._rows: dict[StreamKey, int] = {}
         self._attrs = dict(attrs)
+        clear_leftovers(path)
         try:
-            with h5py.File(self._beside, "w", libver=_LIBVER) as file:
+            with h5py.File(self._beside, "w", libver=_LIBVER, locking=False) as file:
                 _set_attrs(file, {key: value for key, value in attrs.items() if key != layout.STATUS})
                 file.attrs.create(layout.STATUS, attrs[layout.STATUS], dtype=_STATUS)
-            move_in(self._beside, path)
+            move_in(self._beside, path, force=force)
         finally:
             self._beside.unlink(missing_ok=True)
 
@@ -185,7 +188,7 @@ class Hdf5Sink:
         shutil.copyfile(self._path, self._beside)
         # Closing the file took the mark off, unless something else in this process has it open.
         unmark(self._beside)
-        self._file = h5py.File(self._beside, "r+", libver=_LIBVER, rdcc_nbytes=0)
+        self._file = h5py.File(self._beside, "r+", libver=_LIBVER, rdcc_nbytes=0, locking=False)
         self._staged = True
         return self._file
 

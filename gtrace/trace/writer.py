@@ -123,6 +123,8 @@ class TraceWriter:
         self._open_bytes = 0
         self._lock = threading.RLock()
         self._closed = False
+        #: Something could not be written, so the trace may miss a part of what it was given.
+        self._failed = False
         self._pid = os.getpid()
 
     def append(
@@ -248,7 +250,8 @@ class TraceWriter:
         """Commit what is pending and finish the trace. Closing again does nothing.
 
         Args:
-            status: ``interrupted`` when the run that was recorded did not reach its end.
+            status: ``interrupted`` when the run that was recorded did not reach its end; so it is too when
+                something could not be written.
 
         Raises:
             TraceError: the files cannot be written.
@@ -283,7 +286,7 @@ class TraceWriter:
     def _finish(self, status: Status) -> None:
         self._closed = True
         with self._storing():
-            self._sink.close({**self._attrs, "status": status})
+            self._sink.close({**self._attrs, "status": "interrupted" if self._failed else status})
 
     def _check_open(self) -> None:
         if self._closed:
@@ -343,8 +346,15 @@ class TraceWriter:
     def _storing(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            raise TraceError(f"{self.path}: cannot be written ({error.strerror or error})") from error
+        except (OSError, RuntimeError) as error:
+            self._failed = True
+            raise _write_error(self.path, error) from error
+
+
+def _write_error(path: str | PathLike[str], error: Exception) -> TraceError:
+    """HDF5 puts a report of several lines where the system's word for the error is enough."""
+    number = getattr(error, "errno", None)
+    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
 
 
 def _open_chunk_bytes(spec: TensorSpec) -> int:
@@ -405,6 +415,6 @@ def create_trace(
             sink = Hdf5Sink(place, start, force=force)
         else:
             raise UsageError(f"{path}: a trace ends in .zarr, .h5 or .hdf5")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from None
+    except (OSError, RuntimeError) as error:
+        raise _write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

@@ -16,7 +16,7 @@ import numpy as np
 from numcodecs.blosc import BITSHUFFLE, Blosc
 
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_place, move_in, remove, write_beside
+from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove, write_beside
 from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.statistics import checksum_bytes
 from gtrace.trace.zarr_read import is_gtrace_zarr
@@ -266,11 +266,11 @@ class ZarrSink:
             (layout.VALUES.name, float("nan"), 2),
         ):
             _document(dtype, fill, ndim)
+        clear_leftovers(path)
         started = beside(path, "partial")
-        remove(started)
         try:
             _make_group(str(started), attrs)
-            move_in(started, path)
+            move_in(started, path, force=force)
         finally:
             remove(started)
         self._root = str(path)

@@ -118,13 +118,15 @@ def test_gradient_steps_reach_the_minimum_that_sweeps_reach(zero, start):
 
 
 def test_a_step_along_the_gradient_is_that_of_the_formula():
-    law = MIXTURES["one"]
-    start = np.array([0.0, 0.2, 0.5, 1.0])
+    law = MIXTURES["wide"]
+    start = np.array([0.0, 0.05, 0.6, 1.0])
     _, slopes = as_law(law).gradient(start, False)
     most = np.minimum(np.diff(start)[:-1], np.diff(start)[1:]) / 2
+    assert abs(slopes[0]) > most[0]
+    assert abs(slopes[1]) < most[1]
     expected = start[1:-1] - np.sign(slopes) * np.minimum(np.abs(slopes), most)
     levels, history = alq_levels(law, 3, method="gd", start=start, history=True, sweeps=1)
-    assert levels[1:-1] == pytest.approx(expected, rel=5e-3)
+    assert levels[1:-1] == pytest.approx(expected, rel=1e-3)
     assert history.size == 2
 
 
@@ -149,7 +151,7 @@ def test_fits_of_small_data_are_as_good_as_every_grid(seed, zero, weighted):
         # the first level has its best place between values too
         candidates = np.unique(np.concatenate([candidates, np.geomspace(0.01, 0.9, 12)]))
     best = min(sampled_error(values, 8, grid, zero, weighted) for grid in every_grid(candidates[-20:], 4, zero))
-    assert sampled_error(values, 8, levels, zero, weighted) <= best * (1 + 1e-6)
+    assert sampled_error(values, 8, levels, zero, weighted) <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("zero", [True, False])
@@ -220,6 +222,10 @@ def test_zeros_press_the_first_level_down():
     assert (np.diff(levels) > 0).all()
     assert levels[0] > 0
     assert expected_variance(sketch_of(few, norm="linf"), levels, zero=False) < 1e-12
+    # but never to what float32 calls 0
+    started = alq_levels(MIXTURES["one"], 3, False, start=[1e-50, 0.1, 0.2, 1.0], sweeps=0)
+    assert started.size == 4
+    assert started.astype(np.float32)[0] > 0
 
 
 @pytest.mark.parametrize(

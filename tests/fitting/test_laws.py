@@ -168,6 +168,16 @@ def test_exact_zeros_cost_a_grid_without_zero_its_first_level_squared():
     assert area == pytest.approx([0.125, 0.25])
 
 
+def test_the_first_level_may_lie_between_two_values():
+    values = np.repeat([0.0, 0.1, 0.6], [500, 50, 450])
+    law = as_law(sketch := MomentSketch.of([*values, 1.0], norm="linf"), weighted=False)
+    assert sketch.zeros == 500
+    levels = np.array([0.5, 1.0])
+    law.sweep(levels, True)
+    # 550 l^2 + 450 (1 - 0.6)(0.6 - l) is least where 1100 l = 180
+    assert levels[0] == pytest.approx(180 / 1100, rel=1e-6)
+
+
 def test_point_masses_of_a_mixture_cost_what_they_should():
     law = TruncatedNormalMixture([0.0, 0.2, -0.5, 0.02], [0.0, 0.0, 0.0, 0.03], [3.0, 2.0, 1.0, 4.0])
     smooth = TruncatedNormalMixture([0.02], [0.03], [1.0])
@@ -288,9 +298,11 @@ def test_tridiagonal_systems():
     assert descent.solve_tridiagonal(diagonal.copy(), coupling, solved)
     assert solved == pytest.approx(np.linalg.solve(matrix, right), rel=1e-12)
     # An indefinite matrix still gives a direction of descent for the gradient -right.
-    indefinite = right.copy()
-    assert descent.solve_tridiagonal(np.full(7, 0.1), coupling, indefinite)
-    assert indefinite @ right > 0
+    for _ in range(20):
+        right = rng.standard_normal(7)
+        direction = right.copy()
+        assert descent.solve_tridiagonal(np.full(7, 0.1), coupling, direction)
+        assert direction @ right > 0
     assert not descent.solve_tridiagonal(np.array([1.0, 0.0]), np.array([0.1]), np.ones(2))
 
 

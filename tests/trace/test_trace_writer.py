@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 
 import h5py
@@ -60,7 +63,7 @@ def test_a_tensor_appears_while_other_code_of_the_process_has_the_file_open(tmp_
     with create_trace(tmp_path / "run.h5") as writer:
         writer.append(0, "a", [1.0])
         writer.commit(0)
-        with h5py.File(tmp_path / "run.h5", "r") as file:
+        with h5py.File(tmp_path / "run.h5", "r", locking=False) as file:
             for step in (1, 2):
                 writer.append(step, f"late{step}", np.full(1000, step))
                 writer.commit(step)
@@ -221,6 +224,32 @@ def test_force_replaces_a_trace_that_is_damaged(path):
         check_gradients(trace, STEPS)
 
 
+def test_leftovers_of_killed_writers_are_cleared_later(path):
+    old, new = (path.with_name(f".{path.name}.gtrace-{what}-77") for what in ("old", "partial"))
+    old.mkdir()
+    (old / "zarr.json").write_text("{}")
+    new.write_text("of a living writer")
+    os.utime(old, (0, 0))
+    write_trace(path)
+    assert sorted(os.listdir(path.parent)) == sorted([new.name, path.name])
+
+
+def test_of_two_writers_that_start_at_the_same_moment_one_gets_the_place(path, monkeypatch):
+    """The second finds nothing there, and the first moves in before it does."""
+    for module in ("zarr_write", "hdf5_write"):
+        monkeypatch.setattr(f"gtrace.trace.{module}.check_place", lambda *_, **__: write_trace_once(path))
+
+    def write_trace_once(place):
+        monkeypatch.undo()
+        write_trace(place)
+
+    with pytest.raises(OutputExistsError, match="appeared meanwhile"):
+        create_trace(path)
+    assert os.listdir(path.parent) == [path.name]
+    with open_trace(path) as trace:
+        check_gradients(trace, STEPS)
+
+
 @pytest.mark.parametrize("content", ["notes.txt", "zarr.json"])
 def test_force_never_deletes_a_folder_that_is_no_trace(content, path):
     path.mkdir()
@@ -302,19 +331,50 @@ def test_a_closed_trace_is_not_read(path):
         trace.read("fc.bias", 0)
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-def test_a_full_disk_is_one_error_and_loses_no_committed_step(suffix, tmp_path, monkeypatch):
-    path = tmp_path / f"run{suffix}"
-    writer = create_trace(path)
-    write_steps(writer, (0, 1))
-    with monkeypatch.context() as patch:
-        for module in ("gtrace.trace.zarr_write.write_beside", "gtrace.trace.hdf5_write._put_row"):
-            patch.setattr(module, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        writer.append(2, "fc.bias", gradient("fc.bias", 2)) if suffix == ".zarr" else None
-        with pytest.raises(TraceError, match="cannot be written \\(No space left on device\\)"):
-            writer.commit(2)
-    writer.commit(2)
-    writer.close()
+def test_a_full_disk_is_one_line_and_loses_no_committed_step(path, tmp_path):
+    """A limit on the size of files stands in for the disk; it holds for a process of its own."""
+    program = textwrap.dedent("""
+        import resource, signal, sys
+        import numpy as np
+        from gtrace.errors import TraceError
+        from gtrace.trace import create_trace
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        writer = create_trace(sys.argv[1])
+        for step in range(3):
+            writer.append(step, "w", np.full(5_000, step, np.float32))
+            writer.commit(step)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        noise = np.random.default_rng(0).integers(0, 2**32, 50_000, np.uint32).view(np.float32)
+        for action in (lambda: (writer.append(3, "x", noise), writer.commit(3)), writer.close):
+            try:
+                action()
+            except TraceError as error:
+                print(error)
+    """)
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == f"{path}: cannot be written (File too large)"
+    assert set(done.stdout.splitlines()) == {f"{path}: cannot be written (File too large)"}
+    with open_trace(path) as trace:
+        assert trace.scalars()["step"].tolist()[:3] == [0, 1, 2]
+        assert trace.status == "interrupted"
+        for step in range(3):
+            assert set(trace.read("w", step)) == {step}
+
+
+def test_a_step_whose_commit_failed_can_be_committed_again(path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with create_trace(path) as writer:
+        write_steps(writer, (0, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr("gtrace.trace.zarr_write.write_beside", fail)
+            patch.setattr("gtrace.trace.hdf5_write._put_row", fail)
+            with pytest.raises(TraceError, match=r"cannot be written \(No space left on device\)"):
+                writer.commit(2)
+        writer.commit(2)
     with open_trace(path) as trace:
         assert trace.scalars()["step"].tolist() == [0, 1, 2]
         np.testing.assert_array_equal(trace.read("fc.weight", 0), gradient("fc.weight", 0).ravel())

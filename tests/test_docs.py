@@ -1,0 +1,47 @@
+"""Claims of README and docs that a program can check."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gtrace.cli import COMMANDS
+from gtrace.codecs import codec_class, codec_names, wrapper_names
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [*codec_names(), *wrapper_names()])
+def test_readme_lists_every_codec_with_its_own_summary(name):
+    shown = f"`{name}:`" if name in wrapper_names() else f"`{name}`"
+    assert f"| {shown} | {codec_class(name).summary} |" in README
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_named_in_readme_or_changelog(name):
+    assert f"gtrace {name}" in README + (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_python_of_the_readme_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    out = capsys.readouterr().out.split()
+    assert 0 < float(out[0]) < 1
+    assert out[-3:] == ["bits", "per", "coordinate"]
+
+
+def test_links_between_documents_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_two_commands_are_there():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"make {target}" in README
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()

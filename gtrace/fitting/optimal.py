@@ -47,8 +47,7 @@ def optimal_levels(
         s: number of levels, both ends included; at least 2.
         weights: one non-negative weight per value; None for 1.
         method: "exact" for the certified optimum; "sketch" for one pass over unsorted values and a search
-            over bins 2^-10 wide, relative to the distance from the median (from 0 where many values are 0).
-            A sketch always uses its own bins.
+            over bins 2^-10 wide, relative to the distance from the median. A sketch always uses its own bins.
         lo: first level; None for the least value. No value may lie below it.
         hi: last level; None for the greatest value. No value may lie above it.
         grid: restrict levels to lo + (hi - lo) {0, 1/grid, ..., 1}.
@@ -268,9 +267,8 @@ def bin_points(
 def _binned(points: Points) -> Points:
     """Points for unsorted values: one pass into bins on both sides of an anchor."""
     x, w, low, high, _ = points
-    # bins are finest about the anchor: an atom at 0 gets a point of its own, else the bulk is where it matters
-    sample = x[:: max(1, x.size // 1024)]
-    anchor = 0.0 if np.count_nonzero(sample == 0) > 1 else float(np.median(sample))
+    # bins are finest about the anchor; a median of a few values will do
+    anchor = float(np.median(x[:: max(1, x.size // 1024)]))
     scale = max(high - anchor, anchor - low)
     if scale == 0 or not np.isfinite(scale):
         return points.ordered()

@@ -158,19 +158,12 @@ class _Search:
         want = _CELLS_PER_LEVEL * s
         weight = np.empty(self.nodes.shape[0])
         _spans.spread(x, self.nodes, weight)
+        # opening a node only lowers its spread, so there are at most as many cells as wanted
+        share = float(weight[start // _spans.NODE : -(-stop // _spans.NODE)].sum()) / want
         cuts = np.empty(2 * want, np.int64)
-        share, count = 0.0, 0
-        if stop - start > cuts.size:
-            # in a heavy tail a few points have most of the spread: lower the share until the rest is cut too
-            share = float(weight[start // _spans.NODE : -(-stop // _spans.NODE)].sum()) / want
-            for _ in range(64):
-                count, total = _spans.cut(x, self.w, weight, start, stop, share, cuts)
-                if count >= want // 2:
-                    break
-                share = min(share / 4, total / want)
-        if share == 0.0 or count > cuts.size:
-            cuts = np.empty(max(count, stop - start if share == 0.0 else 0), np.int64)
-            count, _ = _spans.cut(x, self.w, weight, start, stop, share, cuts)
+        if stop - start <= cuts.size:
+            share = 0.0
+        count = _spans.cut(x, self.w, weight, start, stop, share, cuts)
         return np.concatenate([[0, start], cuts[:count], [stop, x.size]]).astype(np.int64)
 
     def _sum_jumps(self) -> Floats:
@@ -227,7 +220,8 @@ class _Search:
             path = np.arange(high.size)
             self.penalty = 2 * self.upper / self.intervals
         else:
-            path, self.penalty = _cheapest_path(high, start, count, table, self.intervals, self.penalty)
+            price = self.penalty or self.upper / self.intervals
+            path, self.penalty = _cheapest_path(high, start, count, table, self.intervals, price)
         cost = float(_kernels.path_cost(self.cells, self.jumps, self.live[path]))
         if cost <= self.upper:
             self.upper = cost
@@ -275,10 +269,13 @@ def _cheapest_path(
                 # where the cost falls by powers of ten per step the crossings creep
                 penalty = middle
         elif turn < _MOST_TURNS // 4:
-            penalty *= (path.steps / steps) ** 3
+            # the cost of n steps is near c / n^2 and the price near 1 / n^3, or far steeper in heavy tails
+            penalty *= (path.steps / steps) ** (3 * 2 ** min(turn // 2, 5))
         else:
-            penalty = 0.0 if short else 8 * penalty
-    return (short or path).ranks, penalty
+            penalty = 0.0
+    if short is None:
+        return path.ranks[np.rint(np.linspace(0, path.steps, steps + 1)).astype(np.int64)], penalty
+    return short.ranks, penalty
 
 
 def _crossing(short: _Path, long: _Path) -> float:

@@ -57,7 +57,9 @@ def check_certified(x, s, weights=None, **ends):
     assert levels[-1] == ends.get("hi", np.max(x))
     again = naive_objective(x, levels, weights)
     assert value == pytest.approx(again, rel=1e-12, abs=1e-300)
-    assert bound <= value <= bound * (1 + 1e-9)
+    assert value <= bound * (1 + 1e-9)
+    # rounding in the bound's own sums is taken off it
+    assert bound <= value * (1 - 5e-11)
     return value
 
 

@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	$(BIN)/gtrace demo --force
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

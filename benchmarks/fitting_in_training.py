@@ -15,7 +15,6 @@ from torch import nn
 import gtrace
 from gtrace.online import Exchange
 
-
 DEFAULT = ["zipml:bits=3", "zipml:bits=3,scope=model", "alq:bits=3", "alq:bits=3,scope=model", "qsgdinf:bits=3"]
 
 
@@ -89,9 +88,8 @@ def main():
     print(f"{size} parameters, {args.workers} workers, batch {args.batch}: {1e3 * base:.0f} ms of CPU a step")
     for spec in args.codecs:
         fit, codec = statistics.median(spent[spec]), statistics.median(whole[spec])
-        print(
-            f"{spec:26} fitting {1e3 * fit:6.1f} ms = {fit / base:6.1%}   codec in all {1e3 * codec:6.1f} ms = {codec / base:6.1%}"
-        )
+        shares = f"fitting {1e3 * fit:6.1f} ms = {fit / base:6.1%}   codec in all {1e3 * codec:6.1f} ms"
+        print(f"{spec:26} {shares} = {codec / base:6.1%}")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ _CELLS_PER_LEVEL = 4
 #: the search ends when its bounds are this close; what rounding can do to the lower one is taken off it
 _CLOSE = 1e-12
 _ROUNDING = 1e-10
-#: two path lengths this close are equal; and a limit on the tries to hit a number of steps
+#: two path lengths this close are equal; and a limits on the tries to hit a number of steps, or of cells
 _SAME = 1e-14
 _MOST_TURNS = 200
+_MOST_SHARES = 64
 #: beyond these magnitudes squares leave float64's range, so points and weights are scaled by a power of two
 _LARGE, _SMALL = 1e100, 1e-100
 
@@ -158,12 +159,19 @@ class _Search:
         want = _CELLS_PER_LEVEL * s
         weight = np.empty(self.nodes.shape[0])
         _spans.spread(x, self.nodes, weight)
-        # opening a node only lowers its spread, so there are at most as many cells as wanted
-        share = float(weight[start // _spans.NODE : -(-stop // _spans.NODE)].sum()) / want
         cuts = np.empty(2 * want, np.int64)
-        if stop - start <= cuts.size:
-            share = 0.0
-        count = _spans.cut(x, self.w, weight, start, stop, share, cuts)
+        share, count = 0.0, cuts.size + 1
+        if stop - start > cuts.size:
+            # where few points have most of the spread, lower the share until the rest is cut finely, too
+            share = float(weight[start // _spans.NODE : -(-stop // _spans.NODE)].sum()) / want
+            for _ in range(_MOST_SHARES):
+                count, total = _spans.cut(x, self.w, weight, start, stop, share, cuts)
+                if count >= want // 2:
+                    break
+                share = min(share / 4, total / want)
+        if count > cuts.size:
+            cuts = np.empty(stop - start, np.int64)
+            count, _ = _spans.cut(x, self.w, weight, start, stop, share, cuts)
         return np.concatenate([[0, start], cuts[:count], [stop, x.size]]).astype(np.int64)
 
     def _sum_jumps(self) -> Floats:

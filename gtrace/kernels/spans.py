@@ -29,7 +29,7 @@ COLUMNS = 6
 #: points summed up in one row of the lowest level
 NODE = 64
 #: most parts that a cell is split into
-CHILDREN = 3
+CHILDREN = 4
 _CHUNK = 4096
 
 
@@ -255,26 +255,38 @@ def _run_start(x: Points, at: int, start: int, stop: int) -> int:
 
 
 @inline
-def split_points(x: Points, start: int, stop: int, mean: float, cuts: Ints) -> int:
+def split_points(x: Points, start: int, stop: int, gap: float, mean: float, cuts: Ints) -> int:
     """Where to cut a cell of at least two values, into cuts[CHILDREN - 1]; returns how many cuts.
 
     In the middle between its ends, which finds inner gaps, and at its mean if that is elsewhere, which closes in on a
-    value with most of the mass. Cuts by numbers of points would need a round per factor of two for either.
+    value with most of the mass. The last value before a gap wider than the cell gets a cell of its own: a level
+    just there saves much, and levels are tried at the left ends of cells.
     """
+    n, end = 0, stop
     left, right = np.float64(x[start]), np.float64(x[stop - 1])
-    middle = left + 0.5 * (right - left)
-    low, high = min(mean, middle), min(max(mean, middle), right)
-    if high - low <= 0.125 * (right - left):
-        low = high = middle
-    cuts[0] = _run_start(x, min(_first_above(x, low, start, stop), stop - 1), start, stop)
-    if high == low:
-        return 1
-    cuts[1] = _run_start(x, min(_first_above(x, high, cuts[0], stop), stop - 1), start, stop)
-    return 2 if cuts[0] < cuts[1] < stop else 1
+    if gap > right - left:
+        end = _first_not_below(x, right, start, stop)
+        right = np.float64(x[end - 1])
+    if left < right:
+        middle = left + 0.5 * (right - left)
+        low, high = min(mean, middle), min(max(mean, middle), right)
+        if high - low <= 0.125 * (right - left):
+            low = high = middle
+        cuts[0] = _run_start(x, min(_first_above(x, low, start, end), end - 1), start, end)
+        n = 1
+        if high > low:
+            cuts[1] = _run_start(x, min(_first_above(x, high, cuts[0], end), end - 1), start, end)
+            n += cuts[0] < cuts[1] < end
+    if end < stop:
+        cuts[n] = end
+        n += 1
+    return n
 
 
 @jit
-def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: float, cuts: Ints) -> int:
+def cut(
+    x: Points, w: Floats, weight: Floats, start: int, stop: int, share: float, cuts: Ints
+) -> tuple[int, float]:
     """Cut the points start..stop-1 into cells of about ``share`` of the spread; equal values stay together.
 
     Args:
@@ -284,34 +296,42 @@ def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: floa
         start: the first point.
         stop: one past the last point.
         share: spread of one cell; 0 for a cell per value.
-        cuts: overwritten with the first points of all cells but the first.
+        cuts: overwritten with the first points of all cells but the first, as many as fit.
 
     Returns:
-        the number of cuts.
+        the number of cuts, also of those that did not fit, and the spread of all points.
     """
     count, before = 0, start
-    spread_so_far = 0.0
+    total, current = 0.0, 0.0
     last = x.size - 1
     p = start
     while p < stop:
         node = p // NODE
+        step = 1
         if p % NODE == 0 and p + NODE <= stop and weight[node] <= share:
-            spread_so_far += weight[node]
-            p += NODE
+            step = NODE
+            g = weight[node]
         else:
             gap = np.float64(x[min(p + 1, last)]) - np.float64(x[p])
             mass = w[p] if w.size else 1.0
-            spread_so_far += (mass * gap * gap) ** (1.0 / 3.0)
-            p += 1
-        if spread_so_far >= share and p < stop:
-            at = _run_start(x, p, before, stop)
-            if before < at < stop:
-                cuts[count] = at
-                count += 1
-                before = at
-                spread_so_far = 0.0
-                p = max(p, at)
-    return count
+            g = (mass * gap * gap) ** (1.0 / 3.0)
+        # a point with a share of its own gets its own cell, see split_points
+        alone = current > 0.0 and g >= share
+        for at_end in range(2):
+            if at_end:
+                p += step
+                total += g
+                current += g
+            if (current >= share if at_end else alone) and p < stop:
+                at = _run_start(x, p, before, stop)
+                if before < at < stop and (at_end or at <= p):
+                    if count < cuts.size:
+                        cuts[count] = at
+                    count += 1
+                    before = at
+                    current = 0.0
+                    p = max(p, at)
+    return count, total
 
 
 @jit

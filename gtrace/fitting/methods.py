@@ -34,7 +34,7 @@ _POLISH = 5
 def optimize(
     law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Newton's steps where the law is smooth, else :func:`narrow` and a few sweeps."""
+    """Newton's steps where the law is smooth; else dynamic programming in narrowing windows, and a few sweeps."""
     if isinstance(law, MixtureLaw) and law.smooth:
         return _newton(law, levels, mirrored, limit)
     levels, objectives = _narrow(law, levels, mirrored, limit)

@@ -283,10 +283,15 @@ def split_points(x: Points, start: int, stop: int, gap: float, mean: float, cuts
     return n
 
 
+@inline
+def _append(cuts: Ints, count: int, at: int) -> int:
+    if count < cuts.size:
+        cuts[count] = at
+    return count + 1
+
+
 @jit
-def cut(
-    x: Points, w: Floats, weight: Floats, start: int, stop: int, share: float, cuts: Ints
-) -> tuple[int, float]:
+def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: float, cuts: Ints) -> tuple[int, float]:
     """Cut the points start..stop-1 into cells of about ``share`` of the spread; equal values stay together.
 
     Args:
@@ -315,22 +320,21 @@ def cut(
             gap = np.float64(x[min(p + 1, last)]) - np.float64(x[p])
             mass = w[p] if w.size else 1.0
             g = (mass * gap * gap) ** (1.0 / 3.0)
-        # a point with a share of its own gets its own cell, see split_points
-        alone = current > 0.0 and g >= share
-        for at_end in range(2):
-            if at_end:
-                p += step
-                total += g
-                current += g
-            if (current >= share if at_end else alone) and p < stop:
-                at = _run_start(x, p, before, stop)
-                if before < at < stop and (at_end or at <= p):
-                    if count < cuts.size:
-                        cuts[count] = at
-                    count += 1
-                    before = at
-                    current = 0.0
-                    p = max(p, at)
+        if g >= share and current > 0.0:
+            # a point with a share of its own gets a cell of its own, see split_points
+            at = _run_start(x, p, before, stop)
+            if before < at <= p:
+                count = _append(cuts, count, at)
+                before, current = at, 0.0
+        p += step
+        total += g
+        current += g
+        if current >= share and p < stop:
+            at = _run_start(x, p, before, stop)
+            if before < at < stop:
+                count = _append(cuts, count, at)
+                before, current = at, 0.0
+                p = max(p, at)
     return count, total
 
 

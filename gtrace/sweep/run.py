@@ -96,8 +96,8 @@ def run_sweep(
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
         path = Path(output)
-        wanted_tensors = _choose_tensors(opened, tensors)
-        wanted_steps = _choose_steps(opened, wanted_tensors, steps)
+        gradients = _Gradients(opened, tensors)
+        wanted_steps = gradients.choose(steps)
         provenance = {
             "command": list(command),
             "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else opened.fingerprint,
@@ -114,7 +114,7 @@ def run_sweep(
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}
                 done -= {key for key in store.without_optimum() if key[2] in specs}
-            plan = _plan(opened, wanted_tensors, wanted_steps, chosen, draws, done)
+            plan = _plan(gradients, wanted_steps, chosen, draws, done)
             total = sum(len(job.wanted) for job in plan)
             count = 0
 
@@ -125,7 +125,7 @@ def run_sweep(
                 if progress is not None:
                     progress(count, total)
 
-            run_jobs(_Gradients(opened, wanted_tensors), plan, settings, jobs or os.cpu_count() or 1, sink)
+            run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink)
         finally:
             store.close()
         return ResultStore.load(path)
@@ -141,30 +141,19 @@ def _digest(value: Any) -> str:
 
 
 def _choose_tensors(trace: Trace, globs: Sequence[str] | None) -> list[TensorInfo]:
+    # The same parameter in several streams (ranks) is swept once, in the first of them.
+    infos = list({info.name: info for info in reversed(trace.tensors)}.values())[::-1]
     if not globs:
-        return list(trace.tensors)
-    names = [info.name for info in trace.tensors]
+        return infos
+    names = [info.name for info in infos]
     for glob in globs:
         if not fnmatch.filter(names, glob):
             raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-    return [info for info in trace.tensors if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
-
-
-def _choose_steps(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None) -> frozenset[int]:
-    there = {int(step) for info in infos for step in trace.steps(info.name)}
-    if steps is None:
-        return frozenset(there)
-    chosen = there.intersection(steps)
-    if not chosen:
-        known = sorted(there)
-        span = f"it has {len(known)} steps from {known[0]} to {known[-1]}" if known else "it has no steps"
-        raise UsageError(f"--steps: none of these steps is in the trace; {span}")
-    return frozenset(chosen)
+    return [info for info in infos if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
 
 
 def _plan(
-    trace: Trace,
-    infos: Sequence[TensorInfo],
+    gradients: _Gradients,
     steps: frozenset[int],
     codecs: Sequence[Codec],
     draws: int,
@@ -175,11 +164,11 @@ def _plan(
     alone = [c for c in codecs if scope_of(c) == "tensor"]
     jobs = []
     if model:
-        there = tuple(sorted({int(step) for info in infos for step in trace.steps(info.name)}))
-        bits = {_dtype_bits(info) for info in infos}
+        bits = {_dtype_bits(info) for info in gradients.infos}
+        there = tuple(sorted(gradients.all_steps))
         jobs.append(_job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, there, steps, model, draws, done))
-    for info in sorted(infos, key=lambda info: -info.size):
-        there = tuple(int(step) for step in trace.steps(info.name))
+    for info in sorted(gradients.infos, key=lambda info: -info.size):
+        there = gradients.steps[info.name]
         jobs.append(_job(info.name, _dtype_bits(info), there, steps, alone, draws, done))
     return [job for job in jobs if job.wanted]
 
@@ -219,15 +208,48 @@ def _job(
 
 
 class _Gradients:
-    """A trace as the engine reads it: its tensors, and under ``*`` all of them end to end, in the trace's order."""
+    """A trace as the engine reads it: its tensors, and under ``*`` all of them end to end, in the trace's order.
 
-    def __init__(self, trace: Trace, infos: Sequence[TensorInfo]) -> None:
+    Args:
+        trace: it may hold several streams, one per optimizer; each tensor is read from its own.
+        globs: only tensors whose name matches one of these; None for all.
+
+    Raises:
+        UsageError: a glob that matches nothing.
+    """
+
+    def __init__(self, trace: Trace, globs: Sequence[str] | None) -> None:
         self._trace = trace
-        self._steps = {info.name: frozenset(trace.steps(info.name).tolist()) for info in infos}
+        self.infos = _choose_tensors(trace, globs)
+        self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
+        self._streams = {info.name: _stream(info) for info in self.infos}
+        self._present = {name: frozenset(steps) for name, steps in self.steps.items()}
+
+    @property
+    def all_steps(self) -> frozenset[int]:
+        """Steps at which any of the tensors is present."""
+        return frozenset[int]().union(*self._present.values())
+
+    def choose(self, steps: Sequence[int] | None) -> frozenset[int]:
+        """Those of the steps that are there; all of them for None.
+
+        Raises:
+            UsageError: none is.
+        """
+        there = self.all_steps
+        chosen = there if steps is None else there.intersection(steps)
+        if steps is not None and not chosen:
+            span = f"it has {len(there)} steps from {min(there)} to {max(there)}" if there else "it has no steps"
+            raise UsageError(f"--steps: none of these steps is in the trace; {span}")
+        return chosen
 
     def read(self, name: str, step: int) -> NDArray[np.float32]:
         """A tensor at a step, or the whole model's gradient."""
         if name != WHOLE_MODEL:
-            return self._trace.read(name, step)
-        parts = [self._trace.read(part, step) for part, steps in self._steps.items() if step in steps]
+            return self._trace.read(name, step, **self._streams[name])
+        parts = [self.read(part, step) for part, steps in self._present.items() if step in steps]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def _stream(info: TensorInfo) -> dict[str, Any]:
+    return {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}

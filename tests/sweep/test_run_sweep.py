@@ -321,6 +321,25 @@ def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
     assert errors[11] != first[11]
 
 
+def test_every_optimizer_of_a_trace_takes_part(tmp_path):
+    with gtrace.create_trace(tmp_path / "gan.zarr") as writer:
+        for step in range(3):
+            writer.append(step, "generator", np.full(50, step + 1.0), optimizer=0)
+            writer.commit(step, optimizer=0)
+        for step in range(2):
+            writer.append(step, "critic", np.full(20, 10.0 + step), optimizer=1)
+            writer.commit(step, optimizer=1)
+    found = gtrace.run_sweep(tmp_path / "gan.zarr", ["terngrad"], jobs=1, draws=0)
+    energy = {(r["tensor"], r["step"]): r["energy"] for r in found.rows()}
+    assert energy == {
+        ("generator", 0): 50.0,
+        ("generator", 1): 200.0,
+        ("generator", 2): 450.0,
+        ("critic", 0): 2000.0,
+        ("critic", 1): 2420.0,
+    }
+
+
 def test_whole_model_scope(trace):
     spec = "qsgdinf:bits=3,bucket_size=512,scope=model"
     found = gtrace.run_sweep(trace, [spec], jobs=1, draws=0)

@@ -339,9 +339,8 @@ def refine(
             n += 1
             m += 1
             continue
-        gap = cells[c + 1, LEFT] - cells[c, RIGHT] if c + 1 < k else 0.0
         mean = cells[c, LEFT] + cells[c, UP] / cells[c, MASS]
-        pieces = split_points(x, first[c], first[c + 1], gap, mean, cuts)
+        pieces = split_points(x, first[c], first[c + 1], mean, cuts)
         cuts[pieces] = first[c + 1]
         at = first[c]
         for t in range(pieces + 1):

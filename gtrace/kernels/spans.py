@@ -29,7 +29,7 @@ COLUMNS = 6
 #: points summed up in one row of the lowest level
 NODE = 64
 #: most parts that a cell is split into
-CHILDREN = 4
+CHILDREN = 3
 _CHUNK = 4096
 
 
@@ -255,36 +255,27 @@ def _run_start(x: Points, at: int, start: int, stop: int) -> int:
 
 
 @inline
-def split_points(x: Points, start: int, stop: int, gap: float, mean: float, cuts: Ints) -> int:
+def split_points(x: Points, start: int, stop: int, mean: float, cuts: Ints) -> int:
     """Where to cut a cell of at least two values, into cuts[CHILDREN - 1]; returns how many cuts.
 
     In the middle between its ends, which finds inner gaps, and at its mean if that is elsewhere, which closes in on a
-    value with most of the mass. The last value before a gap wider than the cell gets a cell of its own: a level
-    just there saves much, and levels are tried at the left ends of cells.
+    value with most of the mass. Cuts by numbers of points would need many rounds for either.
     """
-    n, end = 0, stop
     left, right = np.float64(x[start]), np.float64(x[stop - 1])
-    if gap > right - left:
-        end = _first_not_below(x, right, start, stop)
-        right = np.float64(x[end - 1])
-    if left < right:
-        middle = left + 0.5 * (right - left)
-        low, high = min(mean, middle), min(max(mean, middle), right)
-        if high - low <= 0.125 * (right - left):
-            low = high = middle
-        cuts[0] = _run_start(x, min(_first_above(x, low, start, end), end - 1), start, end)
-        n = 1
-        if high > low:
-            cuts[1] = _run_start(x, min(_first_above(x, high, cuts[0], end), end - 1), start, end)
-            n += cuts[0] < cuts[1] < end
-    if end < stop:
-        cuts[n] = end
-        n += 1
-    return n
+    middle = left + 0.5 * (right - left)
+    low, high = min(mean, middle), min(max(mean, middle), right)
+    if high - low <= 0.125 * (right - left):
+        low = high = middle
+    cuts[0] = _run_start(x, min(_first_above(x, low, start, stop), stop - 1), start, stop)
+    if low == high:
+        return 1
+    cuts[1] = _run_start(x, min(_first_above(x, high, cuts[0], stop), stop - 1), start, stop)
+    return 2 if cuts[0] < cuts[1] < stop else 1
 
 
 @inline
 def _append(cuts: Ints, count: int, at: int) -> int:
+    """Write the next cut if it fits, and count it."""
     if count < cuts.size:
         cuts[count] = at
     return count + 1
@@ -321,7 +312,8 @@ def cut(x: Points, w: Floats, weight: Floats, start: int, stop: int, share: floa
             mass = w[p] if w.size else 1.0
             g = (mass * gap * gap) ** (1.0 / 3.0)
         if g >= share and current > 0.0:
-            # a point with a share of its own gets a cell of its own, see split_points
+            # The last value before a wide gap gets a cell of its own: levels are tried at left ends, and one just
+            # there saves much.
             at = _run_start(x, p, before, stop)
             if before < at <= p:
                 count = _append(cuts, count, at)

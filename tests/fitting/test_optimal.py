@@ -220,15 +220,25 @@ def test_certificate_holds_at_two_million_points(name):
                 assert objective(x, moved) >= value * (1 - 1e-12)
 
 
+def peak_memory(x, s):
+    optimal_levels(x, s)
+    tracemalloc.start()
+    optimal_levels(x, s)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
 @pytest.mark.parametrize("name", ["normal", "t1", "clusters", "spiked"])
 def test_memory_does_not_grow_with_levels_times_points(name):
     x = np.sort(laws(1_000_000, 10)[name])
-    optimal_levels(x, 16)
-    tracemalloc.start()
-    optimal_levels(x, 16)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < x.nbytes
+    assert peak_memory(x, 16) < x.nbytes
+
+
+def test_memory_stays_small_over_many_scales():
+    # a coarse first division would leave most of these scales inside one cell for many rounds
+    steps = [10.0**k + rng(k + 9).random(2000) * 10.0 ** (k - 6) for k in range(-5, 6)]
+    assert peak_memory(np.sort(np.concatenate(steps)), 200) < 10e6
 
 
 @pytest.mark.parametrize("method", ["exact", "sketch"])

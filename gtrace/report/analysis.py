@@ -52,7 +52,9 @@ class Configuration:
         bits_fixed: with fixed-width symbols.
         bits_entropy: at the entropy of the symbols.
         bits_huffman: with a Huffman code.
-        ratio_float32: 32 / bits.
+        ratio_float32: 32 / bits, the ratio of totals.
+        step_ratio_float32: mean over steps of each step's own ratio, as papers also report it; never below the
+            ratio of totals where steps have equal sizes.
         cosine: of decoded and original, mean over cells weighted by elements.
         w1_normalized: Wasserstein-1 of the values over the mean absolute value.
         optimal_variance: relative variance of the best levels of the same number under the same scale, over the
@@ -78,6 +80,7 @@ class Configuration:
     bits_entropy: float
     bits_huffman: float
     ratio_float32: float
+    step_ratio_float32: float
     cosine: float
     w1_normalized: float
     optimal_variance: float
@@ -259,6 +262,20 @@ class _Sums:
             np.divide(top, bottom, out=out[c], where=bottom > 0)
         return out
 
+    def step_ratio(self) -> NDArray[np.float64]:
+        """Mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
+        table = self._table
+        out = np.full(len(table.specs), np.nan)
+        for c in range(len(table.specs)):
+            mask = self._used[c]
+            steps = table.step[mask]
+            total = np.bincount(steps, weights=32.0 * table.n[c, mask], minlength=len(table.steps))
+            sent = np.bincount(steps, weights=table.bits[c, mask] * table.n[c, mask], minlength=len(table.steps))
+            there = total > 0
+            if there.any() and (sent[there] > 0).all():
+                out[c] = float(np.mean(total[there] / sent[there]))
+        return out
+
     def source(self, closed: NDArray[np.bool_], drawn: NDArray[np.bool_]) -> list[Source]:
         """Where numbers came from: masks (configurations, cells) of closed forms and of draws."""
         has_closed = np.logical_or.reduce(self._used & closed, axis=1)
@@ -284,6 +301,7 @@ def _configurations(
     optimal = sums.ratio(table.optimal_variance, table.energy, strict=True)
     model = sums.ratio(table.model_variance, table.energy, strict=True)
     times = _divide(variance, optimal, optimal > 0)
+    step_ratio = sums.step_ratio()
     compared = np.where(partial, np.nan, variance)
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
@@ -314,6 +332,7 @@ def _configurations(
             bits_entropy=float(others["bits_entropy"][c]),
             bits_huffman=float(others["bits_huffman"][c]),
             ratio_float32=32 / float(bits[c]) if bits[c] > 0 else math.nan,
+            step_ratio_float32=float(step_ratio[c]),
             cosine=float(others["cosine"][c]),
             w1_normalized=float(w1[c]),
             optimal_variance=float(optimal[c]),

@@ -33,11 +33,22 @@ def test_sums_by_hand():
     assert c.bits_entropy == pytest.approx(3.5)
     assert c.cosine == pytest.approx((0.2 * 1000 + 0.4 * 3000) / 4000)
     assert c.ratio_float32 == pytest.approx(32 / 3.5)
+    assert c.step_ratio_float32 == pytest.approx(32 / 3.5)
     assert (c.error_source, c.bits_source, c.cells) == ("expected", "measured", 2)
     assert analysis.energy_share.tolist() == pytest.approx([0.25, 0.75])
     assert analysis.elements.tolist() == [1000, 3000]
     assert analysis.per_tensor.tolist() == [pytest.approx([0.5, 0.5])]
     assert analysis.notes == ()
+
+
+def test_mean_of_ratios_stands_beside_the_ratio_of_totals():
+    rows = []
+    for step, rate in ((0, 1.0), (1, 4.0)):
+        rows.append(row("a", step=step, n=1000, energy=1.0, squared_error=0.5))
+        rows.append(row("a", step=step, draw=0, n=1000, energy=1.0, squared_error=0.5, bits_total=rate))
+    (c,) = analyze(result_of(rows)).configurations
+    assert c.ratio_float32 == pytest.approx(32 / 2.5)
+    assert c.step_ratio_float32 == pytest.approx((32 / 1 + 32 / 4) / 2)
 
 
 def test_wasserstein_is_a_ratio_of_sums():

@@ -28,7 +28,7 @@ _CELLS_PER_LEVEL = 4
 #: the search ends when its bounds are this close; what rounding can do to the lower one is taken off it
 _CLOSE = 1e-12
 _ROUNDING = 1e-10
-#: two path lengths this close are equal; and a limits on the tries to hit a number of steps, or of cells
+#: two path lengths this close are equal; and limits on the tries to hit a number of steps, or of cells
 _SAME = 1e-14
 _MOST_TURNS = 200
 _MOST_SHARES = 64

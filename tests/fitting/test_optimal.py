@@ -178,6 +178,27 @@ def test_numbers_of_levels_that_no_price_brings_out(x):
         assert check_certified(x, s) == pytest.approx(quadratic_optimum(x, s), rel=1e-12)
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1e-200, 1e200])
+def test_any_first_price_will_do(penalty):
+    x = np.sort(rng(19).standard_t(2, 3000))
+    solver = search._Search(x, np.empty(0), x[0], x[-1], 9)
+    solver.penalty = penalty
+    solver.run()
+    assert solver.upper == pytest.approx(monotone_optimum(x, 9), rel=1e-11)
+    assert solver.lower == pytest.approx(solver.upper, rel=1e-11)
+
+
+def test_a_path_never_has_more_steps_than_asked_for(monkeypatch):
+    monkeypatch.setattr(search, "_MOST_TURNS", 1)
+    n = 40
+    high = np.maximum(np.arange(n) - 1, 0)
+    start = np.cumsum(high + 1) - high - 1
+    table = np.concatenate([[0.0], *(np.arange(1.0, r + 1) ** 3 for r in range(1, n))])
+    ranks, _ = search._cheapest_path(high, start, np.arange(n), table, 5, 1e-9)
+    assert ranks.size <= 6
+    assert (ranks[0], ranks[-1]) == (0, n - 1)
+
+
 def test_crossing_over_two_paths():
     short, long = np.array([0, 6, 9]), np.array([0, 1, 4, 5, 8, 9])
     for steps in (3, 4):

@@ -1,6 +1,8 @@
 """Settings of every test."""
 
 import os
+import signal
+import threading
 
 from hypothesis import HealthCheck, settings
 
@@ -9,3 +11,6 @@ settings.register_profile("gtrace", deadline=None, derandomize=True, suppress_he
 settings.load_profile("gtrace")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "agg")
+# A shell's background jobs ignore SIGINT and hand that down; tests of Ctrl-C start children that must hear it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,5 +1,6 @@
 """Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
 
+from gtrace.codecs.accumulate import Accumulate
 from gtrace.codecs.adacomp import AdaComp
 from gtrace.codecs.adaptive import AdaptiveCodec
 from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
@@ -36,6 +37,7 @@ from gtrace.codecs.topk import MemSgd, TopK
 from gtrace.codecs.zipml import ZipMl
 
 __all__ = [
+    "Accumulate",
     "AdaComp",
     "AdaptiveCodec",
     "Alq",

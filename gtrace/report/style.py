@@ -100,7 +100,7 @@ _METHODS = {
 _MARKERS = "osD^vPXhp<>d8*"
 _DASHES = ("-", "--", "-.", ":")
 #: What goes around a codec shows in how much of its marker is filled.
-_FILLS = {"": "full", "ef": "none", "rotate": "left", "momentum": "top"}
+_FILLS = {"": "full", "ef": "none", "rotate": "left", "momentum": "top", "accumulate": "bottom"}
 
 #: Keys are Any because matplotlib's stubs list every one as a literal, newer ones than ours may know.
 _RC: dict[Any, Any] = {

@@ -83,6 +83,8 @@ VARIANTS = [
     "mcgq:accumulate=true,amount=0.1",
     "ef:qsgdinf:bits=3",
     "ef:topk:ratio=0.05",
+    "accumulate:topk:ratio=0.1",
+    "accumulate:terngrad",
     "momentum:signsgd",
     "rotate:qsgdinf:bits=3",
     "ef:rotate:signsgd",

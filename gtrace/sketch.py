@@ -9,7 +9,7 @@ bin holding those three sums, plain and weighted by the squared scale of the val
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -356,10 +356,6 @@ class MomentSketch:
         out[:, 0] += np.where(at >= 0, zeros, 0.0)
         out[:, 2] += np.where(at >= 0, zeros, 0.0) * at
         return out
-
-    def with_spec(self, **changes: object) -> MomentSketch:
-        """A copy labelled with another spec; for merging what is known to be comparable."""
-        return replace(self, spec=self.spec._replace(**changes), _edges=[])  # type: ignore[arg-type]
 
 
 def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) -> NDArray[np.float32]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.errors import UsageError
 from gtrace.fitting.magnitudes import LAWS, Fit, Magnitudes, fit_magnitudes
+from gtrace.trace.choose import steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gtrace.trace import TensorInfo, Trace
 
-#: Steps looked at when nobody says which.
-STEPS = 16
 #: With fewer non-zero elements, sampling alone puts a Kolmogorov-Smirnov distance above 0.05: out of averages.
 FEW = 100
 
@@ -96,65 +94,6 @@ class Verdict:
     def best(self) -> str:
         """The law with the least mean distance, an empty string without any."""
         return _least(self.distances)
-
-
-def choose_infos(
-    trace: Trace,
-    globs: Sequence[str] = (),
-    *,
-    kind: str | None = None,
-    optimizer: int | None = None,
-    rank: int | None = None,
-) -> list[TensorInfo]:
-    """Tensors of a trace by kind, optimizer, rank, and shell patterns on their names.
-
-    Raises:
-        UsageError: nothing is left, or a pattern matches nothing.
-    """
-    import fnmatch
-
-    from gtrace.errors import suggest
-
-    infos = [
-        info
-        for info in trace.tensors
-        if kind in (None, info.kind) and optimizer in (None, info.optimizer) and rank in (None, info.rank)
-    ]
-    if not infos:
-        # Says what there is instead, when nothing is left by the options.
-        trace.scalars(kind=kind, optimizer=optimizer, rank=rank)
-    names = [info.name for info in infos]
-    for glob in globs:
-        if not fnmatch.filter(names, glob):
-            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-    return [info for info in infos if not globs or any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
-
-
-def choose_steps(
-    trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None = None, most: int = STEPS
-) -> frozenset[int]:
-    """The steps asked for that are there; without any asked for, at most ``most``, spread over those recorded.
-
-    The first and the last are among them. Steps are spread over the tensors together, so that all layers are seen at
-    the same ones.
-
-    Raises:
-        UsageError: none of the steps asked for is there.
-    """
-    there = np.unique(np.concatenate([np.empty(0, np.int64), *(steps_of(trace, info) for info in infos)]))
-    if steps is not None:
-        chosen = frozenset(there.tolist()).intersection(steps)
-        if not chosen:
-            span = f"it has {there.size} steps from {there[0]} to {there[-1]}" if there.size else "it has no steps"
-            raise UsageError(f"--steps: none of these steps is in the trace; {span}")
-        return chosen
-    places = np.unique(np.linspace(0, max(there.size - 1, 0), min(most, there.size)).round().astype(np.int64))
-    return frozenset(there[places].tolist())
-
-
-def steps_of(trace: Trace, info: TensorInfo) -> NDArray[np.int64]:
-    """Steps at which a tensor is present, int64[n]."""
-    return trace.steps(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
 
 
 def follow_laws(

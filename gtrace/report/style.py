@@ -187,6 +187,12 @@ def look(method: str, variant: int = 0) -> Look:
     return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
 
 
+def hue(colour: str, marker: str, dash: str) -> Look:
+    """A look from the palette, for what is no codec: blue, orange, green, vermillion, purple, sky or grey."""
+    line, text = _LINES[colour]
+    return Look(line, text, marker, dash)
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Build a figure inside this context; the caller's own matplotlib settings come back after it."""

@@ -49,7 +49,8 @@ class PruningCell:
     @property
     def wanted(self) -> NDArray[np.float64]:
         """What can be had: the sparsity asked for, or the zeros that are there already; float64[asked]."""
-        return np.maximum(np.array(ASKED), self.zeros)
+        wanted: NDArray[np.float64] = np.maximum(np.array(ASKED), self.zeros)
+        return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,14 @@ class PruningTrial:
         expected, realized, error = np.empty(shape), np.empty(shape), np.empty(shape)
         uniforms = np.empty(values.size, np.float32)
         key = Key.derive(self.seed, tensor=info.name, step=step)
-        counter.fill_uniform(uniforms, np.uint64(key.high), np.uint64(key.low), 0)
+        counter.fill_uniform(uniforms, np.uint64(key.high), np.uint64(key.low), 0)  # type: ignore[no-untyped-call]
         x = np.abs(values)
         for i, rule in enumerate(RULES):
             for j, asked in enumerate(ASKED):
                 alpha = threshold(rule, asked, sketch)
                 expected[i, j] = achieved_sparsity(alpha, sketch)
                 realized[i, j], error[i, j] = _draw(x, alpha, uniforms)
-        self.cells.append(
-            PruningCell(info.name, step, values.size, fit.zeros / values.size, expected, realized, error)
-        )
+        self.cells.append(PruningCell(info.name, step, values.size, fit.zeros / values.size, expected, realized, error))
 
     def cosines(self) -> list[Cosines]:
         """The allocations compared at every step that was seen."""

@@ -235,6 +235,9 @@ def format_errors(section: LawSection) -> Figure:
             axes.set_xlim(0, sigmas[-1] + 0.2)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             log_ticks(axes.yaxis)
+            if axes is figure.axes[0]:
+                axes.text(sigmas[-1], ideal[-1] / 1.06, "least with scale=error", ha="right", va="top", fontsize=8,
+                          color=MUTED)
         figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
         return figure
 

@@ -108,7 +108,7 @@ def _log_histogram(axes: Axes, picture: Picture) -> None:
     axes.margins(y=0.25)
     axes.autoscale_view()
     axes.set_ylim(0, None)
-    axes.set_title("(b) logarithmic axis: lognormal is a bell")
+    axes.set_title("(b) logarithmic axis: a lognormal law is a bell")
     axes.set_xlabel("log2 |g|")
     axes.set_ylabel("density per octave")
     label_curves(axes, labels)
@@ -208,6 +208,7 @@ def format_errors(section: LawSection) -> Figure:
             best = np.argmin(curves, axis=0)
             axes.plot(sigmas[::3], ideal, color=MUTED, linestyle=(0, (2, 2)), linewidth=1.3)
             axes.set_yscale("log")
+            axes.set_xlim(0, sigmas[-1] + 0.2)
             axes.set_ylim(ideal.min() / 1.6, 1.4)
             for place, form in enumerate(forms):
                 look = hue(_CYCLE[place], "", "-")
@@ -232,12 +233,18 @@ def format_errors(section: LawSection) -> Figure:
             )
             axes.set_title(f"FP{bits}")
             axes.set_xlabel("sigma of log2 |g|")
-            axes.set_xlim(0, sigmas[-1] + 0.2)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             log_ticks(axes.yaxis)
             if axes is figure.axes[0]:
-                axes.text(sigmas[-1], ideal[-1] / 1.06, "least with scale=error", ha="right", va="top", fontsize=8,
-                          color=MUTED)
+                axes.text(
+                    sigmas[-1],
+                    ideal[-1] * 1.04,
+                    "least with scale=error",
+                    ha="right",
+                    va="bottom",
+                    fontsize=8,
+                    color=MUTED,
+                )
         figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
         return figure
 
@@ -249,7 +256,8 @@ def _name_format(axes: Axes, name: str, colour: str, x: float, y: float) -> None
         (x, y),
         xytext=(2, -4),
         textcoords="offset points",
-        ha="left",
+        # To the side on which there is room.
+        ha="right" if x > 0.8 * axes.get_xlim()[1] else "left",
         va="top",
         fontsize=8,
         fontweight="bold",

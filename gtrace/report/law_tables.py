@@ -38,8 +38,8 @@ def law_table(section: LawSection) -> Table:
             Column(name, f"KS distance to the fitted {name} law, mean over steps", rank=_RANKS.get(name, 4))
             for name in LAWS
         ),
-        Column("sigma log2", "standard deviation of log2 |g|: smallest to largest over the steps"),
-        Column("mu log2", "mean of log2 |g|: first to last step", rank=2),
+        Column("sigma log2", "standard deviation of log2 |g|: mean over the steps, smallest to largest"),
+        Column("mu log2", "mean of log2 |g|: mean over the steps, smallest to largest", rank=2),
     )
     rows = []
     for layer in section.layers:
@@ -55,8 +55,9 @@ def law_table(section: LawSection) -> Table:
             cells.append(Cell(MISSING if missing else f"{means[name]:.3f}", mark=mark))
         sigma, mu = layer.sigma_log2[layer.counts > 0], layer.mu_log2[layer.counts > 0]
         known = bool(len(sigma))
-        cells.append(Cell(f"{sigma.min():.2f}–{sigma.max():.2f}" if known else MISSING))
-        cells.append(Cell(f"{mu[0]:.1f} to {mu[-1]:.1f}" if known else MISSING))
+        for values, digits in ((sigma, 2), (mu, 1)):
+            span = f"{values.min():.{digits}f} to {values.max():.{digits}f}" if known else ""
+            cells.append(Cell(f"{values.mean():.{digits}f}" if known else MISSING, detail=span))
         rows.append(tuple(cells))
     if section.verdict.cells:
         means = section.verdict.distances

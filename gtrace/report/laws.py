@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import count, listed
 from gtrace.sweep.formats import FormatTrial, LayerFormats
@@ -254,10 +255,10 @@ def mean_over_layers(section: LawSection) -> tuple[NDArray[np.int64], NDArray[np
     at: dict[int, list[NDArray[np.float64]]] = {}
     for layer in section.layers:
         distances = layer.distances
-        for place in np.flatnonzero(layer.judged & np.isfinite(layer.sigma_log2) & (layer.sigma_log2 > 0)):
+        for place in np.flatnonzero(layer.judged):
             at.setdefault(int(layer.steps[place]), []).append(distances[place])
     steps = np.array(sorted(at), np.int64)
-    return steps, np.array([np.mean(at[step], axis=0) for step in steps.tolist()]).reshape(len(steps), -1)
+    return steps, np.array([np.mean(at[step], axis=0) for step in steps.tolist()]).reshape(len(steps), len(LAWS))
 
 
 def judged_layers(layers: Sequence[LayerLaws]) -> list[LayerLaws]:

@@ -53,8 +53,8 @@ class LayerLaws:
 
     @property
     def judged(self) -> NDArray[np.bool_]:
-        """At which steps there are enough elements to tell laws apart, bool[s]."""
-        return self.counts >= FEW
+        """At which steps there are enough elements, and not all equal, to tell laws apart, bool[s]."""
+        return np.array([fit.count >= FEW and fit.sigma > 0 for fit in self.fits], np.bool_)
 
     @property
     def distances(self) -> NDArray[np.float64]:
@@ -130,8 +130,7 @@ def follow_laws(
 def judge(layers: Sequence[LayerLaws]) -> Verdict:
     """Average the distances of all layers and steps that have enough elements."""
     cells = [layer.distances[layer.judged] for layer in layers]
-    every = np.concatenate([np.empty((0, len(LAWS))), *cells])
-    known = every[np.isfinite(every).any(axis=1)]
+    known = np.concatenate([np.empty((0, len(LAWS))), *cells])
     nearest = np.bincount(np.nanargmin(known, axis=1), minlength=len(LAWS)) if len(known) else np.zeros(len(LAWS), int)
     judged = sum(1 for cell in cells if len(cell))
     return Verdict(

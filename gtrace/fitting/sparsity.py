@@ -16,19 +16,19 @@ import numpy as np
 from gtrace.distributions import LogNormal
 from gtrace.errors import UsageError, suggest
 from gtrace.fitting.empirical import EmpiricalMagnitudes
+from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.sketch import MomentSketch
-
 Rule: TypeAlias = Literal["exact", "lognormal", "normal", "topk"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 _ROOT_2 = math.sqrt(2.0)
 _ROOT_2PI = math.sqrt(2.0 * math.pi)
+_LN_2 = math.log(2.0)
 #: brackets are widened by this, relatively, against rounding
 _MARGIN = 1e-9
 
@@ -137,9 +137,8 @@ def threshold(rule: Rule, s: float, data: MomentSketch | LogNormal | ArrayLike) 
         return 0.0
     if rule == "normal":
         return math.sqrt(found.energy / rest) * _half_normal_threshold(wanted)
-    logs, counts = np.log(found.points), np.diff(found.mass)
-    mu = float(np.average(logs, weights=counts))
-    return pruning_threshold(wanted, mu, math.sqrt(float(np.average((logs - mu) ** 2, weights=counts))))
+    _, mu, sigma = (data if isinstance(data, MomentSketch) else MomentSketch.of(data, norm="none")).log2_moments()
+    return pruning_threshold(wanted, mu * _LN_2, sigma * _LN_2)
 
 
 def achieved_sparsity(alpha: float, data: MomentSketch | LogNormal | ArrayLike) -> float:

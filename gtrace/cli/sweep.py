@@ -163,6 +163,9 @@ def run(
             command=sys.argv,
             progress=progress,
         )
+    if kind is None:
+        for other, count in result.provenance.get("left_out", {}).items():
+            click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
     tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
     if as_json:
         print_json(
@@ -178,9 +181,6 @@ def run(
             }
         )
         return
-    if kind is None:
-        for other, count in result.provenance.get("left_out", {}).items():
-            click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
     for text in result.warnings:
         click.echo(f"gtrace: warning: {text}", err=True)
     click.echo(

@@ -68,7 +68,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "ratio_dtype": ("REAL", "bits of the run's own dtype / bits_total"),
     "sparsity_asked": (
         "REAL",
-        "fraction of zeros asked of this tensor; draws scatter about the expectation by sqrt(s (1 - s) / n) at most",
+        "fraction of zeros asked of this tensor; one draw scatters by up to sqrt(s (1 - s) / n)",
     ),
     "sparsity": ("REAL", "fraction of zeros after decoding"),
     "saturated": ("REAL", "fraction clipped or saturated"),

@@ -17,7 +17,7 @@ import numpy as np
 from gtrace.errors import UsageError
 from gtrace.fitting import relative_error as _error
 from gtrace.kernels import floats as _floats
-from gtrace.sketch import as_values
+from gtrace.sketch import MANTISSA, as_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 #: widest exponent: the numbers of wider ones are no float32
 LARGEST_EXPONENT = 7
-LARGEST_MANTISSA = 10
+#: widest mantissa: every midpoint between two numbers is an edge between two bins of a sketch
+LARGEST_MANTISSA = MANTISSA - 1
+#: widest format: codes are uint16
+LARGEST_BITS = 16
 _WORD = re.compile(r"e([1-9])m([0-9]+)(fn|inf)?")
 _ONE = np.ones(1)
 
@@ -39,7 +42,7 @@ class FloatFormat:
 
     Attributes:
         exponent: E, 1 to 7 bits.
-        mantissa: M, 0 to 10 bits.
+        mantissa: M, 0 to 9 bits.
         reserved: codes at the top that stand for no finite number: 0; 1 (the NaN of OCP's E4M3); or 2^M (infinity and
             NaN of OCP's E5M2).
 
@@ -57,9 +60,11 @@ class FloatFormat:
         Raises:
             UsageError: widths or reserved codes that are not allowed.
         """
-        if not (1 <= self.exponent <= LARGEST_EXPONENT and 0 <= self.mantissa <= LARGEST_MANTISSA):
+        fits = 1 <= self.exponent <= LARGEST_EXPONENT and 0 <= self.mantissa <= LARGEST_MANTISSA
+        if not (fits and self.bits <= LARGEST_BITS):
             raise UsageError(
-                f"float format 1-{self.exponent}-{self.mantissa}: exponents have 1 to 7 bits, mantissas 0 to 10"
+                f"float format 1-{self.exponent}-{self.mantissa}: exponents have 1 to {LARGEST_EXPONENT} bits, "
+                f"mantissas 0 to {LARGEST_MANTISSA}, formats at most {LARGEST_BITS}"
             )
         if self.reserved and (self.mantissa == 0 or self.reserved not in (1, 1 << self.mantissa)):
             raise UsageError(f"float format {self}: {self.reserved} reserved codes; give 0, 1 or 2^M with M above 0")
@@ -151,16 +156,20 @@ class FloatFormat:
         block: int,
         scales: NDArray[np.float64],
         key: tuple[int, int] | None = None,
-        *,
-        divide: bool = False,
     ) -> NDArray[np.uint16]:
-        """As :meth:`encode`, for float32[n] without NaN, each block of values times (or divided by) its own scale."""
+        """As :meth:`encode`, for float32[n] without NaN and the numbers of the format times a scale for each block.
+
+        A block whose scale is 0 gets the code of 0.
+        """
         out = np.empty(values.size, np.uint16)
+        # Dividing by a power of two is multiplying by another, which is faster and as exact.
+        divide = bool((np.frexp(scales)[0] != 0.5).any())
+        factors = np.where(scales > 0, scales, np.inf) if divide else 1.0 / scales
         form = (self.mantissa, self.bias, self.top, 1 << (self.exponent + self.mantissa))
         if key is None:
-            _floats.encode_nearest(values, block, scales, divide, *form, out)
+            _floats.encode_nearest(values, block, factors, divide, *form, out)
         else:
-            _floats.encode_stochastic(values, block, scales, divide, *form, np.uint64(key[0]), np.uint64(key[1]), out)
+            _floats.encode_stochastic(values, block, factors, divide, *form, np.uint64(key[0]), np.uint64(key[1]), out)
         return out
 
     def decode(self, codes: ArrayLike) -> NDArray[np.float32]:
@@ -211,7 +220,7 @@ class FloatFormat:
     def relative_errors(
         self, mu: NDArray[np.float64], sigma: float, *, stochastic: bool, law: Law
     ) -> NDArray[np.float64]:
-        """As :meth:`expected_relative_error` for several means of log2 x at once, unchecked: float64[n] to float64[n]."""
+        """As :meth:`expected_relative_error`, unchecked, for several means of log2 x at once (float64[n] to [n])."""
         if sigma < 1e-9 and law == "lognormal":
             return _error.point_error(self.exact_levels, 2.0**mu, stochastic=stochastic)
         found = _error.stochastic_error if stochastic else _error.nearest_error
@@ -229,13 +238,10 @@ class FloatFormat:
         reach = float(1 << (self.exponent - 1))
         inner = math.erf(reach / (sigma * math.sqrt(2.0)))
         spread = sigma * math.log(2.0)
-        # e^(a^2/2) (erf(..) - 1) as a scaled tail: the factors alone overflow.
+        # 2^(Emax - 1) e^(a^2 / 2) (1 - erf(..)) as a scaled tail: the factors alone overflow.
         argument = (spread + reach / sigma) / math.sqrt(2.0)
-        tail = (
-            math.ldexp(1.0, (1 << (self.exponent - 1)) - 1)
-            * math.exp(0.5 * spread**2 - argument**2)
-            * _scaled_erfc(argument)
-        )
+        exponent = (reach - 1) * math.log(2.0) + 0.5 * spread**2 - argument**2
+        tail = math.exp(exponent) * _scaled_erfc(argument)
         return inner * kappa(self.mantissa) - tail - 0.5 * inner + 1.5 - 0.5 * (1.0 + inner)
 
 

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.fitting.floats import LARGEST_EXPONENT, LARGEST_MANTISSA, FloatFormat
+from gtrace.fitting.floats import LARGEST_BITS, LARGEST_EXPONENT, LARGEST_MANTISSA, FloatFormat
 from gtrace.fitting.relative_error import NORMAL_MU, Law
 
 ScaleRule: TypeAlias = Literal["max", "mean", "error"]
@@ -85,7 +85,7 @@ def optimal_format(
     """The format of so many bits (2 to 7 of exponent) with the least expected relative error under a scale rule.
 
     Args:
-        bits: 1 + E + M, 3 to 16.
+        bits: 1 + E + M, 2 (the one format 1-1-0) to 16.
         sigma: standard deviation of log2|x|.
         scale: the rule that places the values; see :func:`scale_exponent`.
         law: ``lognormal``, or ``normal`` for what one chooses who takes gradients for normal.
@@ -113,13 +113,14 @@ def candidates(bits: int) -> tuple[FloatFormat, ...]:
     Raises:
         UsageError: there are none.
     """
+    widths = range(min(LEAST_EXPONENT, bits - 1), min(LARGEST_EXPONENT, bits - 1) + 1)
     found = tuple(
         FloatFormat(e, bits - 1 - e)
-        for e in range(LEAST_EXPONENT, min(LARGEST_EXPONENT, bits - 1) + 1)
-        if bits - 1 - e <= LARGEST_MANTISSA
+        for e in widths
+        if e > 0 and bits <= LARGEST_BITS and bits - 1 - e <= LARGEST_MANTISSA
     )
     if not found:
-        raise UsageError(f"float formats: none of {bits} bits; give 3 to 16")
+        raise UsageError(f"float formats: none of {bits} bits; give 2 to {LARGEST_BITS}")
     return found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import AdaptiveCodec, Codec, ExpectingCodec, codec
+from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
 from gtrace.errors import UsageError, suggest
 from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.engine import run_jobs
@@ -220,7 +220,7 @@ def _job(
             continue
         missing = []
         for item in codecs:
-            rows = ([EXPECTATION] if isinstance(item, ExpectingCodec) else []) + list(range(draws))
+            rows = ([EXPECTATION] if expecting(item) else []) + list(range(draws))
             spec = str(item)
             left = tuple(draw for draw in rows if (name, step, spec, draw) not in done)
             if left:

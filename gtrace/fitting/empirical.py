@@ -45,7 +45,8 @@ class EmpiricalMagnitudes:
             count, low = data.sums[:, 0], data.lower
             first = count * low + data.sums[:, 1]
             second = count * low * low + 2.0 * low * data.sums[:, 1] + data.sums[:, 2]
-            self.points: NDArray[np.float64] = first / count
+            # Exactly the lower edge where all values lie on it.
+            self.points: NDArray[np.float64] = low + data.sums[:, 1] / count
             self.mass = _running(count)
             self.first, self.second = _running(first), _running(second)
             self.zeros, self.size = data.zeros, data.size

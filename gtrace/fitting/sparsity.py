@@ -16,19 +16,19 @@ import numpy as np
 from gtrace.distributions import LogNormal
 from gtrace.errors import UsageError, suggest
 from gtrace.fitting.empirical import EmpiricalMagnitudes
+from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.sketch import MomentSketch
-
 Rule: TypeAlias = Literal["exact", "lognormal", "normal", "topk"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 _ROOT_2 = math.sqrt(2.0)
 _ROOT_2PI = math.sqrt(2.0 * math.pi)
+_LN_2 = math.log(2.0)
 #: brackets are widened by this, relatively, against rounding
 _MARGIN = 1e-9
 
@@ -105,9 +105,10 @@ def pruning_threshold(s: float, mu: float, sigma: float) -> float:
 def threshold(rule: Rule, s: float, data: MomentSketch | LogNormal | ArrayLike) -> float:
     """The alpha at which stochastic pruning of a tensor makes a fraction ``s`` of it zero, by one of four rules.
 
-    ``exact`` solves S(alpha) = s on the data itself. ``lognormal`` (the paper) and ``normal`` (as ATP does) solve it
-    for a law with the data's mean and deviation of ln |x|, or its second moment. ``topk`` takes the s-quantile of |x|,
-    which prunes too little: of the values below it some survive. Laws are fitted to the non-zero values and solved for
+    ``exact`` solves S(alpha) = s on the data itself. ``lognormal`` (the paper) solves it for a law with the data's mean
+    and deviation of ln |x|, ``normal`` for one with the data's second moment, which is what ATP assumes (Ye et al.,
+    Accelerating CNN Training by Pruning Activation Gradients, 2019). ``topk`` takes the s-quantile of |x|, which prunes
+    too little: of the values below it some survive. Laws are fitted to the non-zero values and solved for
     (s - s0) / (1 - s0), where s0 is the fraction that is zero already.
 
     Args:
@@ -137,9 +138,8 @@ def threshold(rule: Rule, s: float, data: MomentSketch | LogNormal | ArrayLike) 
         return 0.0
     if rule == "normal":
         return math.sqrt(found.energy / rest) * _half_normal_threshold(wanted)
-    logs, counts = np.log(found.points), np.diff(found.mass)
-    mu = float(np.average(logs, weights=counts))
-    return pruning_threshold(wanted, mu, math.sqrt(float(np.average((logs - mu) ** 2, weights=counts))))
+    _, mu, sigma = (data if isinstance(data, MomentSketch) else MomentSketch.of(data, norm="none")).log2_moments()
+    return pruning_threshold(wanted, mu * _LN_2, sigma * _LN_2)
 
 
 def achieved_sparsity(alpha: float, data: MomentSketch | LogNormal | ArrayLike) -> float:

@@ -67,6 +67,13 @@ def test_thresholds_are_right_to_1e_8_in_the_logarithm(sigma, mu):
         assert abs(float(off / slope)) < 1e-8
 
 
+def test_thresholds_close_to_one_keep_the_digits_of_what_is_left():
+    for sigma in SIGMAS:
+        for left in (2.0**-40, 2.0**-50):
+            alpha = fitting.pruning_threshold(1 - left, 0.0, sigma)
+            assert float(fitting.unpruned(alpha, 0.0, sigma)) == pytest.approx(left, rel=1e-9)
+
+
 def test_sparsity_broadcasts_and_knows_point_masses():
     got = fitting.sparsity([[0.5], [4.0]], 0.0, [0.0, 1.0])
     assert got.shape == (2, 2)

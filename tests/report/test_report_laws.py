@@ -6,8 +6,8 @@ from helpers_laws import LAYERS, STEPS, gradient, memory_trace, write_laws
 
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
 from gtrace.fitting.sparsity import RULES
-from gtrace.report import load_report, to_html, to_json, to_markdown
 from gtrace.report import law_figures as figures
+from gtrace.report import load_report, to_html, to_json, to_markdown
 from gtrace.report.gallery import law_plates
 from gtrace.report.law_tables import cosine_table, format_table, law_table, law_tables, sparsity_table
 from gtrace.report.laws import law_sections, mean_over_layers
@@ -26,7 +26,11 @@ def texts(table):
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
-def test_a_section_per_kind(tmp_path):
+def test_a_section_per_kind(tmp_path, monkeypatch):
+    # Drawing is tested figure by figure.
+    for name in ("distribution", "distances_over_steps", "spread_over_steps", "format_errors", "sparsity"):
+        monkeypatch.setattr(figures, name, lambda _section: None)
+    monkeypatch.setattr("gtrace.report.html.inline_svg", lambda _figure, prefix, _label: f'<svg id="{prefix}"></svg>')
     path = write_laws(tmp_path / "t.zarr", kinds=("weight", "neural"), steps=(0,))
     report = load_report([path])
     assert [laws.kind for laws in report.traces[0].laws] == ["weight", "neural"]

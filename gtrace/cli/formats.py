@@ -152,3 +152,6 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) 
             f"Mind: {literal(layer.info.name, encoding)} at {found.bits} bits loses up to {flushed[worst]:.0%} of its "
             f"non-zero elements to zero under scale={scale}; try another --scale or more bits."
         )
+        over = float(layer.overshoot.max())
+        if scale == "max" and over >= 1:
+            click.echo(f"Its largest element lies up to {over:.1f} octaves below the largest that the law expects.")

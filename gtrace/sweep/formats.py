@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtri
 
 import gtrace
 from gtrace.fitting.formats import candidates, scale_exponent
@@ -59,12 +60,15 @@ class LayerFormats:
         info: the tensor.
         steps: int64[s], steps with any non-zero element.
         sigma_log2: float64[s], standard deviation of log2 |g| there.
+        overshoot: float64[s], octaves by which the lognormal law's largest value lies above the gradient's: so much of
+            a format's range the rule ``max`` leaves empty.
         formats: one per number of bits.
     """
 
     info: TensorInfo
     steps: NDArray[np.int64]
     sigma_log2: NDArray[np.float64]
+    overshoot: NDArray[np.float64]
     formats: tuple[LayerFormat, ...]
 
 
@@ -81,6 +85,7 @@ class FormatTrial:
     rule: ScaleRule = "max"
     _steps: list[int] = field(default_factory=list)
     _sigmas: list[float] = field(default_factory=list)
+    _overshoots: list[float] = field(default_factory=list)
     _tried: dict[FloatFormat, list[tuple[float, int, float, float]]] = field(default_factory=dict)
 
     def __call__(
@@ -91,6 +96,8 @@ class FormatTrial:
             return
         self._steps.append(step)
         self._sigmas.append(fit.sigma_log2)
+        predicted = fit.mu_log2 + (fit.sigma_log2 * -float(ndtri(1 / fit.count)) if fit.count > 1 else 0.0)
+        self._overshoots.append(predicted - math.log2(magnitudes.sorted[-1]))
         for bits in self.bits:
             for form in candidates(bits):
                 self._tried.setdefault(form, []).append(_try(form, self.rule, magnitudes, fit))
@@ -100,7 +107,8 @@ class FormatTrial:
         if not self._steps:
             return None
         chosen = tuple(self._choose(bits) for bits in self.bits)
-        return LayerFormats(info, np.array(self._steps, np.int64), np.array(self._sigmas), chosen)
+        overshoots = np.array(self._overshoots)
+        return LayerFormats(info, np.array(self._steps, np.int64), np.array(self._sigmas), overshoots, chosen)
 
     def _choose(self, bits: int) -> LayerFormat:
         means = {form: float(np.mean([error for error, *_ in self._tried[form]])) for form in candidates(bits)}
@@ -192,6 +200,7 @@ def _layer(layer: LayerFormats) -> dict[str, Any]:
         "steps": [int(layer.steps[0]), int(layer.steps[-1])],
         "steps_seen": len(layer.steps),
         "sigma_log2": _drift(layer.sigma_log2.round(3).tolist()),
+        "largest_overshoot_log2": _drift(layer.overshoot.round(2).tolist()),
         "formats": {found.bits: _format(found) for found in layer.formats},
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import yaml
 from helpers_laws import LAYERS, STEPS, gradient, write_laws
@@ -115,6 +116,14 @@ def test_a_layer_that_is_lost_is_pointed_out(run, trace):
     assert "Mind: wide at 4 bits loses up to" in out
     _, out, _ = run("formats", trace, "--kind", "neural", "--bits", "8", "--tensors", "narrow")
     assert "Mind" not in out
+
+
+def test_a_tail_that_ends_early_is_told(run, tmp_path):
+    with create_trace(tmp_path / "t.zarr") as writer:
+        writer.append(0, "w", np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1)))
+        writer.commit(0)
+    _, out, _ = run("formats", tmp_path / "t.zarr", "--bits", "4")
+    assert "octaves below the largest that the law expects" in out
 
 
 def test_formats_as_yaml_and_json_are_the_same(run, trace, tmp_path):

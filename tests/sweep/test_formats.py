@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers_laws import LAYERS, STEPS, gradient, memory_trace
+from scipy.stats import norm
 
 from gtrace.errors import UsageError
 from gtrace.fitting.floats import FloatFormat
@@ -59,6 +60,15 @@ def test_the_scale_follows_the_gradient(trace):
     (found,) = layer.formats
     # Gradients shrink by four octaves from step to step.
     np.testing.assert_allclose(np.diff(found.scale_exponents), 4, atol=1)
+
+
+def test_the_overshoot_is_how_far_the_tail_falls_short(trace):
+    (layer,) = choose_formats(trace, choose_infos(trace, ["early"]), frozenset([0]), (4,))
+    x = np.log2(np.abs(gradient("early", 0)[gradient("early", 0) != 0]).astype(np.float64))
+    expected = x.mean() + x.std() * norm.isf(1 / x.size) - x.max()
+    assert layer.overshoot[0] == pytest.approx(expected, rel=1e-6)
+    # A half-normal law has less of a tail than the lognormal one fitted to it.
+    assert expected > 1
 
 
 def test_one_step_chooses_as_the_public_call_does(trace):

@@ -1,5 +1,6 @@
 """Expected relative error, the best format and the scale: golden numbers, samples, the paper's tables."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -43,7 +44,9 @@ def test_golden_relative_errors(row):
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize(("word", "mu", "sigma"), [("e3m2", 0.4, 2.5), ("e5m2", 3, 5), ("e4m0", -2, 3), ("e1m3", -1, 1)])
+@pytest.mark.parametrize(
+    ("word", "mu", "sigma"), [("e3m2", 0.4, 2.5), ("e5m2", 3, 5), ("e4m0", -2, 3), ("e1m3", -1, 1)]
+)
 def test_expected_error_against_a_million_samples(word, mu, sigma, stochastic):
     form = FloatFormat.parse(word)
     x = (2.0 ** np.random.default_rng(42).normal(mu, sigma, SAMPLES)).astype(np.float32)
@@ -82,7 +85,7 @@ def test_expected_error_is_that_of_a_quadrature_and_never_overflows(mu, sigma):
     ends = np.sort(np.concatenate([[mu - 9 * sigma, mu + 9 * sigma], inside]))
     total = sum(
         integrate.quad(lambda t: density(t) * math.exp(-0.5 * ((t - mu) / sigma) ** 2), a, b)[0]
-        for a, b in zip(ends[:-1], ends[1:], strict=True)
+        for a, b in itertools.pairwise(ends)
     ) / (sigma * math.sqrt(2 * math.pi))
     assert math.isclose(found, total, rel_tol=1e-6, abs_tol=1e-9)
 

@@ -438,6 +438,7 @@ def test_a_sweep_reports_saturated_and_flushed_shares(tmp_path):
         assert np.isclose(expected[name], drawn[name], rtol=1e-9)
     assert drawn["bits_total"] == 4 + 32 / 3000
     assert drawn["fitted_on"] == "itself"
+    assert rows["a", 1, "fp:mxfp4", 0]["fitted_on"] == rows["a", 1, "fp:e3m0,exponent=17", 0]["fitted_on"] == "-"
     assert ("a", 1, "fp:mxfp4", -1) not in rows
     assert rows["a", 1, "fp:mxfp4", 0]["flushed"] > 0
     assert np.isnan(rows["a", 1, "qsgd:bits=4", 0]["saturated"])

@@ -35,7 +35,9 @@ def naive_sparsity(alpha, x):
 def test_golden_sparsities(case):
     alpha = math.exp(case["ln_alpha"])
     assert float(fitting.sparsity(alpha, case["mu"], case["sigma"])) == pytest.approx(case["S"], rel=1e-11, abs=0)
-    assert float(fitting.unpruned(alpha, case["mu"], case["sigma"])) == pytest.approx(case["one_minus_S"], rel=1e-11, abs=0)
+    assert float(fitting.unpruned(alpha, case["mu"], case["sigma"])) == pytest.approx(
+        case["one_minus_S"], rel=1e-11, abs=0
+    )
 
 
 @pytest.mark.parametrize("case", GOLDEN["inverse"], ids=lambda c: f"{c['sigma']}-{c['S']}")

@@ -82,10 +82,12 @@ class Fp(ExpectingCodec):
 
     name: ClassVar[str] = "fp"
     summary: ClassVar[str] = "small floats 1-E-M, the format chosen for the data, scaled by a power of two"
-    formula: ClassVar[str] = "Q(v) = 2^-k round(2^k v) to sign, E bits of exponent, M of mantissa; ties to even"
+    formula: ClassVar[str] = (
+        "Q(v) = 2^-k R(2^k v), R to the nearest number 1-E-M, ties to the even code, at most (2 - 2^-M) 2^(2^(E-1))"
+    )
     paper: ClassVar[str] = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
     corrections: ClassVar[tuple[str, ...]] = (
-        "Eq. (4) divides by 2^M - 1, infinite for M = 0; the expected error here is an exact sum over rounding cells",
+        "Eq. (4) divides by 2^M - 1: infinite at M = 0, up to twofold too high at M = 1; here it is an exact sum",
         "a format is chosen where its own scale rule puts the values, not where the best scale would",
     )
     unbiased: ClassVar[bool] = False
@@ -190,6 +192,8 @@ class Fp(ExpectingCodec):
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Choose the format and the scale for the mean and deviation of log2|x|."""
         del step
+        if self._named and (self.block or self.exponent is not None):
+            return state
         count, mu, sigma = summary.log2_moments()
         if count == 0:
             return state

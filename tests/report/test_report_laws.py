@@ -13,7 +13,7 @@ from gtrace.report.law_tables import cosine_table, format_table, law_table, law_
 from gtrace.report.laws import law_sections, mean_over_layers
 from gtrace.report.write import _plates
 from gtrace.sweep.pruning import ASKED
-from gtrace.trace import Trace
+from gtrace.trace import Trace, create_trace, open_trace
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +172,22 @@ def test_figures_of_a_folder_have_names_of_their_own(tmp_path):
     paths = [write_laws(tmp_path / name, steps=(0,)) for name in ("a.zarr", "b.zarr")]
     assert "neural-sparsity" in dict(_plates(load_report(paths[:1])))
     assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(dict(_plates(load_report(paths))))
+
+
+def test_what_is_left_out_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr("gtrace.report.laws.MOST_TENSORS", 2)
+    monkeypatch.setattr("gtrace.report.laws.MOST_STEPS", 2)
+    (section,) = law_sections(memory_trace())
+    assert [layer.info.name for layer in section.layers] == ["wide", "narrow"]
+    assert section.sentences[-2:] == [
+        "Looked at: 2 of 3 recorded steps, 0 and 20.",
+        "The 2 largest of 4 tensors; `gtrace info --fit` looks at all.",
+    ]
+    with create_trace(tmp_path / "t.zarr") as writer:
+        for rank in (0, 1):
+            writer.append(0, "w", gradient("early", rank), rank=rank)
+            writer.commit(0, rank=rank)
+    with open_trace(tmp_path / "t.zarr") as trace:
+        (section,) = law_sections(trace)
+    assert section.layers[0].fits == (fit_magnitudes(gradient("early", 0)),)
+    assert section.sentences[-1] == "Of 2 ranks, rank 0."

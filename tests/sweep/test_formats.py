@@ -111,3 +111,13 @@ def test_the_recipe_is_plain_and_complete(trace):
 def test_impossible_bits_are_refused(trace):
     with pytest.raises(UsageError, match="20 bits"):
         choose_formats(trace, choose_infos(trace), frozenset(STEPS), (20,))
+
+
+@pytest.mark.parametrize("rule", ["max", "mean", "error"])
+def test_ties_are_flushed_as_rounding_flushes_them(rule):
+    g = 2.0 ** np.arange(-20, 20)
+    trace = Trace.from_arrays({"w": g})
+    (layer,) = choose_formats(trace, choose_infos(trace), frozenset([0]), (4, 5, 6), rule)
+    for found in layer.formats:
+        rounded = found.format.round(g * 2.0 ** int(found.scale_exponents[0]))
+        assert found.flushed[0] == np.mean(rounded == 0) > 0

@@ -34,12 +34,12 @@ def law_table(section: LawSection) -> Table:
     columns = (
         Column("layer", "tensor", numeric=False),
         Column("non-zero", "elements that are not zero, mean over steps", rank=5),
+        Column("sigma log2", "standard deviation of log2 |g|: mean over the steps, smallest to largest"),
+        Column("mu log2", "mean of log2 |g|: mean over the steps, smallest to largest", rank=2),
         *(
             Column(name, f"KS distance to the fitted {name} law, mean over steps", rank=_RANKS.get(name, 4))
             for name in LAWS
         ),
-        Column("sigma log2", "standard deviation of log2 |g|: mean over the steps, smallest to largest"),
-        Column("mu log2", "mean of log2 |g|: mean over the steps, smallest to largest", rank=2),
     )
     rows = []
     for layer in section.layers:
@@ -49,21 +49,21 @@ def law_table(section: LawSection) -> Table:
             Cell(layer.info.name, mark="quiet" if few else ""),
             Cell(f"{float(layer.counts.mean()):,.0f}", mark="quiet" if few else ""),
         ]
-        for name in LAWS:
-            missing = math.isnan(means[name])
-            mark: Mark = "missing" if missing else "quiet" if few else "best" if name == best else ""
-            cells.append(Cell(MISSING if missing else f"{means[name]:.3f}", mark=mark))
         sigma, mu = layer.sigma_log2[layer.counts > 0], layer.mu_log2[layer.counts > 0]
         known = bool(len(sigma))
         for values, digits in ((sigma, 2), (mu, 1)):
             span = f"{values.min():.{digits}f} to {values.max():.{digits}f}" if known else ""
             cells.append(Cell(f"{values.mean():.{digits}f}" if known else MISSING, detail=span))
+        for name in LAWS:
+            missing = math.isnan(means[name])
+            mark: Mark = "missing" if missing else "quiet" if few else "best" if name == best else ""
+            cells.append(Cell(MISSING if missing else f"{means[name]:.3f}", mark=mark))
         rows.append(tuple(cells))
     if section.verdict.cells:
         means = section.verdict.distances
-        cells = [Cell("mean"), Cell("")]
+        cells = [Cell("mean"), Cell(""), Cell(""), Cell("")]
         cells += [Cell(f"{means[name]:.3f}", mark="best" if name == section.verdict.best else "") for name in LAWS]
-        rows.append((*cells, Cell(""), Cell("")))
+        rows.append(tuple(cells))
     notes = (
         "KS distance: largest gap between the distribution functions of |g| without zeros and of the law fitted to it.",
         "0 is perfect. There is no p-value, since the parameters are fitted.",

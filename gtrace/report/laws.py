@@ -105,7 +105,18 @@ class LawSection:
         else:
             span = f"all {count(self.recorded, 'recorded step')}"
         seen = f"Looked at: {span}, {listed(map(str, self.steps), MOST_STEPS)}."
-        return [*verdict_sentences(self.verdict), seen, *self.notes]
+        return [*verdict_sentences(self.verdict), *self._change(), seen, *self.notes]
+
+    def _change(self) -> list[str]:
+        """How the mean distances to the two laws of the question changed over training."""
+        steps, means = mean_over_layers(self)
+        if len(steps) < 2:
+            return []
+        told = [
+            f"{name} {means[0, LAWS.index(name)]:.3f} to {means[-1, LAWS.index(name)]:.3f}"
+            for name in ("lognormal", "normal")
+        ]
+        return [f"From step {steps[0]} to {steps[-1]}: {', '.join(told)}."]
 
     def deviations(self, rule: str) -> NDArray[np.float64]:
         """|expected sparsity - what can be had| of a threshold rule, float64[cells, asked]."""

@@ -49,8 +49,8 @@ def test_the_law_table(section):
     for name in LAYERS:
         fits = [fit_magnitudes(gradient(name, step)) for step in STEPS]
         for place, law in enumerate(LAWS):
-            assert float(cells[name][1 + place]) == pytest.approx(np.mean([fit.ks[law] for fit in fits]), abs=6e-4)
-    marks = {row[0].text: [cell.mark for cell in row[2 : 2 + len(LAWS)]] for row in table.rows}
+            assert float(cells[name][3 + place]) == pytest.approx(np.mean([fit.ks[law] for fit in fits]), abs=6e-4)
+    marks = {row[0].text: [cell.mark for cell in row[4 : 4 + len(LAWS)]] for row in table.rows}
     assert marks["early"][LAWS.index("half-normal")] == "best"
     assert set(marks["tiny"]) == {"quiet"}
 
@@ -86,6 +86,16 @@ def test_means_over_layers_leave_the_small_ones_out(section):
     assert steps.tolist() == list(STEPS)
     fits = [fit_magnitudes(gradient(name, 10)) for name in ("wide", "narrow", "early")]
     assert means[1, LAWS.index("normal")] == pytest.approx(np.mean([fit.ks["normal"] for fit in fits]))
+
+
+def test_the_verdict_says_how_the_fit_changes(section):
+    _, means = mean_over_layers(section)
+    place = LAWS.index("lognormal"), LAWS.index("normal")
+    first, last = means[0, place], means[-1, place]
+    assert (
+        f"From step 0 to 20: lognormal {first[0]:.3f} to {last[0]:.3f}, normal {first[1]:.3f} to {last[1]:.3f}."
+        in section.sentences
+    )
 
 
 def test_the_example_is_the_largest_tensor_at_the_last_step(section):

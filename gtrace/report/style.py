@@ -76,6 +76,7 @@ _METHODS = {
     "dropping": ("grey", "8", ":"),
     "qsgd": ("orange", "o", "-"),
     "prune": ("orange", "<", "--"),
+    "topk-prune": ("orange", ">", ":"),
     "powersgd": ("orange", "h", "-."),
     "qsgdinf": ("blue", "s", "-"),
     "fp": ("blue", "p", "--"),

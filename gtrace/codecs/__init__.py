@@ -5,11 +5,12 @@ from gtrace.codecs.adacomp import AdaComp
 from gtrace.codecs.adaptive import AdaptiveCodec
 from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
 from gtrace.codecs.amq import Amq, AmqN
-from gtrace.codecs.base import Codec, ExpectingCodec, parameter, parameter_fields
+from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16
 from gtrace.codecs.dgc import Dgc
 from gtrace.codecs.dropping import Dropping
 from gtrace.codecs.feedback import ErrorFeedback
+from gtrace.codecs.fp import Fp
 from gtrace.codecs.identity import Identity
 from gtrace.codecs.int8 import Int8
 from gtrace.codecs.levels import LevelCodec
@@ -53,6 +54,7 @@ __all__ = [
     "EfSignSgd",
     "ErrorFeedback",
     "ExpectingCodec",
+    "Fp",
     "Fp16",
     "Identity",
     "Int8",
@@ -76,6 +78,7 @@ __all__ = [
     "codec",
     "codec_class",
     "codec_names",
+    "expecting",
     "parameter",
     "parameter_fields",
     "parse_spec",

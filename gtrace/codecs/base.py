@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import numpy as np
 
@@ -80,6 +80,8 @@ class Codec(ABC):
     stateful: ClassVar[bool] = False
     #: the payload's length is what the method says it sends; decoding needs more than these bytes
     declared: ClassVar[bool] = False
+    #: the parameter that a word without = sets: fp:e3m2
+    word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for item in parameter_fields(self):
@@ -94,6 +96,12 @@ class Codec(ABC):
         ]
         name = type(self).name
         return f"{name}:{','.join(shown)}" if shown else name
+
+    @classmethod
+    def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
+        """What the word ``all`` stands for at these bits, or at the default where there are none given."""
+        del bits
+        return ()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -150,6 +158,14 @@ class Codec(ABC):
             PayloadError: the bytes are no payload of this codec and size, or damaged.
         """
 
+    def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float] | None:
+        """Shares of the non-zero values that were cut to the largest number, and that came out as zero.
+
+        None for a codec that has no range to leave.
+        """
+        del state, values, decoded
+        return None
+
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """The state of the next step, after ``values`` were sent and arrived as ``decoded``."""
         del values, decoded
@@ -173,6 +189,11 @@ class Codec(ABC):
 class ExpectingCodec(Codec):
     """A codec whose error and bits have closed forms."""
 
+    @property
+    def expects(self) -> bool:
+        """Whether they do with these parameters; see :func:`expecting`."""
+        return True
+
     @abstractmethod
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
         """What one encoding of the sketched tensor does on average.
@@ -184,6 +205,11 @@ class ExpectingCodec(Codec):
         Raises:
             UsageError: the sketch was built otherwise.
         """
+
+
+def expecting(item: Codec) -> TypeGuard[ExpectingCodec]:
+    """Whether ``expect`` can be called on a codec."""
+    return isinstance(item, ExpectingCodec) and item.expects
 
 
 def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import AdaptiveCodec, Codec, ExpectingCodec, codec
+from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
 from gtrace.errors import UsageError, suggest
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
@@ -197,7 +197,7 @@ def _job(
             continue
         missing = []
         for item in codecs:
-            rows = ([EXPECTATION] if isinstance(item, ExpectingCodec) else []) + list(range(draws))
+            rows = ([EXPECTATION] if expecting(item) else []) + list(range(draws))
             spec = str(item)
             left = tuple(draw for draw in rows if (name, step, spec, draw) not in done)
             if left:

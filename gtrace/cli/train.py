@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.online import RunResult, Study
+    from gtrace.online.neural import Layers
     from gtrace.online.run import Kind
     from gtrace.online.shadow import ShadowSummary
 
@@ -33,9 +34,9 @@ _EXPLAINED: dict[Kind, str] = {
     "weight": "accuracy and loss: held-out data. bits: per value. sent: by one worker in a step. smaller: than\n"
     "float32. variance: squared error of the averaged gradient over its energy, mean over the steps.\n"
     "codec CPU: its part of the steps' CPU time.",
-    "neural": "accuracy and loss: held-out data. bits: per value of the gradients of all layers' outputs. a step:\n"
-    "bytes of them, one worker. smaller: than float32. variance: their squared error over their energy, mean\n"
-    "over the steps. codec CPU: its part of the steps' CPU time.",
+    "neural": "accuracy and loss: held-out data. bits: per value of the gradients of layers' outputs. a step: bytes\n"
+    "of them, one worker. smaller: than float32. variance: their squared error over their energy, mean over\n"
+    "the steps. codec CPU: its part of the steps' CPU time.",
 }
 #: longest spec that is shown on one line
 _NAME = 16
@@ -53,6 +54,13 @@ _TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
     default="weight",
     show_default=True,
     help="What goes through the codec: the gradients between workers, or those that enter each layer's backward.",
+)
+@click.option(
+    "--layers",
+    type=click.Choice(["inner", "all"]),
+    default="inner",
+    show_default=True,
+    help="With --kind neural: inner leaves the gradient alone that the last layer gets from the loss.",
 )
 @click.option("--task", default="digits-cnn", show_default=True, metavar="NAME", help="What to train, see below.")
 @click.option(
@@ -131,6 +139,7 @@ def run(
     error_feedback: bool,
     plugin: tuple[Path, ...],
     kind: Kind,
+    layers: Layers,
     task: str,
     workers: int | None,
     steps: int | None,
@@ -160,6 +169,7 @@ def run(
         task,
         [chosen],
         kind=kind,
+        layers=layers,
         workers=workers,
         steps=steps,
         batch_size=batch_size,

@@ -1,9 +1,12 @@
 """A codec inside the backward pass: the gradient that enters a layer's backward is replaced by its decoded self.
 
 Which gradients: those with respect to the outputs of every module that has parameters of its own (convolutions, linear
-and recurrent layers, normalizations, embeddings), the last one included. These are what the two matrix products of a
-layer's backward read, one for the weights and one for the layer below. Outputs of modules without parameters
-(activations, pooling, dropout) are left alone: their gradient reaches the layer below and is compressed there, once.
+and recurrent layers, normalizations, embeddings). These are what the two matrix products of a layer's backward read,
+one for the weights and one for the layer below. Outputs of modules without parameters (activations, pooling, dropout)
+are left alone: their gradient reaches the layer below and is compressed there, once. The last layer is left out unless
+it is asked for: what arrives there comes from the loss itself, in few values of many more magnitudes (a softmax that is
+nearly sure of most samples) than those of the layers inside. Low-precision recipes keep it exact, as Chmiel et al.
+(2021) do, who compress the gradients of convolutions.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, suggest
 from gtrace.online.exchange import Bad, Nonfinite, NonfiniteGradientError, Tally
 from gtrace.online.layers import LayerCodecs
 from gtrace.sketch import as_values
@@ -26,9 +29,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import nn
+    from torch.autograd.graph import Node
 
     from gtrace.codecs import Codec
     from gtrace.online.schedule import RefitSchedule
+
+#: whose output gradients are compressed: those of all layers but the last, or of all
+Layers: TypeAlias = Literal["inner", "all"]
+LAYERS: tuple[Layers, ...] = get_args(Layers)
 
 #: what the outputs of a model with parameters of its own are called
 _ROOT = "(model)"
@@ -49,12 +57,14 @@ class NeuralGradients:
         refit: when codecs are fitted.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` lets it pass as it is, so that the
             weight gradients that result are left out; ``zero`` puts zeros in their place; ``error`` raises.
+        layers: ``inner`` leaves the gradients alone that come from the loss without passing another layer, ``all``
+            compresses them too. The loss must be of what ``model`` returns.
 
     Attributes:
         owners: parameter name -> the modules that own it; a tied weight has several.
 
     Raises:
-        UsageError: the codec keeps memory between steps.
+        UsageError: the codec keeps memory between steps, or an unknown choice of layers.
     """
 
     def __init__(
@@ -66,7 +76,10 @@ class NeuralGradients:
         seed: int,
         refit: RefitSchedule,
         nonfinite: Nonfinite,
+        layers: Layers = "inner",
     ) -> None:
+        if layers not in LAYERS:
+            raise UsageError(f"layers: '{layers}' is unknown; {suggest(str(layers), LAYERS)}")
         self._layers = [LayerCodecs(codec, worker=worker, seed=seed, refit=refit) for worker in range(workers)]
         self._nonfinite = nonfinite
         self._batch: Batch | None = None
@@ -78,6 +91,8 @@ class NeuralGradients:
                 holders.setdefault(id(parameter), set()).add(path or _ROOT)
             if own:
                 module.register_forward_hook(functools.partial(self._forwarded, path or _ROOT))
+        if layers == "inner":
+            model.register_forward_hook(self._returned)
         self.owners = {name: frozenset(holders[id(p)]) for name, p in model.named_parameters()}
 
     @contextlib.contextmanager
@@ -100,6 +115,10 @@ class NeuralGradients:
         if self._batch is not None and torch.is_grad_enabled():
             self._batch.watch(path, output)
 
+    def _returned(self, _module: nn.Module, _inputs: object, output: object) -> None:
+        if self._batch is not None:
+            self._batch.spare_last(output)
+
 
 class Batch:
     """One worker's batch; made by :meth:`NeuralGradients.batch`.
@@ -117,6 +136,8 @@ class Batch:
         self._layers, self._worker, self._nonfinite = layers, worker, nonfinite
         self._tally, self._bad = tally, bad
         self._calls: dict[str, int] = {}
+        self._spared: set[str] = set()
+        self._nodes: dict[Node, list[str]] = {}
         self._seen: dict[tuple[int, int], weakref.ref[torch.Tensor]] = {}
         self._only: frozenset[str] | None = None
 
@@ -137,8 +158,25 @@ class Batch:
             if tensor.grad_fn is None or self._known(tensor):
                 continue
             name = path + (f"#{call}" if call else "") + (f".out{place}" if place else "")
+            self._nodes.setdefault(tensor.grad_fn, []).append(name)
             # Registered now, the hook belongs to the value as it is: a later in-place ReLU does not move it.
             tensor.register_hook(functools.partial(self._arrived, name, path))  # type: ignore[no-untyped-call]
+
+    def spare_last(self, output: object) -> None:
+        """Leave the gradients alone that reach a layer from the model's output without passing another one."""
+        ahead: list[Node | None] = [tensor.grad_fn for tensor in _tensors(output)]
+        passed: set[Node] = set()
+        while ahead:
+            node = ahead.pop()
+            if node is None or node in passed:
+                continue
+            passed.add(node)
+            if node in self._nodes:
+                self._spared.update(self._nodes[node])
+            else:
+                ahead.extend(following for following, _ in node.next_functions)
+        # The graph must not outlive its batch for the sake of these names.
+        self._nodes.clear()
 
     def _known(self, tensor: torch.Tensor) -> bool:
         """Whether an inner module's output is handed on unchanged by one around it."""
@@ -149,7 +187,7 @@ class Batch:
 
     def _arrived(self, name: str, path: str, gradient: torch.Tensor) -> torch.Tensor | None:
         """The gradient that a layer's backward reads instead; None for the one that came."""
-        if self._only is not None and path not in self._only:
+        if name in self._spared or (self._only is not None and path not in self._only):
             return None
         if gradient.layout != torch.strided:
             raise UsageError(f"kind neural: the gradient of {name} is sparse; codecs take dense ones")

@@ -16,7 +16,7 @@ import torch
 from gtrace.codecs import Identity
 from gtrace.errors import UsageError, suggest
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
-from gtrace.online.neural import NeuralGradients
+from gtrace.online.neural import Layers, NeuralGradients
 from gtrace.online.shadow import ShadowSummary, shadow
 from gtrace.types import Key
 
@@ -62,6 +62,7 @@ class Settings:
         eval_every: steps between two evaluations; the last step is always followed by one.
         kind: which gradients go through the codec.
         shadow: steps between two shadow passes; None for none.
+        layers: whose output gradients go through the codec, for kind neural.
     """
 
     workers: int
@@ -74,6 +75,7 @@ class Settings:
     eval_every: int
     kind: Kind = "weight"
     shadow: int | None = None
+    layers: Layers = "inner"
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "batch_size", "eval_every", "shadow"):
@@ -173,6 +175,7 @@ class Run:
                 seed=settings.seed,
                 refit=settings.refit,
                 nonfinite=settings.nonfinite,
+                layers=settings.layers,
             )
         self._exchange = Exchange(
             # Where neural gradients are compressed, weight gradients are averaged exactly.

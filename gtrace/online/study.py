@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.online.exchange import Nonfinite
+    from gtrace.online.neural import Layers
     from gtrace.online.run import RunResult
     from gtrace.online.tasks.base import Task
 
@@ -54,6 +55,7 @@ class Study:
         eval_every: steps between two evaluations; by default a tenth of the steps.
         shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
             weight gradients are compared; None for never.
+        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
 
     Raises:
         UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, or a
@@ -76,6 +78,7 @@ class Study:
         nonfinite: Nonfinite = "skip",
         eval_every: int | None = None,
         shadow: int | None = None,
+        layers: Layers = "inner",
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
@@ -95,6 +98,7 @@ class Study:
             eval_every=max(1, length // 10) if eval_every is None else eval_every,
             kind=kind,
             shadow=shadow,
+            layers=layers,
         )
         for item in chosen:
             _compile(item)
@@ -152,7 +156,7 @@ class Study:
             "--eval-every": settings.eval_every,
         }
         if settings.kind != "weight":
-            options["--kind"] = settings.kind
+            options |= {"--kind": settings.kind, "--layers": settings.layers}
         if settings.shadow is not None:
             options["--shadow"] = settings.shadow
         return shlex.join(["gtrace", "train", *(str(word) for pair in options.items() for word in pair)])
@@ -174,6 +178,7 @@ class Study:
             "nonfinite": settings.nonfinite,
             "kind": settings.kind,
             "shadow": settings.shadow,
+            "layers": settings.layers if settings.kind == "neural" else None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {

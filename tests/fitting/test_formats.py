@@ -43,7 +43,9 @@ def test_golden_relative_errors(row):
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize(("word", "mu", "sigma"), [("e3m2", 0.4, 2.5), ("e5m2", 3, 5), ("e4m0", -2, 3), ("e1m3", -1, 1)])
+@pytest.mark.parametrize(
+    ("word", "mu", "sigma"), [("e3m2", 0.4, 2.5), ("e5m2", 3, 5), ("e4m0", -2, 3), ("e1m3", -1, 1)]
+)
 def test_expected_error_against_a_million_samples(word, mu, sigma, stochastic):
     form = FloatFormat.parse(word)
     x = (2.0 ** np.random.default_rng(42).normal(mu, sigma, SAMPLES)).astype(np.float32)

@@ -21,10 +21,12 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, SummarySpec
 
 
-def compressed(model, codec, *, refit="once", workers=1, nonfinite="skip", seed=7):
+def compressed(model, codec, *, refit="once", workers=1, nonfinite="skip", seed=7, layers="all"):
     chosen = gtrace.codec(codec) if isinstance(codec, str) else codec
     schedule = RefitSchedule.parse(refit)
-    return NeuralGradients(model, chosen, workers=workers, seed=seed, refit=schedule, nonfinite=nonfinite)
+    return NeuralGradients(
+        model, chosen, workers=workers, seed=seed, refit=schedule, nonfinite=nonfinite, layers=layers
+    )
 
 
 def mlp(*, inplace=False):
@@ -191,6 +193,48 @@ def test_a_tensor_handed_on_is_compressed_once():
     assert set(neural._layers[0]._tensors) == {"inner"}
 
 
+@pytest.mark.parametrize("make", [mlp, Reused])
+def test_the_last_layer_is_left_out_unless_asked_for(make):
+    """What reaches it comes from the loss; a view or an activation behind it changes nothing."""
+
+    class Reshaped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = make()
+
+        def forward(self, x):
+            return torch.log_softmax(self.inside(x).reshape(-1, 5), 1)
+
+    model = Reshaped()
+    neural = compressed(model, "int8", layers="inner")
+    plain = backward(copy.deepcopy(model), data())
+    found = backward(model, data(), neural)
+    last = [name for name in plain if name.startswith(("inside.4", "inside.head"))]
+    assert len(last) == 2
+    same({name: found[name] for name in last}, {name: plain[name] for name in last})
+    inner = [name for name in plain if name not in last]
+    assert all(not torch.equal(found[name], plain[name]) for name in inner if name != "inside.shared.bias")
+    assert {"inside.4", "inside.head"}.isdisjoint(neural._layers[0]._tensors)
+    assert neural.collect()[0].float32_bits == 32 * 9 * (20 + 16 if make is mlp else 3 * 12)
+
+
+def test_parallel_heads_are_all_last():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.one, self.two = nn.Linear(12, 8), nn.Linear(8, 5), nn.Linear(8, 5)
+
+        def forward(self, x):
+            x = torch.relu(self.stem(x))
+            return self.one(x) + self.two(x)
+
+    model = Heads()
+    neural = compressed(model, "int8", layers="inner")
+    for step in range(2):
+        backward(model, data(), neural, step=step)
+    assert set(neural._layers[0]._tensors) == {"stem"}
+
+
 def test_nothing_outside_of_a_batch():
     model = mlp()
     neural = compressed(model, "terngrad")
@@ -327,14 +371,14 @@ def test_shares_are_allocated_over_all_layers_when_the_batch_is_over():
 @pytest.mark.parametrize("spec", ["ef:topk", "dgc", "signum", "powersgd", "mcgq:accumulate=true"])
 def test_codecs_with_memory_are_refused(spec):
     with pytest.raises(UsageError, match=r"keeps memory of each value between steps.*without memory"):
-        Study(Regression(), [spec], kind="neural")
+        Study(Regression(), [spec], kind="neural", layers="all")
     with pytest.raises(UsageError, match="kind neural: test-memory keeps memory"):
-        Study(Regression(), [Memory()], kind="neural")
+        Study(Regression(), [Memory()], kind="neural", layers="all")
 
 
 @pytest.mark.parametrize("name", [n for n in gtrace.codec_names() if not gtrace.codec(n).stateful])
 def test_every_codec_without_memory_trains(name):
-    study = train(Regression(), [name], kind="neural", steps=3, refit="0,+1")
+    study = train(Regression(), [name], kind="neural", layers="all", steps=3, refit="0,+1")
     result = study.results[-1]
     assert result.steps == 3
     assert np.isfinite(result.loss)
@@ -342,14 +386,14 @@ def test_every_codec_without_memory_trains(name):
 
 
 def test_a_wrapper_without_memory_trains():
-    study = train(Regression(), ["rotate:qsgdinf:bits=3"], kind="neural", steps=3)
+    study = train(Regression(), ["rotate:qsgdinf:bits=3"], kind="neural", layers="all", steps=3)
     assert 0 < study.results[1].tally.payload_bits < study.results[1].tally.float32_bits * 2
 
 
 @pytest.mark.parametrize("task", ["digits-mlp", "digits-cnn", "char-lstm"])
 def test_without_a_codec_training_is_plain_training(task):
     settings = {"steps": 3, "batch_size": 4, "workers": 2}
-    plain, neural = (Study(task, [], kind=kind, **settings) for kind in ("weight", "neural"))
+    plain, neural = (Study(task, [], kind=kind, layers="all", **settings) for kind in ("weight", "neural"))
     plain.run()
     neural.run()
     same(plain._runs[0]._model.state_dict(), neural._runs[0]._model.state_dict())
@@ -361,7 +405,7 @@ def test_without_a_codec_training_is_plain_training(task):
 
 def test_workers_weight_gradients_are_averaged_exactly():
     task = Regression()
-    study = Study(task, ["int8"], kind="neural", workers=3, steps=1)
+    study = Study(task, ["int8"], kind="neural", layers="all", workers=3, steps=1)
     model = copy.deepcopy(study._runs[1]._model)
     study.run()
     neural = compressed(model, "int8", workers=3, seed=0, refit="0,10")
@@ -381,14 +425,14 @@ def test_workers_weight_gradients_are_averaged_exactly():
 
 
 def test_one_worker_by_default():
-    assert Study(Regression(), [], kind="neural").settings.workers == 1
+    assert Study(Regression(), [], kind="neural", layers="all").settings.workers == 1
     assert Study(Regression(), []).settings.workers == 4
 
 
 def test_gradients_that_are_not_finite():
     """One of two workers gets NaN: what results of them is left out of the mean, or zeros stand in their place."""
     bad = functools.partial(Faulty, lambda batch: batch % 2 == 1)
-    study = Study(bad(), ["int8"], kind="neural", workers=2, steps=3)
+    study = Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3)
     study.run()
     assert np.isfinite(study.results[1].loss)
     assert any(
@@ -398,7 +442,7 @@ def test_gradients_that_are_not_finite():
     )
     assert study.results[1].tally.float32_bits == 3 * 2 * 8 * 32
     with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, 1: 8 of 8 neural gradient values"):
-        Study(bad(), ["int8"], kind="neural", workers=2, steps=3, nonfinite="error").run()
+        Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3, nonfinite="error").run()
 
 
 def test_zeros_in_place_of_gradients_that_are_not_finite():
@@ -425,7 +469,7 @@ def test_other_types_of_gradients():
 
 
 def test_identity_is_the_default_run():
-    assert Study(Regression(), [], kind="neural").results[0].run == str(Identity())
+    assert Study(Regression(), [], kind="neural", layers="all").results[0].run == str(Identity())
 
 
 @pytest.mark.parametrize(
@@ -433,6 +477,7 @@ def test_identity_is_the_default_run():
     [
         ({"kind": "nerual"}, "did you mean neural"),
         ({"shadow": 5}, "choose kind neural"),
+        ({"kind": "neural", "layers": "outer"}, "layers: 'outer' is unknown"),
         ({"kind": "neural", "shadow": 0}, "shadow: 0 is below 1"),
     ],
 )

@@ -43,7 +43,7 @@ class Difficult(Regression):
 
 
 def run(task, spec="qsgdinf:bits=3", **settings):
-    study = Study(task, [spec], kind="neural", **settings)
+    study = Study(task, [spec], kind="neural", layers="all", **settings)
     return study, list(study.records())
 
 
@@ -116,7 +116,9 @@ def test_figures_are_those_of_a_plain_reimplementation(spec):
     codec = gtrace.codec(spec)
     expected = naive(model, (x, y), codec)
     # A schedule without a step before the first: codecs are as they were made.
-    neural = NeuralGradients(model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip")
+    neural = NeuralGradients(
+        model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip", layers="all"
+    )
     with neural.batch(0) as batch:
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward(retain_graph=True)
@@ -137,7 +139,9 @@ def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
     torch.manual_seed(2)
     model, task = Network(), Difficult()
     codec = gtrace.codec("int8")
-    neural = NeuralGradients(model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip")
+    neural = NeuralGradients(
+        model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip", layers="all"
+    )
     assert neural.owners["twice.weight"] == {"twice", "tied"}
     with neural.batch(0) as batch:
         loss = task.loss(model, task.batch(np.random.default_rng(0), 8))
@@ -162,7 +166,13 @@ def test_a_lossless_codec_has_no_error():
     torch.manual_seed(2)
     model = Network()
     neural = NeuralGradients(
-        model, gtrace.codec("none"), workers=1, seed=0, refit=RefitSchedule.parse("once"), nonfinite="skip"
+        model,
+        gtrace.codec("none"),
+        workers=1,
+        seed=0,
+        refit=RefitSchedule.parse("once"),
+        nonfinite="skip",
+        layers="all",
     )
     with neural.batch(0) as batch:
         loss = model(torch.randn(8, 12)).square().mean()
@@ -187,7 +197,13 @@ def test_a_parameter_without_a_hooked_output_has_no_error_of_its_own():
     torch.manual_seed(0)
     model = Bare()
     neural = NeuralGradients(
-        model, gtrace.codec("int8"), workers=1, seed=0, refit=RefitSchedule.parse("once"), nonfinite="skip"
+        model,
+        gtrace.codec("int8"),
+        workers=1,
+        seed=0,
+        refit=RefitSchedule.parse("once"),
+        nonfinite="skip",
+        layers="all",
     )
     with neural.batch(0) as batch:
         loss = model(torch.randn(8, 12)).square().mean()

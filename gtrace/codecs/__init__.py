@@ -20,6 +20,7 @@ from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
 from gtrace.codecs.onebit import OneBit
 from gtrace.codecs.powersgd import PowerSgd
+from gtrace.codecs.prune import Prune, TopKPrune
 from gtrace.codecs.qsgd import Qsgd, QsgdInf
 from gtrace.codecs.randomk import RandomK
 from gtrace.codecs.registry import (
@@ -66,6 +67,7 @@ __all__ = [
     "Nuqsgd",
     "OneBit",
     "PowerSgd",
+    "Prune",
     "Qsgd",
     "QsgdInf",
     "RandomK",
@@ -74,6 +76,7 @@ __all__ = [
     "Signum",
     "TernGrad",
     "TopK",
+    "TopKPrune",
     "ZipMl",
     "codec",
     "codec_class",

@@ -118,6 +118,24 @@ class Codec(ABC):
         """Which summary :meth:`fit` and ``expect`` want; None when they want none."""
         return None
 
+    @property
+    def allocates(self) -> bool:
+        """Whether tensors share something out among them, so that an engine must call :meth:`allocate` before fits."""
+        return False
+
+    def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
+        """Each tensor's share, from the sketches of all tensors at the step that they are fitted on.
+
+        Raises:
+            UsageError: a codec that allocates nothing.
+        """
+        del sketches
+        raise UsageError(f"{self}: every tensor is on its own; there is nothing to allocate")
+
+    def with_target(self, state: State, share: float) -> State:
+        """The state with a tensor's share of :meth:`allocate`, as the array ``target``, for the next fits."""
+        return state.with_arrays(target=np.array(float(share)))
+
     def init(self, size: int) -> State:
         """The state before the first step for a tensor of ``size`` elements."""
         return State(int(size))

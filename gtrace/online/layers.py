@@ -11,8 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
@@ -20,6 +18,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from gtrace.online.exchange import Tally
@@ -71,7 +70,6 @@ class LayerCodecs:
         self._codec, self._worker, self._seed, self._refit = codec, worker, seed, refit
         # A sketch that nobody reads would be charged to the codec as its own time.
         self._spec = codec.needs if type(codec).fit is not Codec.fit else None
-        self._allocates = bool(getattr(codec, "allocates", False))
         self._common = _Ends(None) if self._spec is not None and self._spec.scope == "model" else None
         self._tensors: dict[str, _Tensor] = {}
         self._fresh = False
@@ -108,7 +106,7 @@ class LayerCodecs:
     def settle(self, step: int, tally: Tally) -> None:
         """The batch is over: fit what needs all of its tensors."""
         fresh, self._fresh = self._fresh, False
-        if not fresh or (self._common is None and not self._allocates):
+        if not fresh or (self._common is None and not self._codec.allocates):
             return
         start = time.thread_time()
         tensors = [tensor for tensor in self._tensors.values() if tensor.summary is not None]
@@ -118,10 +116,10 @@ class LayerCodecs:
             before = self._common.state or self._codec.init(merged.size)
             self._common.state = self._codec.fit(State(merged.size, before.arrays), merged, step)
         else:
-            shares = self._codec.allocate(sketches)  # type: ignore[attr-defined]
+            shares = self._codec.allocate(sketches)
             for tensor, sketch, share in zip(tensors, sketches, shares, strict=True):
                 assert tensor.ends.state is not None
-                state = tensor.ends.state.with_arrays(target=np.array(share, np.float64))
+                state = self._codec.with_target(tensor.ends.state, share)
                 tensor.ends.state = self._codec.fit(state, sketch, step)
         spent = time.thread_time() - start
         tally.codec_seconds += spent

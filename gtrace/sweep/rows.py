@@ -26,6 +26,7 @@ def identity(codec: Codec) -> Row:
         "method": codec.name,
         "bits": parameters.get("bits"),
         "params": json.dumps(parameters, sort_keys=True),
+        "sparsity_asked": parameters.get("sparsity"),
     }
 
 

@@ -263,6 +263,7 @@ def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
         "shared_bits": tally.shared_bits,
         "envelope_bits": tally.envelope_bits,
         "ratio": tally.ratio,
+        "sparsity": tally.sparsity,
         "relative_variance": result.relative_variance,
         "worker_variance": result.worker_variance,
         "nonfinite": tally.nonfinite,

@@ -219,6 +219,7 @@ class Batch:
             if self._nonfinite == "skip":
                 tally.payload_bits += 32 * values.size
                 tally.float32_bits += 32 * values.size
+                tally.zeros += values.size - int(np.count_nonzero(values))
                 return None
             values = np.where(finite, values, np.float32(0))
         decoded = self._layers.carry(name, values, self.step, tally)
@@ -230,6 +231,7 @@ class Batch:
         tally.worker_energy += energy
         tally.squared_error += error
         tally.worker_squared_error += error
+        tally.zeros += values.size - int(np.count_nonzero(decoded))
         return decoded
 
 

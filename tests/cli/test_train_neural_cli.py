@@ -106,6 +106,17 @@ def test_wrong_usage_is_one_line_and_leaves_nothing(folder, capsys, arguments, m
     assert os.listdir(folder) == []
 
 
+def test_sparsity(folder, capsys):
+    assert gtrace("train", "--codec", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["output"] == "digits-mlp-neural-prune-sparsity0.9.jsonl"
+    none, coded = said["runs"]
+    assert none["sparsity"] < 0.75
+    assert coded["sparsity"] == pytest.approx(0.9, abs=0.05)
+    assert gtrace("train", "--codec", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL) == 2
+    assert "the codec 'prune:sparsity=0.9' names its sparsity already; give it once" in capsys.readouterr().err
+
+
 def test_sparsity_of_a_codec_without_it_is_ignored_aloud(capsys):
     assert gtrace("train", "--codec", "terngrad", "--sparsity", "0.8", *SMALL) == 0
     assert capsys.readouterr().err == "gtrace: terngrad has no sparsity to choose; --sparsity 0.8 is ignored\n"

@@ -279,6 +279,7 @@ def test_bits_are_those_of_the_payloads():
     # One norm a tensor, 4 bits a value.
     assert tally.payload_bits == 3 * 32 + 4 * 16 * (20 + 16 + 5)
     assert tally.squared_error == tally.worker_squared_error > 0
+    assert 0 < tally.sparsity < 1
     assert 0 < tally.relative_variance < 1
     assert 0 < tally.fit_seconds < tally.codec_seconds
     assert neural.collect()[0].payload_bits == 0
@@ -321,6 +322,36 @@ def test_scope_model_is_fitted_to_all_layers_of_the_batch_before():
 
 def common(neural):
     return neural._layers[0]._common.state
+
+
+def test_heterogeneous_pruning_keeps_the_mean_sparsity():
+    """Shares come from all layers of the last refit step; sizes weigh."""
+    model = mlp()
+    neural = compressed(model, "prune:sparsity=0.8,allocation=heterogeneous", refit="0,+2")
+    backward(model, data(400), neural)
+    first, _ = neural.collect()
+    tensors = neural._layers[0]._tensors
+    sketches = {name: tensor.summary for name, tensor in tensors.items()}
+    shares = gtrace.fitting.allocate_sparsity(list(sketches.values()), 0.8)
+    assert [float(tensor.ends.state.arrays["target"]) for tensor in tensors.values()] == pytest.approx(list(shares))
+    assert max(shares) - min(shares) > 0.01
+    sizes = [sketch.size for sketch in sketches.values()]
+    assert np.average(shares, weights=sizes) == pytest.approx(0.8, abs=1e-6)
+    backward(model, data(400), neural, step=1)
+    second, _ = neural.collect()
+    # Both batches prune to the same mean, each layer alike and then by its share.
+    assert first.sparsity == pytest.approx(0.8, abs=0.02)
+    assert second.sparsity == pytest.approx(0.8, abs=0.02)
+
+
+def test_one_format_and_scale_for_the_whole_model():
+    model = mlp()
+    neural = compressed(model, "fp:bits=4,scope=model")
+    backward(model, data(), neural)
+    backward(model, data(), neural, step=1)
+    states = {id(tensor.ends.state) for tensor in neural._layers[0]._tensors.values()}
+    assert len(states) == 1
+    assert neural.collect()[0].ratio == pytest.approx(2 / (1 + 4 / 32), rel=0.03)
 
 
 class Sharing(Codec):

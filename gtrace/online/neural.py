@@ -38,16 +38,14 @@ if TYPE_CHECKING:
 Layers: TypeAlias = Literal["inner", "all"]
 LAYERS: tuple[Layers, ...] = get_args(Layers)
 
-#: what the outputs of a model with parameters of its own are called
-_ROOT = "(model)"
-
 
 class NeuralGradients:
     """A codec on the neural gradients of a model that simulated workers share.
 
-    The k-th further call of a module within a batch is ``path#k``, the j-th further tensor of a structured output
-    ``path.out<j>``; each has a codec state of its own, for each worker. Outputs that need no gradient are skipped, and
-    of modules that hand on the same tensor the innermost counts.
+    A layer is called by the path of its module, the model itself by its class. The k-th further call of a module within
+    a batch is ``path#k``, the j-th further tensor of a structured output ``path.out<j>``; each has a codec state of its
+    own, for each worker. Outputs that need no gradient are skipped, and of modules that hand on the same tensor the
+    innermost counts.
 
     Args:
         model: whose backward passes are meant.
@@ -87,10 +85,11 @@ class NeuralGradients:
         holders: dict[int, set[str]] = {}
         for path, module in model.named_modules():
             own = list(module.parameters(recurse=False))
+            name = path or type(model).__name__
             for parameter in own:
-                holders.setdefault(id(parameter), set()).add(path or _ROOT)
+                holders.setdefault(id(parameter), set()).add(name)
             if own:
-                module.register_forward_hook(functools.partial(self._forwarded, path or _ROOT))
+                module.register_forward_hook(functools.partial(self._forwarded, name))
         if layers == "inner":
             model.register_forward_hook(self._returned)
         self.owners = {name: frozenset(holders[id(p)]) for name, p in model.named_parameters()}
@@ -185,8 +184,11 @@ class Batch:
         self._seen[key] = weakref.ref(tensor)
         return seen is not None and seen() is tensor
 
-    def _arrived(self, name: str, path: str, gradient: torch.Tensor) -> torch.Tensor | None:
+    def _arrived(self, name: str, path: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient that a layer's backward reads instead; None for the one that came."""
+        # Of an operation with several outputs, autograd tells of those without a gradient, too.
+        if gradient is None:
+            return None
         if name in self._spared or (self._only is not None and path not in self._only):
             return None
         if gradient.layout != torch.strided:

@@ -26,7 +26,7 @@ class ShadowError:
     Attributes:
         tensor: name of the parameter.
         cosine_alone: of the angle to the exact weight gradient, where only the gradients of this layer's own outputs
-            are compressed; NaN where the layer has none, or the gradient is zero.
+            are compressed; NaN where none is, or the exact gradient is zero; 0 where the compressed one is.
         error_alone: ||compressed - exact|| / ||exact|| then.
         cosine: the same where all layers are compressed, as in the training step.
         error: the same where all layers are compressed.
@@ -120,9 +120,12 @@ def shadow(
 
 
 def compare(exact: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[float, float]:
-    """Cosine of the angle between two float64[n], and ||other - exact|| / ||exact||; NaN where one has no length."""
-    length = float(np.linalg.norm(exact))
-    cosine = ratio(float(exact @ other), length * float(np.linalg.norm(other)))
+    """Cosine of the angle between two float64[n], and ||other - exact|| / ||exact||.
+
+    Both are NaN where the exact gradient is zero. Where only the other one is, nothing of the direction is left: 0.
+    """
+    length, reached = float(np.linalg.norm(exact)), float(np.linalg.norm(other))
+    cosine = ratio(float(exact @ other), length * reached) if reached or not length else 0.0
     return cosine, ratio(float(np.linalg.norm(other - exact)), length)
 
 

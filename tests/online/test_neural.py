@@ -174,7 +174,7 @@ def test_structured_outputs():
     with neural.batch(0):
         out, (_, c) = model(torch.randn(4, 3, 12))
         (out.sum() + 2 * c.square().sum()).backward()
-    assert set(neural._layers[0]._tensors) == {"(model)", "(model).out2"}
+    assert set(neural._layers[0]._tensors) == {"LSTM", "LSTM.out2"}
 
 
 def test_a_tensor_handed_on_is_compressed_once():

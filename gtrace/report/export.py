@@ -13,7 +13,7 @@ from gtrace.report.comparison import OUTCOMES
 from gtrace.report.law_tables import law_tables
 from gtrace.report.laws import section_json
 from gtrace.report.names import literal
-from gtrace.report.tables import Table, configuration_table, equal_bits_table, run_table, trace_table
+from gtrace.report.tables import Table, configuration_table, equal_bits_table, run_table, shadow_table, trace_table
 from gtrace.report.verdict import runs_verdict, sweep_verdict
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def to_markdown(report: Report) -> str:
         lines += _section("Training", log.name, runs_verdict(log))
         if log.runs:
             lines += _markdown_table(run_table(log))
+        if log.has_shadow:
+            lines += _markdown_table(shadow_table(log))
         lines += _notes([*log.notes, *(f"Warning: {w}" for w in log.warnings)])
     for trace in report.traces:
         lines += [*_section("Trace", trace.name, [trace.sentence]), *_markdown_table(trace_table(trace))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report import figures, law_figures, levels, training
+from gtrace.report import figures, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
 from gtrace.report.tables import VIEW_BITS
 
@@ -185,6 +186,7 @@ def law_plates(section: LawSection) -> list[Plate]:
 
 def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
     """The figures of a run log that have something to show."""
+    neural = analysis.neural
     plates = []
     if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
         plates += [
@@ -196,19 +198,32 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
             ),
             Plate(
                 "training-over-bits",
-                "Training against bytes sent",
-                "The same curves against what one worker has sent up, payload and shared bytes: "
-                "further left is cheaper.",
+                "Training against bytes encoded" if neural else "Training against bytes sent",
+                f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
+                "payload and shared bytes: further left is cheaper.",
                 lambda: training.training_over_bits(analysis),
             ),
         ]
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
         plates.append(
             Plate(
-                "averaged-gradient",
-                "Error of the averaged gradient",
-                "What is left of the codec's error after the workers' decoded gradients are averaged.",
+                "neural-gradients" if neural else "averaged-gradient",
+                "Error of the neural gradients" if neural else "Error of the averaged gradient",
+                "The codec's error on the gradients that enter the layers' backward passes, all layers together."
+                if neural
+                else "What is left of the codec's error after the workers' decoded gradients are averaged.",
                 lambda: training.averaged_gradient_error(analysis),
+            )
+        )
+    for k, run in enumerate(run for run in analysis.runs if run.shadow):
+        plates.append(
+            Plate(
+                f"weight-gradients{f'-{k + 1}' if k else ''}",
+                f"Weight gradients with {run.spec}",
+                "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
+                "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
+                f"first layer.{shadows.left_out(run)}",
+                functools.partial(shadows.weight_gradient_cosines, run),
             )
         )
     return plates

@@ -21,6 +21,7 @@ from gtrace.report.tables import (
     equal_bits_table,
     layer_table,
     run_table,
+    shadow_table,
     trace_table,
 )
 from gtrace.report.verdict import runs_verdict, sweep_verdict
@@ -148,6 +149,8 @@ def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> list[str]:
     parts += _caution(analysis.notes)
     if analysis.runs:
         parts += _table(run_table(analysis))
+    if analysis.has_shadow:
+        parts += _table(shadow_table(analysis))
     parts += [part for plate in run_plates(analysis) for part in _plate(plate, prefix, level)]
     parts += _warnings(analysis.warnings, level)
     study = {key: value for key, value in analysis.study.items() if key not in ("type", "tensors")}

@@ -194,6 +194,12 @@ def hue(colour: str, marker: str, dash: str) -> Look:
     return Look(line, text, marker, dash)
 
 
+def series(count: int) -> list[Look]:
+    """Looks of ``count`` curves that are no methods, such as tensors; up to 14 differ in colour or marker."""
+    colours = list(_LINES.values())
+    return [Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(count)]
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Build a figure inside this context; the caller's own matplotlib settings come back after it."""

@@ -18,6 +18,7 @@ from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
     run_table,
+    shadow_table,
     trace_table,
 )
 from gtrace.report.verdict import runs_verdict, sweep_verdict
@@ -63,6 +64,8 @@ def print_report(report: Report, console: Console) -> None:
         page.verdict(runs_verdict(run))
         if run.runs:
             page.table(run_table(run))
+        if run.has_shadow:
+            page.table(shadow_table(run))
         page.lines(run.notes, "note")
         page.lines(run.warnings, "warning")
     for trace in report.traces:

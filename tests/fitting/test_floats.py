@@ -161,18 +161,20 @@ def test_stochastic_codes_are_those_of_a_plain_twin(form):
     assert (form.encode(x, KEY) == (code | np.where(np.signbit(x), 1 << (form.bits - 1), 0))).all()
 
 
-def test_blocks_of_any_length_are_rounded_alike():
+@pytest.mark.parametrize("factor", [1.0, 0.75])
+@pytest.mark.parametrize("key", [None, KEY], ids=["nearest", "stochastic"])
+def test_every_block_has_its_own_scale(key, factor):
     form, x = FloatFormat(3, 2), np.random.default_rng(4).normal(size=5000).astype(np.float32)
-    for key in (None, KEY):
-        for block in (1, 7, 32, 1000, 1024, 1500, 5000, 9999):
-            scales = np.full(-(-x.size // block), 0.125)
-            codes = form.encode_blocks(x, block, scales, key)
-            assert (codes == form.encode(x * np.float32(8), key)).all()
-            assert same(form.decode_blocks(codes, block, scales), form.decode(codes) * np.float32(0.125))
-            assert (
-                form.encode_blocks(x, block, scales * 0.75, key)
-                == form.encode_blocks(x, x.size, scales[:1] * 0.75, key)
-            ).all()
+    for block in (1, 7, 32, 1000, 1024, 1500, 5000, 9999):
+        count = -(-x.size // block)
+        scales = factor * 2.0 ** (np.arange(count) % 9 - 6.0)
+        codes = form.encode_blocks(x, block, scales, key)
+        each = np.repeat(scales, block)[: x.size]
+        wanted = np.empty_like(codes)
+        for scale in np.unique(scales):
+            wanted[each == scale] = form.encode_blocks(x, x.size, np.array([scale]), key)[each == scale]
+        assert (codes == wanted).all()
+        assert same(form.decode_blocks(codes, block, scales), (form.decode(codes) * each).astype(np.float32))
 
 
 def test_even_rare_rounding_up_keeps_the_mean():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report import figures, levels, shadows, training
+from gtrace.report import figures, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
 from gtrace.report.tables import VIEW_BITS
 
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
+
+#: Titles of the tables that figures on laws belong to.
+_LAWS = "Distance to each law, per layer"
+_FORMATS = "Best float format per layer"
+_SPARSITY = "Required against achieved sparsity, per threshold rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,7 @@ class Plate:
         caption: how to read it, one or two sentences.
         draw: makes the figure.
         folded: a page shows it when it is asked for.
+        beside: title of the table that it belongs to, where there are several.
     """
 
     name: str
@@ -38,6 +45,7 @@ class Plate:
     caption: str
     draw: Callable[[], Figure]
     folded: bool = False
+    beside: str = ""
 
 
 def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
@@ -115,6 +123,62 @@ def _fit_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
                 "ends above it is caught in a local optimum.",
                 lambda: levels.convergence(descents),
+            )
+        )
+    return plates
+
+
+def law_plates(section: LawSection) -> list[Plate]:
+    """The figures of one kind of gradient in a trace that have something to show."""
+    plates = []
+    picture = section.picture
+    if picture is not None:
+        plates.append(
+            Plate(
+                f"{section.kind}-distribution",
+                f"One gradient as an example: {picture.tensor} at step {picture.step:,}",
+                "The largest tensor at the last step looked at, its zeros left out. Grey: the data. On the Q-Q plots, "
+                "points on the dashed line follow the law.",
+                lambda: law_figures.distribution(picture),
+                beside=_LAWS,
+            )
+        )
+    if section.verdict.cells:
+        plates += [
+            Plate(
+                f"{section.kind}-distances-over-steps",
+                "Distance to each law over training",
+                "Lower is a better fit; the thick curve is the law that fits best on average.",
+                lambda: law_figures.distances_over_steps(section),
+                beside=_LAWS,
+            ),
+            Plate(
+                f"{section.kind}-mu-and-sigma",
+                "Fitted mu and sigma over training",
+                "One octave is a factor of two. sigma says how many exponent bits a float format needs, mu how its "
+                "scale has to follow.",
+                lambda: law_figures.spread_over_steps(section),
+                beside=_LAWS,
+            ),
+            Plate(
+                f"{section.kind}-format-errors",
+                "Expected error of each float format",
+                "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
+                "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
+                "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
+                lambda: law_figures.format_errors(section),
+                beside=_FORMATS,
+            ),
+        ]
+    if section.cells:
+        plates.append(
+            Plate(
+                f"{section.kind}-sparsity",
+                "Sparsity: required, achieved, and what it costs",
+                "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
+                "already are left out. Right: higher is better.",
+                lambda: law_figures.sparsity(section),
+                beside=_SPARSITY,
             )
         )
     return plates

@@ -188,6 +188,12 @@ def look(method: str, variant: int = 0) -> Look:
     return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
 
 
+def hue(colour: str, marker: str, dash: str) -> Look:
+    """A look from the palette, for what is no codec: blue, orange, green, vermillion, purple, sky or grey."""
+    line, text = _LINES[colour]
+    return Look(line, text, marker, dash)
+
+
 def series(count: int) -> list[Look]:
     """Looks of ``count`` curves that are no methods, such as tensors; up to 14 differ in colour or marker."""
     colours = list(_LINES.values())

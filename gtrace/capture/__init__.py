@@ -42,6 +42,7 @@ def record(
     exclude: Sequence[str] = (),
     budget: int | str | None = None,
     force: bool = False,
+    drop: bool = False,
 ) -> Iterator[CaptureSession]:
     """Record the weight gradients of every ``optimizer.step()`` inside the block.
 
@@ -58,6 +59,8 @@ def record(
         budget: bytes of gradients to record at most, such as ``"4GB"``, which is the default for automatic
             steps; others have no limit.
         force: replace an existing trace.
+        drop: leave out steps while 256 MiB of gradients wait to be written, instead of making training wait; the
+            trace's attribute ``capture`` says which.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
@@ -75,6 +78,7 @@ def record(
         exclude=exclude,
         budget=budget,
         force=force,
+        drop=drop,
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

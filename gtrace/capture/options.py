@@ -29,6 +29,7 @@ class CaptureOptions:
         budget: bytes of gradients (as float32) to record at most; None for no limit.
         force: replace an existing trace once there is something to record.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
+        drop: then steps are left out instead.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class CaptureOptions:
     budget: int | None = None
     force: bool = False
     queue_bytes: int = 256 * 1024 * 1024
+    drop: bool = False
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -46,6 +48,7 @@ class CaptureOptions:
             "tensors": list(self.include),
             "exclude": list(self.exclude),
             "budget": self.budget,
+            "drop": self.drop,
         }
 
 
@@ -58,6 +61,7 @@ def capture_options(
     exclude: Sequence[str] = (),
     budget: int | str | None = None,
     force: bool = False,
+    drop: bool = False,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -71,7 +75,7 @@ def capture_options(
         size = DEFAULT_BUDGET
     _check_place(path, force=force)
     # The script may change the current folder before the trace is made.
-    return CaptureOptions(path.absolute(), policy, tuple(tensors), tuple(exclude), size, force)
+    return CaptureOptions(path.absolute(), policy, tuple(tensors), tuple(exclude), size, force, drop=drop)
 
 
 def _check_place(path: Path, *, force: bool) -> None:

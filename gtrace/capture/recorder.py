@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gtrace.capture.gaps import Gaps
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.host.naming import name_parameters
@@ -38,6 +39,7 @@ class Recorder:
         models: the live modules to name parameters by.
         scan: search the whole process for modules where these do not own every parameter.
         queue_bytes: bytes of each optimizer's gradients that may wait to be written.
+        drop: leave out steps while so many wait, instead of making training wait.
         say: prints one line for the user.
     """
 
@@ -51,6 +53,7 @@ class Recorder:
         models: Callable[[], Sequence[nn.Module]],
         scan: bool,
         queue_bytes: int,
+        drop: bool = False,
         say: Callable[[str], None],
     ) -> None:
         self.selection = selection
@@ -65,6 +68,10 @@ class Recorder:
         self._models = models
         self._scan = scan
         self._queue_bytes = queue_bytes
+        self._drop = drop
+        #: Steps that were left out because too many waited to be written.
+        self.dropped = Gaps()
+        self._told: set[str] = set()
         self._say = say
         self._attrs: dict[str, Any] = {}
         self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error)
@@ -79,6 +86,11 @@ class Recorder:
     def rows(self) -> int:
         """Rows (steps of any optimizer) that are in the trace."""
         return self._writer.rows
+
+    @property
+    def unwritten(self) -> Gaps:
+        """Steps that could not be written."""
+        return self._writer.unwritten
 
     @property
     def optimizers(self) -> int:
@@ -117,11 +129,13 @@ class Recorder:
             self._blocked += self._last - started
 
     def error(self, error: Exception) -> None:
-        """Count an error of capture and tell the user about the first few."""
+        """Count an error of capture and tell the user about the first few that differ."""
         self.errors += 1
-        if self.errors <= _MOST_WARNINGS:
-            end = "; further ones are only counted" if self.errors == _MOST_WARNINGS else ""
-            self._say(f"gtrace: warning: capture: {type(error).__name__}: {error}{end}")
+        message = f"{type(error).__name__}: {error}"
+        # A full disk fails at each step with the same words.
+        if message not in self._told and len(self._told) < _MOST_WARNINGS:
+            self._told.add(message)
+            self._say(f"gtrace: warning: capture: {message}; training goes on")
 
     def drain(self) -> None:
         """Wait until all is written; no step can be taken any more."""
@@ -152,7 +166,10 @@ class Recorder:
             return
         if not slots or layout.pool is None:
             return
-        buffer = layout.pool.acquire()
+        buffer = layout.pool.acquire(wait=not self._drop)
+        if buffer is None:
+            self.dropped.add(step.stream, step.step)
+            return
         try:
             torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
         except BaseException:

@@ -39,6 +39,8 @@ class CaptureSummary:
         bytes: size of the trace on disk.
         blocked: share of the training time that capture took.
         skipped_steps: steps that a gradient scaler left out.
+        dropped: steps left out because too many waited to be written.
+        unwritten: steps that could not be written.
         errors: errors of capture.
         over_budget: recording ended early because the budget was used up.
         complaints: one line for each tensor pattern that matched nothing.
@@ -54,6 +56,8 @@ class CaptureSummary:
     bytes: int = 0
     blocked: float = 0.0
     skipped_steps: int = 0
+    dropped: int = 0
+    unwritten: int = 0
     errors: int = 0
     over_budget: bool = False
     complaints: tuple[str, ...] = ()
@@ -102,6 +106,7 @@ class CaptureSession:
             models=lambda: hooks.modules.modules() if models is None else list(models),
             scan=models is None,
             queue_bytes=self._options.queue_bytes,
+            drop=self._options.drop,
             say=self._say,
         )
         hooks = TrainingHooks(recorder.wants, recorder.take, recorder.error, optimizers)
@@ -143,6 +148,8 @@ class CaptureSession:
             "steps_seen": hooks.steps,
             "skipped_steps": hooks.skipped_steps,
             "over_budget": recorder.over_budget,
+            "dropped": recorder.dropped.describe(),
+            "unwritten": recorder.unwritten.describe(),
             "errors": recorder.errors,
         }
         recorder.close(status, {"capture": self._options.describe() | outcome})
@@ -157,6 +164,8 @@ class CaptureSession:
             bytes=_disk_usage(path) if recorder.rows else 0,
             blocked=recorder.blocked,
             skipped_steps=hooks.skipped_steps,
+            dropped=recorder.dropped.count,
+            unwritten=recorder.unwritten.count,
             errors=recorder.errors,
             over_budget=recorder.over_budget,
             complaints=tuple(recorder.selection.complaints()),

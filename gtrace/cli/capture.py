@@ -53,6 +53,9 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     metavar="SIZE",
     help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
 )
+@click.option(
+    "--drop", is_flag=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
+)
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -64,6 +67,7 @@ def command(
     tensors: tuple[str, ...],
     exclude: tuple[str, ...],
     budget: str | None,
+    drop: bool,
     force: bool,
     script: str,
     args: tuple[str, ...],
@@ -89,7 +93,7 @@ def command(
 
     shown = output or Path(f"{program.stem}.zarr")
     options = capture_options(
-        shown, steps=steps, every=every, tensors=tensors, exclude=exclude, budget=budget, force=force
+        shown, steps=steps, every=every, tensors=tensors, exclude=exclude, budget=budget, force=force, drop=drop
     )
     argv = ["-m", script, *args] if is_module else [script, *args]
     session = CaptureSession(options, {"argv": argv, "git_commit": git_commit(program.folder)})
@@ -143,6 +147,10 @@ def _result(summary: CaptureSummary, path: Path) -> str:
         parts.append(f"{summary.skipped_steps} steps skipped by the gradient scaler")
     if summary.over_budget:
         parts.append("stopped at the budget")
+    if summary.dropped:
+        parts.append(f"{summary.dropped} steps dropped")
+    if summary.unwritten:
+        parts.append(f"{summary.unwritten} steps could not be written")
     if summary.errors:
         parts.append(f"{summary.errors} errors")
     seen = "" if summary.rows == summary.steps_seen else f" of {summary.steps_seen}"

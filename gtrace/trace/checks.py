@@ -144,15 +144,22 @@ def present_tensors(
     return tuple(by_index[index] for index in committed if index in by_index)
 
 
-def committed_steps(where: str, stored: NDArray[Any], rows: int | None) -> NDArray[np.int64]:
+def committed_steps(
+    where: str, stored: NDArray[Any], rows: int | None, tolerate: Callable[[TraceError], None]
+) -> NDArray[np.int64]:
     """The steps of the committed rows: those before the first -1, at most so many.
 
-    Raises:
-        TraceError: they do not rise, or there are more than the array has rows.
+    Args:
+        where: the stream, for messages.
+        stored: steps by row.
+        rows: how many the array has; None for all.
+        tolerate: is told that they do not rise; if it does not raise, they end there.
     """
     unused = np.flatnonzero(stored < 0)
     steps = stored[: unused[0]] if unused.size else stored
     steps = np.ascontiguousarray(steps[:rows], np.int64)
-    if (np.diff(steps) <= 0).any():
-        raise TraceError(f"{where}: steps do not rise; the trace is damaged")
+    falls = np.flatnonzero(np.diff(steps) <= 0)
+    if falls.size:
+        tolerate(TraceError(f"{where}: steps do not rise; the trace is damaged"))
+        steps = steps[: falls[0] + 1]
     return steps

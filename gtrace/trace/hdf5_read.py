@@ -162,12 +162,13 @@ class Hdf5Stream:
         self._tensors: dict[int, _Dataset] = {}
         self._statistics: dict[str, NDArray[Any]] = {}
         found: list[TensorSpec] = []
+        self.specs = found
         names = _children(group, where)
         # Steps first: while the trace is being written, all that they refer to is there when it is looked at later.
         self.steps = np.empty(0, np.int64)
         if "step" in names:
             steps = self._table("step", 1, layout.STEP)
-            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0])
+            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0], tolerate)
         for entry in names:
             try:
                 self._find(entry, found)

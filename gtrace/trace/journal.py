@@ -262,17 +262,23 @@ class JournalRows:
         entries: of the journal.
         base: committed rows that are in chunk files.
         where: path of the journal, for messages.
+        tolerate: is told that rows between the two are missing; it may raise.
     """
 
-    def __init__(self, entries: Sequence[Entry], base: int, where: str) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], base: int, where: str, tolerate: Callable[[TraceError], None]
+    ) -> None:
         self.base = base
         self._where = where
         self.entries = [entry for entry in entries if entry.row >= base]
         if self.entries and self.entries[0].row != base:
-            raise TraceError(
-                f"{where}: begins at row {self.entries[0].row}, but chunks end at row {base}; the trace is damaged"
-            )
+            first, self.entries = self.entries[0].row, []
+            tolerate(TraceError(f"{where}: begins at row {first}, but chunks end at row {base}; the trace is damaged"))
         self._places: list[dict[int, tuple[int, int]]] = []
+
+    def cut(self, rows: int) -> None:
+        """Leave out rows from this one on."""
+        self.entries = self.entries[: max(rows - self.base, 0)]
 
     def set_specs(self, specs: Mapping[int, TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
         """Find each tensor's values, now that the tensors are known.

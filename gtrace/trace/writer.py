@@ -249,6 +249,20 @@ class TraceWriter:
             for key in chosen:
                 self._commit(key, self._streams[key], numbers)
 
+    def discard(self) -> None:
+        """Give up the steps that were appended to and not committed; their numbers may be used again.
+
+        Raises:
+            TraceError: the files cannot be changed.
+        """
+        with self._lock:
+            for key, stream in self._streams.items():
+                if stream.pending is not None:
+                    begun = [spec for spec in stream.specs.values() if spec.index in stream.values]
+                    stream.pending, stream.values = None, {}
+                    with self._storing():
+                        self._sink.discard(key, stream.rows, begun)
+
     def set_attrs(self, **attrs: object) -> None:
         """Set attributes of the trace that are known only later; ``close`` stores them.
 

@@ -26,6 +26,7 @@ from gtrace.trace.files import folders, read_regular
 from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
 from gtrace.trace.names import printable
+from gtrace.trace.shards import CODEC, ShardReader, inner_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,24 @@ def _read_group(folder: str) -> dict[str, Any] | None:
     if document.get("node_type") != "group":
         raise TraceError(f"{folder}: an array where a group belongs; not a gtrace trace")
     return dict(document["attributes"])
+
+
+def _is_group(folder: str, tolerate: Callable[[TraceError], None]) -> bool:
+    """Whether there is a group; one whose metadata are damaged is one, where that is tolerated."""
+    try:
+        return _read_group(folder) is not None
+    except TraceError as error:
+        tolerate(error)
+        return True
+
+
+def _read_root(folder: str, tolerate: Callable[[TraceError], None]) -> dict[str, Any] | None:
+    """Attributes of the trace; only what makes it one where they are damaged and that is tolerated."""
+    try:
+        return _read_group(folder)
+    except TraceError as error:
+        tolerate(error)
+        return {"format": layout.FORMAT, "version": layout.VERSION}
 
 
 def is_gtrace_zarr(path: Path) -> bool:
@@ -100,14 +119,32 @@ class _ArrayFile:
             self._reject(f"data type {printable(str(dtype)[:80])} is not one that a trace holds")
         if document.get("storage_transformers"):
             self._reject("storage transformers are not read")
-        self.shape, self.chunks, self.dtype = shape, chunks, _TYPES[dtype]
-        self._pipeline = self._codecs(document.get("codecs"))
+        self.shape, self.dtype = shape, _TYPES[dtype]
+        self._shards, chunks, codecs = self._shard(document.get("codecs"), chunks)
+        self.chunks = chunks
+        self._pipeline = self._codecs(codecs)
         self._bytes = math.prod(chunks) * self.dtype.itemsize
         if self._bytes > most_bytes:
             self._reject(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
 
     def _reject(self, why: str) -> NoReturn:
         raise TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
+
+    def _shard(
+        self, codecs: object, outer: tuple[int, ...]
+    ) -> tuple[ShardReader | None, tuple[int, ...], object]:
+        """How shards are read, where the array has any; shape and codecs of its chunks."""
+        first = codecs[0] if isinstance(codecs, list) and len(codecs) == 1 else None
+        if not isinstance(first, dict) or first.get("name") != CODEC:
+            return None, outer, codecs
+        configuration = first.get("configuration")
+        if not isinstance(configuration, dict) or not isinstance(configuration.get("index_codecs"), list):
+            self._reject("no configuration of its shards")
+        inner = _naturals(configuration.get("chunk_shape"), 1)
+        counts = inner_chunks(configuration, outer, inner)
+        if isinstance(counts, str) or inner is None:
+            self._reject(str(counts))
+        return ShardReader(counts), inner, configuration.get("codecs")
 
     def _codecs(self, codecs: object) -> tuple[str, ...]:
         if not isinstance(codecs, list) or not all(isinstance(codec, dict) for codec in codecs):
@@ -122,20 +159,25 @@ class _ArrayFile:
 
     def _file(self, place: tuple[int, ...]) -> str:
         """The file in which a chunk is."""
-        return os.path.join(self.folder, "c." + ".".join(map(str, place)))
+        shard = self._shards.shard(place) if self._shards else place
+        return os.path.join(self.folder, "c." + ".".join(map(str, shard)))
 
     def demand(self, place: tuple[int, ...], about: str = "") -> None:
-        """Raise TraceError where there is no file for a chunk."""
-        if not os.path.lexists(self._file(place)):
-            raise TraceError(f"{self._file(place)}: {f'{about}: ' if about else ''}the chunk is missing")
+        """Raise TraceError where a chunk is not there."""
+        path = self._file(place)
+        if self._shards and self._shards.locate(path, place, most_encoded(self._bytes)) is not None:
+            return
+        if self._shards or not os.path.lexists(path):
+            raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
 
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
-        """A whole chunk, None when there is no file; ``about`` says which tensor and step it is wanted for."""
-        encoded = read_regular(self._file(place), most_encoded(self._bytes))
+        """A whole chunk, None when it is not there; ``about`` says which tensor and step it is wanted for."""
+        path, limit = self._file(place), most_encoded(self._bytes)
+        encoded = self._shards.read(path, place, limit) if self._shards else read_regular(path, limit)
         if encoded is None:
             return None
         out = np.empty(self.chunks, self.dtype)
-        decode_chunk(encoded, self._pipeline, out, f"{self._file(place)}: {about}")
+        decode_chunk(encoded, self._pipeline, out, f"{path}: {about}")
         return out
 
 
@@ -160,9 +202,12 @@ class ZarrStream:
         journal = None if os.path.islink(os.path.dirname(where)) else read_regular(where, MAX_BYTES)
         steps = self._read_steps(tolerate)
         self._base = steps.size
-        self._journal = JournalRows(parse_journal(journal or b"", key.kind, where, tolerate), self._base, where)
-        self.steps = committed_steps(folder, np.concatenate((steps, self._journal.steps())), None)
+        self._journal = JournalRows(parse_journal(journal or b"", key.kind, where, tolerate), self._base, where, tolerate)
+        self.steps = committed_steps(folder, np.concatenate((steps, self._journal.steps())), None, tolerate)
+        self._base = min(self._base, self.steps.size)
+        self._journal.cut(self.steps.size)
         found: list[TensorSpec] = []
+        self.specs = found
         for entry in folders(folder):
             place = os.path.join(folder, entry)
             try:
@@ -216,7 +261,7 @@ class ZarrStream:
         except TraceError as error:
             tolerate(error)
         stored = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        return committed_steps(array.folder, stored, array.shape[0])
+        return committed_steps(array.folder, stored, array.shape[0], tolerate)
 
     @cached_property
     def scalars(self) -> dict[str, NDArray[np.float64]]:
@@ -313,7 +358,7 @@ class ZarrSource:
 
     def __init__(self, path: Path, tolerate: Callable[[TraceError], None] = refuse) -> None:
         self.path = str(path)
-        attrs = _read_group(self.path)
+        attrs = _read_root(self.path, tolerate)
         if attrs is None:
             old = " (a Zarr format 2 store; only format 3 is read)" if (path / ".zgroup").exists() else ""
             raise TraceError(f"{self.path}: not a gtrace trace{old}; `gtrace capture SCRIPT` makes one")
@@ -322,13 +367,13 @@ class ZarrSource:
         streams = []
         for rank in folders(self.path):
             rank_folder = os.path.join(self.path, rank)
-            if not rank.startswith("rank") or _read_group(rank_folder) is None:
+            if not rank.startswith("rank") or not _is_group(rank_folder, tolerate):
                 continue
             for group in folders(rank_folder):
                 key = StreamKey.parse(rank, group)
                 folder = os.path.join(rank_folder, group)
                 try:
-                    if key is not None and _read_group(folder) is not None:
+                    if key is not None and _is_group(folder, tolerate):
                         streams.append(ZarrStream(folder, key, tolerate))
                 except TraceError as error:
                     tolerate(error)

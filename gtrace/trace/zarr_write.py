@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +22,12 @@ from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove, write_beside
 from gtrace.trace.journal import MOST_ROWS, JournalWriter, in_journal
 from gtrace.trace.names import DIMENSION_SUFFIX
+from gtrace.trace.shards import CODEC, MOST_CHUNKS, write_shard
 from gtrace.trace.statistics import checksum_bytes
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _LEVEL = 5
 _FIRST_ROWS = 1024
+_SHARD_BYTES = 128 * 1024 * 1024
 
 
 @functools.cache
@@ -116,10 +119,14 @@ class _Array:
         self.document["shape"] = list(shape)
         _write_json(self._folder, self.document)
 
+    def encode(self, values: NDArray[Any]) -> tuple[bytes, bytes]:
+        """A whole chunk, C-contiguous, as it is stored: what the codec makes of it, and a checksum of that."""
+        encoded = self._codec.encode(values)
+        return encoded, checksum_bytes(encoded).to_bytes(4, "little")
+
     def put_chunk(self, key: str, values: NDArray[Any]) -> None:
         """Replace one chunk file; ``values`` is a whole chunk, C-contiguous."""
-        encoded = self._codec.encode(values)
-        write_beside(os.path.join(self._folder, key), encoded, checksum_bytes(encoded).to_bytes(4, "little"))
+        write_beside(os.path.join(self._folder, key), *self.encode(values))
 
 
 class _TensorArray(_Array):
@@ -164,6 +171,16 @@ class _TensorArray(_Array):
             if piece.size < length:
                 piece = np.concatenate((piece, np.full(length - piece.size, np.nan, layout.VALUES)))
             self.put_chunk(f"c.{block}.{part}", piece)
+
+    def discard(self, row: int) -> None:
+        """Take back a row that was put there."""
+        block, offset = divmod(row, self._spec.chunk_rows)
+        if self._spec.chunk_rows == 1:
+            for part in range(self._spec.parts):
+                Path(self._folder, f"c.{block}.{part}").unlink(missing_ok=True)
+        elif self._rows is not None and block == self._block:
+            self._rows[offset] = np.nan
+            self._dirty = True
 
     def open_row(self, row: int) -> NDArray[np.float32]:
         """A row of the last chunk, which was put there."""
@@ -219,6 +236,76 @@ class _Table(_Array):
         self._dirty = False
 
 
+class ShardedArray(_Array):
+    """An array of known length that is written once, in shards of at most 128 MiB or one row of chunks.
+
+    Args:
+        folder: to be made.
+        column: type and fill value.
+        shape: of the array.
+        chunks: shape of a chunk.
+        dimensions: names of the axes.
+        attributes: of the array.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        column: Column,
+        shape: tuple[int, ...],
+        chunks: tuple[int, ...],
+        dimensions: tuple[str, ...],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        super().__init__(folder, column, chunks, dimensions, attributes)
+        parts = max(-(-shape[1] // chunks[1]), 1) if len(shape) == 2 else 1
+        band = math.prod(chunks) * parts * column.dtype.itemsize
+        most = min(_SHARD_BYTES // band, MOST_CHUNKS // parts, -(-shape[0] // chunks[0]))
+        self._bands, self._parts = max(most, 1), parts
+        codec = {
+            "chunk_shape": list(chunks),
+            "codecs": self.document["codecs"],
+            "index_codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
+            "index_location": "end",
+        }
+        self.document["codecs"] = [{"name": CODEC, "configuration": codec}]
+        whole = [self._bands * chunks[0], *(width * parts for width in chunks[1:])]
+        self.document["chunk_grid"]["configuration"]["chunk_shape"] = whole
+        self.set_shape(*shape)
+
+    def write(self, blocks: Iterable[NDArray[Any] | None]) -> None:
+        """Write all rows.
+
+        Args:
+            blocks: (rows of a chunk or, at the end, fewer; elements) each; None where there are no values.
+        """
+        shard: list[bytes | None] = []
+        number = 0
+        for block in blocks:
+            shard += [None] * self._parts if block is None else self._encode_block(block)
+            if len(shard) == self._bands * self._parts:
+                self._put_shard(number, shard)
+                number, shard = number + 1, []
+        if shard:
+            self._put_shard(number, shard + [None] * (self._bands * self._parts - len(shard)))
+
+    def _encode_block(self, block: NDArray[Any]) -> list[bytes | None]:
+        height, width = self._chunks[0], self._chunks[1] if len(self._chunks) == 2 else 1
+        out: list[bytes | None] = []
+        for part in range(self._parts):
+            chunk = np.full((height, width), self._column.fill, self._column.dtype)
+            piece = block[:, part * width : (part + 1) * width]
+            chunk[: piece.shape[0], : piece.shape[1]] = piece
+            out.append(b"".join(self.encode(chunk)))
+        return out
+
+    def _put_shard(self, number: int, chunks: list[bytes | None]) -> None:
+        write_shard(os.path.join(self._folder, f"c.{number}" + ".0" * (len(self._chunks) - 1)), chunks)
+
+
 class _Stream:
     """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end."""
 
@@ -240,6 +327,9 @@ class _Stream:
     def write_row(self, index: int, row: int, values: NDArray[np.float32]) -> None:
         self._grow(row)
         self._tensors[index].put_row(row, values)
+
+    def discard(self, index: int, row: int) -> None:
+        self._tensors[index].discard(row)
 
     def commit(self, row: int, record: Record) -> None:
         self._grow(row)
@@ -349,6 +439,11 @@ class ZarrSink:
     def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
         """Copy a short row into the tensor's open chunk, write a long one."""
         self._stream(stream).write_row(spec.index, row, values)
+
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Take the rows out of the open chunks, and delete chunks of their own."""
+        for spec in specs:
+            self._stream(stream).discard(spec.index, row)
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Append the row to the journal; empty that first where it is full."""

@@ -127,7 +127,7 @@ def _chunks(*shape):
     [
         (_codec("bytes", "numcodecs.pickle"), ("bytes, numcodecs.pickle", "not on the list")),
         (_codec("bytes", "gzip"), ("not on the list",)),
-        (_codec("sharding_indexed"), ("not on the list",)),
+        (_codec("sharding_indexed"), ("no configuration of its shards",)),
         (_codec("bytes", "blosc", "blosc", "crc32c"), ("not on the list",)),
         (_codec("transpose", "bytes"), ("not on the list",)),
         (_codec(), ("not on the list",)),

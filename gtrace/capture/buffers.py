@@ -34,7 +34,8 @@ class BufferPool:
     """Reusable buffers for rows of one layout, as many as fit a number of bytes and at least one.
 
     ``acquire`` waits while all are in use, unless told not to: this is what bounds the memory, and what slows
-    training down when the disk cannot keep up. Only SimpleQueue is used, which a signal handler may use at any moment, too.
+    training down when the disk cannot keep up. Only SimpleQueue is used, which a signal handler may use at any
+    moment, too.
 
     Args:
         shapes: of the gradients of a row.

@@ -121,7 +121,7 @@ class JournalWriter:
         length = sum(array.nbytes for array in values)
         entry = _ENTRY.pack(_MAGIC, checksum_bytes(table), len(table), length) + table
         self._torn = True
-        self._write([memoryview(entry), *(memoryview(array).cast("B") for array in values)])
+        self._write([memoryview(entry), *(array.view(np.uint8).data for array in values)])
         self._torn = False
         self._size += len(entry) + length
 
@@ -265,9 +265,7 @@ class JournalRows:
         tolerate: is told that rows between the two are missing; it may raise.
     """
 
-    def __init__(
-        self, entries: Sequence[Entry], base: int, where: str, tolerate: Callable[[TraceError], None]
-    ) -> None:
+    def __init__(self, entries: Sequence[Entry], base: int, where: str, tolerate: Callable[[TraceError], None]) -> None:
         self.base = base
         self._where = where
         self.entries = [entry for entry in entries if entry.row >= base]
@@ -300,14 +298,18 @@ class JournalRows:
                     end = places[index][1]
             if end not in (size, -1):
                 places = {}
-                tolerate(TraceError(f"{self._where}: row {entry.row}: values of another size than its tensors'; damaged"))
+                tolerate(
+                    TraceError(f"{self._where}: row {entry.row}: values of another size than its tensors'; damaged")
+                )
             self._places.append({index: place for index, place in places.items() if place[1] <= size})
 
     def values(self, spec: TensorSpec, row: int) -> NDArray[np.float32]:
         """Values of a tensor that is present in one of these rows and ``in_journal``."""
         place = self._places[row - self.base].get(spec.index)
         if place is None:
-            raise TraceError(f"{self._where}: tensor '{printable(spec.name)}', row {row}: missing; the trace is damaged")
+            raise TraceError(
+                f"{self._where}: tensor '{printable(spec.name)}', row {row}: missing; the trace is damaged"
+            )
         start, stop = place
         return np.frombuffer(self.entries[row - self.base].values[start:stop], layout.VALUES)
 

@@ -146,9 +146,7 @@ def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
     rows, elements = layout.chunking(spec.size)
     if spec.chunk_rows == 1:
         rows = 1
-    return replace(
-        spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index}
-    )
+    return replace(spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index})
 
 
 class Blocks:

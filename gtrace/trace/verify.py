@@ -227,7 +227,11 @@ def _examine(stream: StreamSource, faults: list[Fault], progress: Callable[[int]
 
 
 def _verified(
-    stream: StreamSource, spec: TensorSpec, row: int, stored: NDArray[np.float32], tables: dict[str, NDArray[Any] | None]
+    stream: StreamSource,
+    spec: TensorSpec,
+    row: int,
+    stored: NDArray[np.float32],
+    tables: dict[str, NDArray[Any] | None],
 ) -> dict[str, float]:
     """What is known about the values of one gradient.
 
@@ -271,4 +275,3 @@ def _scalars(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[np.
             faults.append(Fault(str(error), _group(stream)))
             out[name] = np.full(stream.steps.size, np.nan)
     return out
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 #: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
 #: row.
 _OPEN_CHUNK_BYTES = 256 * 1024 * 1024
+
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 Status = Literal["complete", "interrupted"]
 
@@ -382,6 +385,8 @@ class TraceWriter:
 def _write_error(path: str | PathLike[str], error: Exception) -> TraceError:
     """HDF5 puts a report of several lines where the system's word for the error is enough."""
     number = getattr(error, "errno", None)
+    if number is None and (told := _HDF5_ERRNO.search(str(error))):
+        number = int(told[1])
     return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
 
 

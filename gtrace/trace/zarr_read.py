@@ -130,9 +130,7 @@ class _ArrayFile:
     def _reject(self, why: str) -> NoReturn:
         raise TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
 
-    def _shard(
-        self, codecs: object, outer: tuple[int, ...]
-    ) -> tuple[ShardReader | None, tuple[int, ...], object]:
+    def _shard(self, codecs: object, outer: tuple[int, ...]) -> tuple[ShardReader | None, tuple[int, ...], object]:
         """How shards are read, where the array has any; shape and codecs of its chunks."""
         first = codecs[0] if isinstance(codecs, list) and len(codecs) == 1 else None
         if not isinstance(first, dict) or first.get("name") != CODEC:
@@ -202,7 +200,9 @@ class ZarrStream:
         journal = None if os.path.islink(os.path.dirname(where)) else read_regular(where, MAX_BYTES)
         steps = self._read_steps(tolerate)
         self._base = steps.size
-        self._journal = JournalRows(parse_journal(journal or b"", key.kind, where, tolerate), self._base, where, tolerate)
+        self._journal = JournalRows(
+            parse_journal(journal or b"", key.kind, where, tolerate), self._base, where, tolerate
+        )
         self.steps = committed_steps(folder, np.concatenate((steps, self._journal.steps())), None, tolerate)
         self._base = min(self._base, self.steps.size)
         self._journal.cut(self.steps.size)

@@ -185,7 +185,8 @@ class _TensorArray(_Array):
     def open_row(self, row: int) -> NDArray[np.float32]:
         """A row of the last chunk, which was put there."""
         assert self._rows is not None
-        return self._rows[row % self._spec.chunk_rows]
+        values: NDArray[np.float32] = self._rows[row % self._spec.chunk_rows]
+        return values
 
     @property
     def in_journal(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -12,16 +13,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _PARTIAL = ".partial"
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 _LEFTOVER_SECONDS = 3600
 
 #: O_NONBLOCK: opening a named pipe would wait for its writer for ever.
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def write_file(path: str, *parts: bytes) -> None:
+    """Write a file in its place, where nobody looks yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        written = os.writev(descriptor, parts)
+        if written < sum(map(len, parts)):
+            # A short write: the disk is full, or the chunk is beyond 2 GiB; the loop finds out.
+            rest = memoryview(b"".join(parts))[written:]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
 
 
 def write_beside(path: str, *parts: bytes) -> None:
@@ -32,16 +49,7 @@ def write_beside(path: str, *parts: bytes) -> None:
     """
     beside = path + _PARTIAL
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            written = os.writev(descriptor, parts)
-            if written < sum(map(len, parts)):
-                # A short write: the disk is full, or the chunk is beyond 2 GiB; the loop finds out.
-                rest = memoryview(b"".join(parts))[written:]
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-        finally:
-            os.close(descriptor)
+        write_file(beside, *parts)
         os.replace(beside, path)
     except OSError:
         Path(beside).unlink(missing_ok=True)
@@ -134,6 +142,14 @@ def folders(path: str) -> list[str]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
     return sorted(names)
+
+
+def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
+    """What a failure to write is told as: the system's word for it, which is all that matters of HDF5's long reports."""
+    number = getattr(error, "errno", None)
+    if number is None and (told := _HDF5_ERRNO.search(str(error))):
+        number = int(told[1])
+    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
 
 
 def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) -> None:

@@ -16,8 +16,8 @@ from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.reader import Trace, open_source
 from gtrace.trace.repair import Blocks, open_sink, renumbered
 from gtrace.trace.storage import Record
+from gtrace.trace.zarr_arrays import ShardedArray, group_document, make_group, write_root
 from gtrace.trace.zarr_read import is_gtrace_zarr
-from gtrace.trace.zarr_write import ShardedArray, group_document, make_group, write_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import threading
 import time
 from contextlib import contextmanager
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.errors import UsageError, suggest
 from gtrace.trace.checks import attribute_fault
+from gtrace.trace.files import write_error
 from gtrace.trace.format import (
     FORMAT,
     KINDS,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 #: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
 #: row.
 _OPEN_CHUNK_BYTES = 256 * 1024 * 1024
-
-_HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 Status = Literal["complete", "interrupted"]
 
@@ -379,15 +377,7 @@ class TraceWriter:
             yield
         except (OSError, RuntimeError) as error:
             self._failed = True
-            raise _write_error(self.path, error) from error
-
-
-def _write_error(path: str | PathLike[str], error: Exception) -> TraceError:
-    """HDF5 puts a report of several lines where the system's word for the error is enough."""
-    number = getattr(error, "errno", None)
-    if number is None and (told := _HDF5_ERRNO.search(str(error))):
-        number = int(told[1])
-    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
+            raise write_error(self.path, error) from error
 
 
 def _open_chunk_bytes(spec: TensorSpec) -> int:
@@ -449,5 +439,5 @@ def create_trace(
         else:
             raise UsageError(f"{path}: a trace ends in .zarr, .h5 or .hdf5")
     except (OSError, RuntimeError) as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

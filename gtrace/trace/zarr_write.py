@@ -9,127 +9,31 @@ leaves, each committed row is complete in the one place or the other.
 from __future__ import annotations
 
 import functools
-import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numcodecs.blosc import BITSHUFFLE, Blosc
 
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove, write_beside
+from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
 from gtrace.trace.journal import MOST_ROWS, JournalWriter, in_journal
 from gtrace.trace.names import DIMENSION_SUFFIX
-from gtrace.trace.shards import CODEC, MOST_CHUNKS, write_shard
-from gtrace.trace.statistics import checksum_bytes
+from gtrace.trace.zarr_arrays import Array, array_document, group_document, make_group, write_json, write_root
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.trace.format import Column, StreamKey, TensorSpec
     from gtrace.trace.storage import Record
 
-_LEVEL = 5
 _FIRST_ROWS = 1024
-_SHARD_BYTES = 128 * 1024 * 1024
 
 
-@functools.cache
-def _document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
-    """The zarr.json that zarr-python writes for an array of this type, or for a group."""
-    # zarr-python runs an event loop in a thread and cannot do so any more while the interpreter exits.
-    # Documents made once at the start, with shapes and attributes filled in later, keep ``close`` free of it.
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
-    from zarr.storage import MemoryStore
-
-    files: dict[str, Any] = {}
-    store = MemoryStore(files)
-    if dtype is None:
-        zarr.create_group(store)
-    else:
-        codec = BloscCodec(
-            typesize=np.dtype(dtype).itemsize, cname="lz4", clevel=_LEVEL, shuffle="bitshuffle", blocksize=0
-        )
-        zarr.create_array(
-            store,
-            shape=(1,) * ndim,
-            chunks=(1,) * ndim,
-            dtype=dtype,
-            fill_value=fill,
-            compressors=[codec, Crc32cCodec()],
-            dimension_names=["step"] * ndim,
-            chunk_key_encoding={"name": "default", "separator": "."},
-        )
-    return bytes(files["zarr.json"].to_bytes()).decode()
-
-
-def _write_json(folder: str, document: Mapping[str, Any]) -> None:
-    text = json.dumps(document, allow_nan=False)
-    write_beside(os.path.join(folder, "zarr.json"), text.encode())
-
-
-def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any]) -> None:
-    """Store the attributes of the trace, and with them the metadata of everything in it where they are not too long."""
-    root = group_document(attributes)
-    whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
-    _write_json(folder, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
-
-
-def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a group."""
-    return {**json.loads(_document(None)), "attributes": dict(attributes)}
-
-
-def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
-    """Make a folder with the metadata of a group."""
-    os.mkdir(folder)
-    _write_json(folder, group_document(attributes))
-
-
-class _Array:
-    """One array on disk whose first axis is the step."""
-
-    def __init__(
-        self,
-        folder: str,
-        column: Column,
-        chunks: tuple[int, ...],
-        dimensions: tuple[str, ...],
-        attributes: Mapping[str, Any],
-    ) -> None:
-        self._folder = folder
-        self.entry = os.path.basename(folder)
-        self._chunks = chunks
-        self._column = column
-        self._codec = Blosc("lz4", _LEVEL, BITSHUFFLE)
-        self.document = json.loads(_document(column.dtype.name, column.fill, len(chunks)))
-        self.document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
-        self.document["dimension_names"] = list(dimensions)
-        self.document["attributes"] = dict(attributes)
-
-    def set_shape(self, *shape: int) -> None:
-        """Store the metadata with this shape."""
-        os.makedirs(self._folder, exist_ok=True)
-        self.document["shape"] = list(shape)
-        _write_json(self._folder, self.document)
-
-    def encode(self, values: NDArray[Any]) -> tuple[bytes, bytes]:
-        """A whole chunk, C-contiguous, as it is stored: what the codec makes of it, and a checksum of that."""
-        encoded = self._codec.encode(values)
-        return encoded, checksum_bytes(encoded).to_bytes(4, "little")
-
-    def put_chunk(self, key: str, values: NDArray[Any]) -> None:
-        """Replace one chunk file; ``values`` is a whole chunk, C-contiguous."""
-        write_beside(os.path.join(self._folder, key), *self.encode(values))
-
-
-class _TensorArray(_Array):
+class _TensorArray(Array):
     """The rows of one tensor; those of the last chunk stay in memory until the chunk is full."""
 
     def __init__(self, folder: str, spec: TensorSpec) -> None:
@@ -157,7 +61,7 @@ class _TensorArray(_Array):
             return
         if self._rows is None or block != self._block:
             self.flush()
-            self._rows = np.full(self._chunks, np.nan, layout.VALUES)
+            self._rows = np.full(self.chunks, np.nan, layout.VALUES)
             self._block = block
         self._rows[offset, : values.size] = values
         self._rows[offset, values.size :] = np.nan
@@ -170,14 +74,14 @@ class _TensorArray(_Array):
             piece = np.ascontiguousarray(values[part * length : (part + 1) * length], layout.VALUES)
             if piece.size < length:
                 piece = np.concatenate((piece, np.full(length - piece.size, np.nan, layout.VALUES)))
-            self.put_chunk(f"c.{block}.{part}", piece)
+            self.put_new_chunk(f"c.{block}.{part}", piece)
 
     def discard(self, row: int) -> None:
         """Take back a row that was put there."""
         block, offset = divmod(row, self._spec.chunk_rows)
         if self._spec.chunk_rows == 1:
             for part in range(self._spec.parts):
-                Path(self._folder, f"c.{block}.{part}").unlink(missing_ok=True)
+                Path(self.folder, f"c.{block}.{part}").unlink(missing_ok=True)
         elif self._rows is not None and block == self._block:
             self._rows[offset] = np.nan
             self._dirty = True
@@ -200,7 +104,7 @@ class _TensorArray(_Array):
             self._dirty = False
 
 
-class _Table(_Array):
+class _Table(Array):
     """A small array over steps, or over steps and tensors, with its last rows in memory."""
 
     def __init__(self, folder: str, column: Column, chunks: tuple[int, ...], dimensions: tuple[str, ...]) -> None:
@@ -210,19 +114,19 @@ class _Table(_Array):
         self._dirty = False
 
     def set_rows(self, rows: int, tensors: int) -> None:
-        self.set_shape(rows, *((tensors,) if len(self._chunks) == 2 else ()))
+        self.set_shape(rows, *((tensors,) if len(self.chunks) == 2 else ()))
 
     def put_row(self, row: int, values: NDArray[Any]) -> None:
         """Set one row; values of 1-D arrays are arrays of length 1. The row before is in a file, or in this chunk."""
-        block, offset = divmod(row, self._chunks[0])
-        width = self._chunks[1] if len(self._chunks) == 2 else 1
+        block, offset = divmod(row, self.chunks[0])
+        width = self.chunks[1] if len(self.chunks) == 2 else 1
         parts = -(-values.size // width)
         if block != self._block:
-            self._rows = np.full((self._chunks[0], parts * width), self._column.fill, self._column.dtype)
+            self._rows = np.full((self.chunks[0], parts * width), self.column.fill, self.column.dtype)
             self._block = block
         elif parts * width > self._rows.shape[1]:
-            more = (self._chunks[0], parts * width - self._rows.shape[1])
-            self._rows = np.hstack((self._rows, np.full(more, self._column.fill, self._column.dtype)))
+            more = (self.chunks[0], parts * width - self._rows.shape[1])
+            self._rows = np.hstack((self._rows, np.full(more, self.column.fill, self.column.dtype)))
         self._rows[offset, : values.size] = values
         self._dirty = True
 
@@ -230,81 +134,11 @@ class _Table(_Array):
         """Write the chunks of the last rows where their files lack some."""
         if not self._dirty:
             return
-        width = self._chunks[1] if len(self._chunks) == 2 else 1
+        width = self.chunks[1] if len(self.chunks) == 2 else 1
         for part in range(self._rows.shape[1] // width):
             columns = np.ascontiguousarray(self._rows[:, part * width : (part + 1) * width])
-            self.put_chunk(f"c.{self._block}.{part}" if len(self._chunks) == 2 else f"c.{self._block}", columns)
+            self.put_chunk(f"c.{self._block}.{part}" if len(self.chunks) == 2 else f"c.{self._block}", columns)
         self._dirty = False
-
-
-class ShardedArray(_Array):
-    """An array of known length that is written once, in shards of at most 128 MiB or one row of chunks.
-
-    Args:
-        folder: to be made.
-        column: type and fill value.
-        shape: of the array.
-        chunks: shape of a chunk.
-        dimensions: names of the axes.
-        attributes: of the array.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        column: Column,
-        shape: tuple[int, ...],
-        chunks: tuple[int, ...],
-        dimensions: tuple[str, ...],
-        attributes: Mapping[str, Any],
-    ) -> None:
-        super().__init__(folder, column, chunks, dimensions, attributes)
-        parts = max(-(-shape[1] // chunks[1]), 1) if len(shape) == 2 else 1
-        band = math.prod(chunks) * parts * column.dtype.itemsize
-        most = min(_SHARD_BYTES // band, MOST_CHUNKS // parts, -(-shape[0] // chunks[0]))
-        self._bands, self._parts = max(most, 1), parts
-        codec = {
-            "chunk_shape": list(chunks),
-            "codecs": self.document["codecs"],
-            "index_codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "crc32c"},
-            ],
-            "index_location": "end",
-        }
-        self.document["codecs"] = [{"name": CODEC, "configuration": codec}]
-        whole = [self._bands * chunks[0], *(width * parts for width in chunks[1:])]
-        self.document["chunk_grid"]["configuration"]["chunk_shape"] = whole
-        self.set_shape(*shape)
-
-    def write(self, blocks: Iterable[NDArray[Any] | None]) -> None:
-        """Write all rows.
-
-        Args:
-            blocks: (rows of a chunk or, at the end, fewer; elements) each; None where there are no values.
-        """
-        shard: list[bytes | None] = []
-        number = 0
-        for block in blocks:
-            shard += [None] * self._parts if block is None else self._encode_block(block)
-            if len(shard) == self._bands * self._parts:
-                self._put_shard(number, shard)
-                number, shard = number + 1, []
-        if shard:
-            self._put_shard(number, shard + [None] * (self._bands * self._parts - len(shard)))
-
-    def _encode_block(self, block: NDArray[Any]) -> list[bytes | None]:
-        height, width = self._chunks[0], self._chunks[1] if len(self._chunks) == 2 else 1
-        out: list[bytes | None] = []
-        for part in range(self._parts):
-            chunk = np.full((height, width), self._column.fill, self._column.dtype)
-            piece = block[:, part * width : (part + 1) * width]
-            chunk[: piece.shape[0], : piece.shape[1]] = piece
-            out.append(b"".join(self.encode(chunk)))
-        return out
-
-    def _put_shard(self, number: int, chunks: list[bytes | None]) -> None:
-        write_shard(os.path.join(self._folder, f"c.{number}" + ".0" * (len(self._chunks) - 1)), chunks)
 
 
 class _Stream:
@@ -412,7 +246,7 @@ class ZarrSink:
             *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
             (layout.VALUES.name, float("nan"), 2),
         ):
-            _document(dtype, fill, ndim)
+            array_document(dtype, fill, ndim)
         clear_leftovers(path)
         started = beside(path, "partial")
         try:
@@ -464,6 +298,6 @@ class ZarrSink:
                     gathered[f"{key.rank_group}/{key.group}/{entry}"] = document
         except OSError:
             # The disk is full: rows stay in journals. What the trace says about itself may still find room.
-            _write_json(self._root, group_document({**attrs, "status": "interrupted"}))
+            write_json(self._root, group_document({**attrs, "status": "interrupted"}))
             raise
         write_root(self._root, attrs, gathered)

@@ -14,7 +14,7 @@ from helpers_trace import SHAPES, SUFFIXES, check_gradients, edit_json, gradient
 from gtrace.cli import main
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace import zarr_write as writing
+from gtrace.trace import zarr_arrays as writing
 from gtrace.trace.names import encode_name
 from gtrace.trace.pack import pack_trace
 from gtrace.trace.statistics import checksum_bytes

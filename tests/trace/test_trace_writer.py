@@ -11,7 +11,7 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from helpers_trace import STEPS, SUFFIXES, check_gradients, gradient, loss, opened, write_steps, write_trace
+from helpers_trace import STEPS, SUFFIXES, check_gradients, gradient, opened, write_steps, write_trace
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
@@ -378,32 +378,6 @@ def test_a_step_whose_commit_failed_can_be_committed_again(path, monkeypatch):
     with open_trace(path) as trace:
         assert trace.scalars()["step"].tolist() == [0, 1, 2]
         np.testing.assert_array_equal(trace.read("fc.weight", 0), gradient("fc.weight", 0).ravel())
-
-
-def test_an_append_to_the_journal_that_was_cut_off_is_made_good(tmp_path, monkeypatch):
-    """The disk was full in the middle of it; the entry that follows, shorter or longer, stands where it began."""
-    append = os.pwritev
-
-    def half(descriptor, parts, offset):
-        monkeypatch.setattr(os, "pwritev", no_room)
-        return append(descriptor, [b"".join(parts)[:100]], offset)
-
-    def no_room(*_):
-        raise OSError(28, "No space left on device")
-
-    with create_trace(tmp_path / "run.zarr") as writer:
-        write_steps(writer, (0, 1))
-        monkeypatch.setattr(os, "pwritev", half)
-        with pytest.raises(TraceError, match="No space left"):
-            write_steps(writer, (2,))
-        with open_trace(tmp_path / "run.zarr") as trace:
-            check_gradients(trace, (0, 1))
-        monkeypatch.setattr(os, "pwritev", append)
-        writer.commit(2, loss=loss(2))
-        write_steps(writer, (4,))
-        with open_trace(tmp_path / "run.zarr") as trace:
-            check_gradients(trace, (0, 1, 2, 4))
-            assert trace.scalars()["loss"].tolist() == [loss(step) for step in (0, 1, 2, 4)]
 
 
 def test_memory_of_open_chunks_is_bounded(path, monkeypatch):

@@ -145,7 +145,7 @@ def folders(path: str) -> list[str]:
 
 
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
-    """What a failure to write is told as: the system's word for it, which is all that matters of HDF5's long reports."""
+    """What a failure to write is told as: the system's word for it, also out of HDF5's long reports."""
     number = getattr(error, "errno", None)
     if number is None and (told := _HDF5_ERRNO.search(str(error))):
         number = int(told[1])

@@ -2,7 +2,8 @@
 
     killed_writers.py random FOLDER SUFFIX STEPS COUNT             at moments drawn at random
     killed_writers.py replace FOLDER SUFFIX STEPS STRIDE [FIRST]   just before the n-th file is moved into its place, or
-                                                                   before or within the n-th append to a journal
+                                                                   within the n-th write of a file, or before or
+                                                                   within the n-th append to a journal
 
 Prints, for each writer, a line of JSON: its trace, the last step whose commit returned, and whether it finished.
 Forked, not spawned: the imports are paid once.
@@ -27,7 +28,7 @@ def write(path, steps, report, before=None):
     """Write the made-up trace; ``report`` is a pipe that gets a byte for each step that was committed."""
     if before is not None:
         count = 0
-        move, append = os.replace, os.pwritev
+        move, append, write_all = os.replace, os.pwritev, os.writev
 
         def moment():
             nonlocal count
@@ -51,7 +52,14 @@ def write(path, steps, report, before=None):
                 die()
             return append(descriptor, parts, offset)
 
-        os.replace, os.pwritev = counted_move, counted_append
+        def counted_write(descriptor, parts):
+            if moment():
+                whole = b"".join(parts)
+                write_all(descriptor, [whole[: len(whole) * (before % 5) // 5]])
+                die()
+            return write_all(descriptor, parts)
+
+        os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
     with create_trace(path) as writer:
         for step in range(steps):
             write_steps(writer, [step])

@@ -44,6 +44,7 @@ def record(
     force: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
+    drop: bool = False,
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
@@ -63,6 +64,8 @@ def record(
         kind: ``"weight"``, ``"neural"`` (of the loss with respect to the outputs of ``model``'s modules) or ``"both"``.
         max_elements: elements that are kept of one neural gradient, 262,144 by default; a sample of those that have
             more.
+        drop: leave out steps while 256 MiB of gradients wait to be written, instead of making training wait; the
+            trace's attribute ``capture`` says which.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
@@ -82,6 +85,7 @@ def record(
         force=force,
         kind=kind,
         max_elements=max_elements,
+        drop=drop,
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

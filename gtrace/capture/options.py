@@ -33,6 +33,7 @@ class CaptureOptions:
         budget: bytes of gradients (as float32) to record at most; None for no limit.
         force: replace an existing trace once there is something to record.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
+        drop: then steps are left out instead.
         kind: ``weight``, ``neural`` or ``both``.
         max_elements: elements that are kept of one gradient of a module's output.
     """
@@ -44,6 +45,7 @@ class CaptureOptions:
     budget: int | None = None
     force: bool = False
     queue_bytes: int = 256 * 1024 * 1024
+    drop: bool = False
     kind: str = "weight"
     max_elements: int = MAX_ELEMENTS
 
@@ -56,6 +58,7 @@ class CaptureOptions:
             "budget": self.budget,
             "kind": self.kind,
             **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
+            "drop": self.drop,
         }
 
 
@@ -70,6 +73,7 @@ def capture_options(
     force: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
+    drop: bool = False,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -98,6 +102,7 @@ def capture_options(
         force,
         kind=kind,
         max_elements=max_elements or MAX_ELEMENTS,
+        drop=drop,
     )
 
 

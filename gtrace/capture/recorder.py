@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gtrace.capture.gaps import Gaps
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.host.naming import name_parameters
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from gtrace.capture.buffers import BufferPool
+    from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import Slot
     from gtrace.capture.neural import NeuralGradients
     from gtrace.capture.policy import StepPolicy, TensorSelection
@@ -41,6 +42,7 @@ class Recorder:
         models: the live modules to name parameters by.
         scan: search the whole process for modules where these do not own every parameter.
         queue_bytes: bytes of each optimizer's gradients that may wait to be written.
+        drop: leave out steps while so many wait, instead of making training wait.
         say: prints one line for the user.
         weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
     """
@@ -55,6 +57,7 @@ class Recorder:
         models: Callable[[], Sequence[nn.Module]],
         scan: bool,
         queue_bytes: int,
+        drop: bool = False,
         say: Callable[[str], None],
         weights: bool = True,
     ) -> None:
@@ -73,6 +76,10 @@ class Recorder:
         self._models = models
         self._scan = scan
         self._queue_bytes = queue_bytes
+        self._drop = drop
+        #: Steps that were left out because too many waited to be written.
+        self.dropped = Gaps()
+        self._told: set[str] = set()
         self._say = say
         self._attrs: dict[str, Any] = {}
         self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error)
@@ -92,6 +99,11 @@ class Recorder:
     def neural_rows(self) -> int:
         """Those of them with gradients of module outputs."""
         return self._writer.rows["neural"]
+
+    @property
+    def unwritten(self) -> Gaps:
+        """Steps that could not be written."""
+        return self._writer.unwritten
 
     @property
     def optimizers(self) -> int:
@@ -142,11 +154,13 @@ class Recorder:
             self._blocked += self._last - started
 
     def error(self, error: Exception) -> None:
-        """Count an error of capture and tell the user about the first few."""
+        """Count an error of capture and tell the user about the first few that differ."""
         self.errors += 1
-        if self.errors <= _MOST_WARNINGS:
-            end = "; further ones are only counted" if self.errors == _MOST_WARNINGS else ""
-            self._say(f"gtrace: warning: capture: {type(error).__name__}: {error}{end}")
+        message = f"{type(error).__name__}: {error}"
+        # A full disk fails at each step with the same words.
+        if message not in self._told and len(self._told) < _MOST_WARNINGS:
+            self._told.add(message)
+            self._say(f"gtrace: warning: capture: {message}; training goes on")
 
     def drain(self) -> None:
         """Wait until all is written; no step can be taken any more."""
@@ -183,9 +197,17 @@ class Recorder:
         scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
         if step.micro_batches:
             scalars["micro_batches"] = step.micro_batches
-        self._bytes += size
+        buffer = None
         if slots and layout.pool is not None:
-            self._take_weights(step, slots, gradients, layout.pool, scalars)
+            buffer = layout.pool.acquire(wait=not self._drop)
+        if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
+            if buffer is not None:
+                buffer.release()
+            self.dropped.add(step.stream, step.step)
+            return
+        self._bytes += size
+        if buffer is not None:
+            self._take_weights(step, slots, gradients, buffer, scalars)
         row = self.neural.collect() if self.neural is not None else None
         if row is not None:
             if not self._attrs:
@@ -200,10 +222,9 @@ class Recorder:
         step: OptimizerStep,
         slots: Sequence[Slot],
         gradients: list[torch.Tensor],
-        pool: BufferPool,
+        buffer: RowBuffer,
         scalars: Mapping[str, float],
     ) -> None:
-        buffer = pool.acquire()
         try:
             torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
         except BaseException:

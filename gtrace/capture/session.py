@@ -39,6 +39,8 @@ class CaptureSummary:
         bytes: size of the trace on disk.
         blocked: share of the training time that capture took.
         skipped_steps: steps that a gradient scaler left out.
+        dropped: steps left out because too many waited to be written.
+        unwritten: steps that could not be written.
         errors: errors of capture.
         over_budget: recording ended early because the budget was used up.
         complaints: one line for each tensor pattern that matched nothing.
@@ -56,6 +58,8 @@ class CaptureSummary:
     bytes: int = 0
     blocked: float = 0.0
     skipped_steps: int = 0
+    dropped: int = 0
+    unwritten: int = 0
     errors: int = 0
     over_budget: bool = False
     complaints: tuple[str, ...] = ()
@@ -106,6 +110,7 @@ class CaptureSession:
             models=lambda: hooks.modules.modules() if models is None else list(models),
             scan=models is None,
             queue_bytes=self._options.queue_bytes,
+            drop=self._options.drop,
             say=self._say,
             weights=self._options.kind != "neural",
         )
@@ -121,6 +126,7 @@ class CaptureSession:
                 closed=models is not None,
                 max_elements=self._options.max_elements,
                 queue_bytes=self._options.queue_bytes,
+                drop=self._options.drop,
                 paused=lambda: hooks.repeating,
                 say=self._say,
                 on_error=recorder.error,
@@ -168,6 +174,8 @@ class CaptureSession:
             "steps_seen": hooks.steps,
             "skipped_steps": hooks.skipped_steps,
             "over_budget": recorder.over_budget,
+            "dropped": recorder.dropped.describe(),
+            "unwritten": recorder.unwritten.describe(),
             "errors": recorder.errors,
         }
         recorder.close(status, {"capture": self._options.describe() | outcome})
@@ -182,6 +190,8 @@ class CaptureSession:
             bytes=_disk_usage(path) if recorder.rows else 0,
             blocked=recorder.blocked,
             skipped_steps=hooks.skipped_steps,
+            dropped=recorder.dropped.count,
+            unwritten=recorder.unwritten.count,
             errors=recorder.errors,
             over_budget=recorder.over_budget,
             complaints=tuple(recorder.selection.complaints()),

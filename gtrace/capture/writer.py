@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from gtrace.capture.gaps import Gaps
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -46,6 +48,8 @@ class AsyncWriter:
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
         self._trace: TraceWriter | None = None
+        #: Steps that could not be written.
+        self.unwritten = Gaps()
         self._described: set[tuple[str, int, str]] = set()
         #: Rows that are in the trace for good, by kind.
         self.rows = Counter[str]()
@@ -73,12 +77,24 @@ class AsyncWriter:
     def _run(self) -> None:
         while (row := self._queue.get()) is not None:
             try:
-                if not self.failed:
+                if self.failed:
+                    self.unwritten.add(row.stream, row.step)
+                else:
                     self._write(row)
             except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-                self._on_error(error)
+                self._give_up(row, error)
             finally:
                 row.buffer.release()
+
+    def _give_up(self, row: Row, error: Exception) -> None:
+        """Leave the row out as a whole: a part of it would look like a step at which other tensors are absent."""
+        self.unwritten.add(row.stream, row.step)
+        self._on_error(error)
+        try:
+            if self._trace is not None:
+                self._trace.discard()
+        except Exception as second:  # noqa: BLE001 - as above
+            self._on_error(second)
 
     def _write(self, row: Row) -> None:
         if self._trace is None:

@@ -21,6 +21,8 @@ COMMANDS = {
     "capture": ("gtrace.cli.capture", "Run a training script and record its gradients."),
     "info": ("gtrace.cli.info", "Say what is in a trace."),
     "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
+    "check": ("gtrace.cli.check", "Verify every value of a trace, and repair it."),
+    "pack": ("gtrace.cli.pack", "Rewrite a trace into fewer files, or as HDF5."),
     "sweep": ("gtrace.cli.sweep", "Measure codecs on a trace."),
     "report": ("gtrace.cli.report", "Turn results into tables, plots and a page."),
     "train": ("gtrace.cli.train", "Train with a codec on the gradients."),

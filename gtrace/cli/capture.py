@@ -66,6 +66,9 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     metavar="N",
     help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
 )
+@click.option(
+    "--drop", is_flag=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
+)
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -79,6 +82,7 @@ def command(
     budget: str | None,
     kind: str,
     max_elements: int | None,
+    drop: bool,
     force: bool,
     script: str,
     args: tuple[str, ...],
@@ -113,6 +117,7 @@ def command(
         force=force,
         kind=kind,
         max_elements=max_elements,
+        drop=drop,
     )
     argv = ["-m", script, *args] if is_module else [script, *args]
     session = CaptureSession(options, {"argv": argv, "git_commit": git_commit(program.folder)})
@@ -166,6 +171,10 @@ def _result(summary: CaptureSummary, path: Path) -> str:
         parts.append(f"{summary.skipped_steps} steps skipped by the gradient scaler")
     if summary.over_budget:
         parts.append("stopped at the budget")
+    if summary.dropped:
+        parts.append(f"{summary.dropped} steps dropped")
+    if summary.unwritten:
+        parts.append(f"{summary.unwritten} steps could not be written")
     if summary.errors:
         parts.append(f"{summary.errors} errors")
     seen = "" if summary.rows == summary.steps_seen else f" of {summary.steps_seen}"

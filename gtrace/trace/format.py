@@ -156,8 +156,10 @@ def chunking(size: int) -> tuple[int, int]:
 def table_chunking(tensors: int) -> tuple[int, int]:
     """Rows and columns of a chunk of a (step, tensor) array that starts with so many tensors.
 
+    Rows are a multiple of 64: after so many at most a writer puts them into chunks.
+
     >>> table_chunking(8), table_chunking(100_000)
-    ((512, 16), (16, 1024))
+    ((512, 16), (64, 1024))
     """
     columns = min(max(tensors, _FEWEST_COLUMNS), _TABLE_COLUMNS)
-    return min(max(_TABLE_BYTES // (8 * columns), 16), STEP_ROWS), columns
+    return min(max(_TABLE_BYTES // (8 * columns) // 64, 1) * 64, STEP_ROWS), columns

@@ -41,7 +41,12 @@ class MemoryStream:
                 table[row, : values.size] = values
             self._statistics[name] = table
         present = self._statistics["present"].sum(axis=0)
+        self.specs = tuple(specs)
         self.tensors = tuple(spec for spec in specs if present[spec.index])
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """(committed rows,) of one of the numbers about the steps."""
+        return self.scalars[name]
 
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
@@ -85,6 +90,11 @@ class MemorySink:
     def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
         """Keep a copy."""
         self._rows.setdefault(stream, {})[spec.index, row] = values.copy()
+
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Forget the copies."""
+        for spec in specs:
+            self._rows[stream].pop((spec.index, row), None)
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Keep the record; rows come in order."""

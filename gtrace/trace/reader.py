@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.trace.checks import refuse
 from gtrace.trace.format import SCALARS, STATISTICS, VERSION, StreamKey, TensorSpec
 from gtrace.trace.names import printable
 from gtrace.trace.ragged import lengths
 from gtrace.trace.statistics import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from os import PathLike
     from types import TracebackType
 
@@ -181,6 +182,8 @@ class Trace:
         """
         digest = hashlib.blake2b(f"gtrace trace {VERSION}\n".encode(), digest_size=16)
         for key, stream in self._streams.items():
+            if not stream.steps.size:
+                continue
             digest.update(json.dumps([*key, stream.steps.tolist()]).encode())
             present, crc = stream.statistic("present"), stream.statistic("crc32c")
             for spec in stream.tensors:
@@ -391,22 +394,27 @@ def open_trace(path: str | PathLike[str]) -> Trace:
     Raises:
         TraceError: it is missing, no trace, damaged, or from a newer version.
     """
-    place = Path(path)
+    return Trace(open_source(Path(path)))
+
+
+def open_source(place: Path, tolerate: Callable[[TraceError], None] = refuse) -> Source:
+    """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
+
+    Raises:
+        TraceError: as of :func:`open_trace`, as far as it is not tolerated.
+    """
     try:
         there = place.exists()
     except OSError as error:
         raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
     if not there:
         raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
-    source: Source
     if place.is_dir():
         from gtrace.trace.zarr_read import ZarrSource
 
-        source = ZarrSource(place)
-    elif place.is_file():
+        return ZarrSource(place, tolerate)
+    if place.is_file():
         from gtrace.trace.hdf5_read import Hdf5Source
 
-        source = Hdf5Source(place)
-    else:
-        raise TraceError(f"{place}: neither a file nor a folder, so no trace")
-    return Trace(source)
+        return Hdf5Source(place, tolerate)
+    raise TraceError(f"{place}: neither a file nor a folder, so no trace")

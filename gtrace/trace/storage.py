@@ -36,6 +36,9 @@ class Sink(Protocol):
     def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
         """Take the values of one row, filled up with NaN where they are fewer; copied or written on return."""
 
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Forget what was written of these tensors' rows: they will be absent from it, or written again."""
+
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Make the row durable and then, as the last thing, visible."""
 
@@ -55,12 +58,19 @@ class StreamSource(Protocol):
         """Its tensors that are present at a committed step, by index."""
 
     @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """All its tensors, whether they were committed or not."""
+
+    @property
     def steps(self) -> NDArray[np.int64]:
         """Steps of the committed rows, rising."""
 
     @property
     def scalars(self) -> Mapping[str, NDArray[np.float64]]:
         """name -> one value per committed row."""
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of ``format.SCALARS``: (committed rows,)."""
 
     def statistic(self, name: str) -> NDArray[Any]:
         """One of ``format.STATISTICS``: (committed rows, at least as many columns as the last tensor's index)."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.errors import UsageError, suggest
 from gtrace.trace.checks import attribute_fault
+from gtrace.trace.files import write_error
 from gtrace.trace.format import (
     FORMAT,
     KINDS,
@@ -249,6 +250,20 @@ class TraceWriter:
             for key in chosen:
                 self._commit(key, self._streams[key], numbers)
 
+    def discard(self) -> None:
+        """Give up the steps that were appended to and not committed; their numbers may be used again.
+
+        Raises:
+            TraceError: the files cannot be changed.
+        """
+        with self._lock:
+            for key, stream in self._streams.items():
+                if stream.pending is not None:
+                    begun = [spec for spec in stream.specs.values() if spec.index in stream.values]
+                    stream.pending, stream.values = None, {}
+                    with self._storing():
+                        self._sink.discard(key, stream.rows, begun)
+
     def set_attrs(self, **attrs: object) -> None:
         """Set attributes of the trace that are known only later; ``close`` stores them.
 
@@ -362,13 +377,7 @@ class TraceWriter:
             yield
         except (OSError, RuntimeError) as error:
             self._failed = True
-            raise _write_error(self.path, error) from error
-
-
-def _write_error(path: str | PathLike[str], error: Exception) -> TraceError:
-    """HDF5 puts a report of several lines where the system's word for the error is enough."""
-    number = getattr(error, "errno", None)
-    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
+            raise write_error(self.path, error) from error
 
 
 def _open_chunk_bytes(spec: TensorSpec) -> int:
@@ -430,5 +439,5 @@ def create_trace(
         else:
             raise UsageError(f"{path}: a trace ends in .zarr, .h5 or .hdf5")
     except (OSError, RuntimeError) as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

@@ -370,7 +370,7 @@ def test_a_step_whose_commit_failed_can_be_committed_again(path, monkeypatch):
     with create_trace(path) as writer:
         write_steps(writer, (0, 1))
         with monkeypatch.context() as patch:
-            patch.setattr("gtrace.trace.zarr_write.write_beside", fail)
+            patch.setattr(os, "pwritev", fail)
             patch.setattr("gtrace.trace.hdf5_write._put_row", fail)
             with pytest.raises(TraceError, match=r"cannot be written \(No space left on device\)"):
                 writer.commit(2)

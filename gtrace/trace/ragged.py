@@ -79,11 +79,12 @@ def room(name: str, kind: str, size: int, n_total: int | None, capacity: int | N
     Raises:
         UsageError: weight gradients have one size, or the numbers contradict each other.
     """
+    if kind != "neural" and n_total is None and capacity is None:
+        return size, size
+    # Not before it is needed: this is called for every gradient.
     what = f"tensor '{printable(name)}'"
     if kind != "neural":
-        if n_total is not None or capacity is not None:
-            raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
-        return size, size
+        raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
     if n_total is not None and not size <= n_total < 2**63:
         raise UsageError(f"{what}: n_total is {n_total}, but {size} elements were given")
     if capacity is not None and capacity < 1:

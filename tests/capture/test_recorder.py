@@ -343,14 +343,15 @@ def test_a_trace_that_cannot_be_made_does_not_stop_training(tmp_path):
     assert "does not exist" in run.said[0]
 
 
-def test_warnings_end_after_three_and_errors_are_counted(zarr, monkeypatch):
+@pytest.mark.parametrize(("differ", "warnings"), [(False, 1), (True, 3)])
+def test_each_kind_of_error_is_told_once_and_three_at_most(differ, warnings, zarr, monkeypatch):
     from gtrace.trace import TraceWriter
 
     commit = TraceWriter.commit
 
     def failing(self, step, **options):
         if step >= 2:
-            raise OSError(28, "No space left on device")
+            raise OSError(28 + step * differ, "No space left on device")
         commit(self, step, **options)
 
     monkeypatch.setattr(TraceWriter, "commit", failing)
@@ -358,10 +359,13 @@ def test_warnings_end_after_three_and_errors_are_counted(zarr, monkeypatch):
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 9)
     assert run.summary.errors == 7
-    assert len(run.said) == 3
-    assert run.said[0] == "gtrace: warning: capture: OSError: [Errno 28] No space left on device"
-    assert run.said[2].endswith("; further ones are only counted")
-    assert gtrace.open_trace(zarr).attrs["capture"]["errors"] == 7
+    assert run.summary.unwritten == 7
+    assert len(run.said) == warnings
+    assert run.said[0].endswith("No space left on device; training goes on")
+    with gtrace.open_trace(zarr) as trace:
+        assert trace.attrs["capture"]["errors"] == 7
+        assert trace.attrs["capture"]["unwritten"] == {"0": "2-8"}
+        assert trace.scalars()["step"].tolist() == [0, 1]
 
 
 def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
@@ -376,7 +380,9 @@ def test_training_waits_for_a_slow_disk_and_loses_nothing(zarr, monkeypatch):
     monkeypatch.setattr(TraceWriter, "commit", slow)
     acquired = []
     acquire = BufferPool.acquire
-    monkeypatch.setattr(BufferPool, "acquire", lambda pool: acquired.append(acquire(pool)) or acquired[-1])
+    monkeypatch.setattr(
+        BufferPool, "acquire", lambda pool, **how: acquired.append(acquire(pool, **how)) or acquired[-1]
+    )
     with Run(zarr, queue_bytes=2 * 64) as run:
         model = nn.Linear(3, 4)
         train(model, run.watch(torch.optim.SGD(model.parameters(), lr=0.1)), 12)

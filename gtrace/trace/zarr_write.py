@@ -140,7 +140,8 @@ class _TensorArray(_Array):
         if self._rows is None or block != self._block:
             self._rows = np.full(self._chunks, np.nan, layout.VALUES)
             self._block = block
-        self._rows[offset] = values
+        self._rows[offset, : values.size] = values
+        self._rows[offset, values.size :] = np.nan
         self._dirty = True
 
     def _put_long_row(self, block: int, values: NDArray[np.float32]) -> None:
@@ -189,8 +190,9 @@ class _Table(_Array):
 class _Stream:
     """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, kind: str) -> None:
         self._folder = folder
+        self._kind = kind
         self._rows = _FIRST_ROWS
         self._committed = 0
         self._tensors: list[_TensorArray] = []
@@ -230,7 +232,7 @@ class _Stream:
     def _make_tables(self) -> None:
         if not self._tables:
             chunks = layout.table_chunking(len(self._tensors))
-            for name, column in layout.STATISTICS.items():
+            for name, column in layout.statistics_of(self._kind).items():
                 folder = os.path.join(self._folder, name)
                 self._tables[name] = _Table(folder, column, chunks, ("step", "tensor"))
             for name in (*layout.SCALARS, "step"):
@@ -262,7 +264,7 @@ class ZarrSink:
         columns = (layout.STEP, layout.SCALAR)
         for dtype, fill, ndim in (
             *((c.dtype.name, c.fill, 1) for c in columns),
-            *((c.dtype.name, c.fill, 2) for c in layout.STATISTICS.values()),
+            *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
             (layout.VALUES.name, float("nan"), 2),
         ):
             _document(dtype, fill, ndim)
@@ -283,7 +285,7 @@ class ZarrSink:
                 _make_group(rank, {"rank": key.rank})
             folder = os.path.join(rank, key.group)
             _make_group(folder, key._asdict())
-            self._streams[key] = _Stream(folder)
+            self._streams[key] = _Stream(folder, key.kind)
         return self._streams[key]
 
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:

@@ -17,14 +17,12 @@ import numpy as np
 
 from gtrace.errors import PayloadError, UsageError
 from gtrace.sketch import MANTISSA, MomentSketch
-from gtrace.types import NORMS, SummarySpec, Tail
+from gtrace.types import NORMS, STORED_MANTISSA, SummarySpec, Tail
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 MAGIC = b"GTS1"
-#: mantissa bits of stored bins unless told otherwise: 64 bins an octave
-STORED_MANTISSA = 6
 _TAILS: tuple[Tail, ...] = get_args(Tail)
 #: magic, norm, tail, mantissa, flags, bucket size, clip, counts (zeros, non-finite, size, buckets, exact, exact
 #: zeros, clipped, dead), weight of zeros, energy of the exact tail, error of clipping, factor of the weights, bins
@@ -99,6 +97,14 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
     planes = b"".join(_planes(column) for column in columns)
     body = header + zlib.compress(planes, 6)
     return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def most_bytes(spec: SummarySpec, mantissa: int = STORED_MANTISSA) -> int:
+    """What no packed sketch of this spec can exceed, whatever it summarizes."""
+    kinds = _PLAIN if spec.norm == "none" else _PLAIN + _WEIGHTED
+    planes = (_MOST_BINS >> (MANTISSA - mantissa)) * sum(np.dtype(kind).itemsize for kind in kinds)
+    # zlib's own bound on what deflating adds, with room
+    return _HEADER.size + planes + planes // 1000 + 64
 
 
 def unpack_sketch(data: bytes | memoryview) -> MomentSketch:

@@ -23,6 +23,7 @@ from gtrace.trace.chunks import PIPELINES, decode_chunk, most_encoded
 from gtrace.trace.files import folders, read_regular
 from gtrace.trace.format import StreamKey
 from gtrace.trace.names import printable
+from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,9 +152,11 @@ class ZarrStream:
                 continue
             if "name" in document["attributes"]:
                 array = _ArrayFile(place, document, layout.MAX_CHUNK_BYTES)
-                if len(array.shape) != 2 or array.dtype != layout.VALUES:
-                    raise TraceError(f"{place}: a tensor has to be float32 (step, element); damaged or foreign")
+                if len(array.shape) != 2:
+                    raise TraceError(f"{place}: a tensor has to be (step, element); damaged or foreign")
                 spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
+                if array.dtype != spec.column.dtype:
+                    raise TraceError(f"{place}: a tensor has to be {spec.column.dtype.name}; damaged or foreign")
                 found.append(spec)
                 self._tensors[spec.index] = array
             elif entry in _TABLES:
@@ -239,10 +242,12 @@ class ZarrStream:
             return np.empty((rows, 0), column.dtype)
         return np.hstack(bands)[:, :columns]
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
         array = self._tensors[spec.index]
         about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        if spec.sketched:
+            return row, stored_bytes(lambda part: self._read_part(spec, row, part, about), spec, about)[None]
         block, offset = divmod(row, spec.chunk_rows)
         if spec.parts == 1:
             chunk = array.chunk(f"c.{block}.0", about)
@@ -260,6 +265,14 @@ class ZarrStream:
             assert chunk is not None
             values[part * length : (part + 1) * length] = chunk[offset, : spec.size - part * length]
         return row, values[None]
+
+    def _read_part(self, spec: TensorSpec, row: int, part: int, about: str) -> NDArray[Any]:
+        block, offset = divmod(row, spec.chunk_rows)
+        array = self._tensors[spec.index]
+        chunk = array.chunk(f"c.{block}.{part}", about)
+        if chunk is None:
+            raise TraceError(f"{os.path.join(array.folder, f'c.{block}.{part}')}: {about}: the chunk is missing")
+        return np.ascontiguousarray(chunk[offset])
 
 
 class ZarrSource:

@@ -117,7 +117,7 @@ class _TensorArray(_Array):
     def __init__(self, folder: str, spec: TensorSpec) -> None:
         super().__init__(
             folder,
-            layout.Column(layout.VALUES, float("nan")),
+            spec.column,
             (spec.chunk_rows, spec.chunk_elements),
             ("step", spec.entry + DIMENSION_SUFFIX),
             spec.attrs,
@@ -130,7 +130,7 @@ class _TensorArray(_Array):
     def set_rows(self, rows: int) -> None:
         self.set_shape(rows, self._spec.size)
 
-    def put_row(self, row: int, values: NDArray[np.float32]) -> None:
+    def put_row(self, row: int, values: NDArray[Any]) -> None:
         if self._spec.size == 0:
             return
         block, offset = divmod(row, self._spec.chunk_rows)
@@ -144,13 +144,15 @@ class _TensorArray(_Array):
         self._rows[offset, values.size :] = np.nan
         self._dirty = True
 
-    def _put_long_row(self, block: int, values: NDArray[np.float32]) -> None:
+    def _put_long_row(self, block: int, values: NDArray[Any]) -> None:
         # Not visible before its commit, so it can be written at once and needs no memory.
+        dtype, fill = self._spec.column
         length = self._spec.chunk_elements
-        for part in range(self._spec.parts):
-            piece = np.ascontiguousarray(values[part * length : (part + 1) * length], layout.VALUES)
+        # Of a sketch no chunk is written beyond its last byte.
+        for part in range(-(-values.size // length) if self._spec.sketched else self._spec.parts):
+            piece = np.ascontiguousarray(values[part * length : (part + 1) * length], dtype)
             if piece.size < length:
-                piece = np.concatenate((piece, np.full(length - piece.size, np.nan, layout.VALUES)))
+                piece = np.concatenate((piece, np.full(length - piece.size, fill, dtype)))
             self.put_chunk(f"c.{block}.{part}", piece)
 
     def flush(self) -> None:
@@ -205,7 +207,7 @@ class _Stream:
         array.set_rows(self._rows)
         self._tensors.append(array)
 
-    def write_row(self, index: int, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, index: int, row: int, values: NDArray[Any]) -> None:
         self._grow(row)
         self._tensors[index].put_row(row, values)
 
@@ -266,6 +268,7 @@ class ZarrSink:
             *((c.dtype.name, c.fill, 1) for c in columns),
             *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
             (layout.VALUES.name, float("nan"), 2),
+            (layout.BYTES.name, 0, 2),
         ):
             _document(dtype, fill, ndim)
         clear_leftovers(path)
@@ -292,7 +295,7 @@ class ZarrSink:
         """Make the tensor's folder and metadata."""
         self._stream(stream).add_tensor(spec)
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Copy a short row into the tensor's open chunk, write a long one."""
         self._stream(stream).write_row(spec.index, row, values)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,14 @@ def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:
     if not zero and grid[0] == 0:
         raise UsageError("levels: with zero=False 0 is no level; drop it or pass zero=True")
     return grid
+
+
+class LogMoments(NamedTuple):
+    """The law of log2|x| over the non-zero values: how many, mean and population standard deviation."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    mu: float
+    sigma: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +344,34 @@ class MomentSketch:
     def quantized(self) -> int:
         """How many values a level codec rounds: all but the exact tail."""
         return self.size - self.exact
+
+    def log2_moments(self) -> LogMoments:
+        """Mean and population standard deviation of log2|x| over the non-zero values.
+
+        Within a bin the logarithm is expanded to second order about the bin's mean, which leaves about 1e-10.
+
+        Returns:
+            count, mu, sigma; with no non-zero value the count is 0 and the others are NaN.
+
+        Raises:
+            UsageError: the sketch is of values divided by a norm.
+
+        >>> MomentSketch.of([0.25, -1.0, 0.0], norm="none").log2_moments()
+        LogMoments(count=2, mu=-1.0, sigma=1.0)
+        """
+        if self.norm != "none":
+            raise UsageError(f"log2 moments: the sketch is of values divided by their {self.norm} norm; use norm=none")
+        count = self.sums[:, 0]
+        total = float(count.sum())
+        if not total:
+            return LogMoments(0, float("nan"), float("nan"))
+        offset = self.sums[:, 1] / count
+        mean = self.lower + offset
+        spread = np.maximum(self.sums[:, 2] / count - offset * offset, 0.0) / (mean * mean)
+        logs = np.log2(mean) - spread / (2.0 * np.log(2.0))
+        mu = float(count @ logs) / total
+        variance = float(count @ ((logs - mu) ** 2 + spread / np.log(2.0) ** 2)) / total
+        return LogMoments(round(total), mu, float(np.sqrt(variance)))
 
     def expected_error(self, levels: ArrayLike, zero: bool = True) -> float:
         """E ||Q(v) - v||^2 of stochastic rounding to ``levels``, summed, in squared gradient units.

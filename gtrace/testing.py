@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs import Codec, ExpectingCodec, LevelCodec, codec
+from gtrace.codecs import Codec, LevelCodec, codec, expecting
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import GtraceError, PayloadError
 from gtrace.sketch import MomentSketch, bucket_scales
@@ -152,7 +152,7 @@ def _must_refuse(c: Codec, shared: bytes, data: bytes, size: int, what: str) -> 
 
 def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
     """Sampled error, payload length, sparsity and mean agree with ``expect`` within standard errors."""
-    if not isinstance(c, ExpectingCodec):
+    if not expecting(c):
         return
     where = f"{c} on {name}"
     state, sketch = fitted(c, values)
@@ -214,7 +214,7 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64]) -> floa
 
 def check_workers(c: Codec, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
     """Four workers with the same gradient and keys of their own have a quarter of one worker's error."""
-    if not isinstance(c, ExpectingCodec) or not c.unbiased:
+    if not expecting(c) or not c.unbiased:
         return
     state, sketch = fitted(c, values)
     assert sketch is not None
@@ -251,7 +251,7 @@ def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12)
         payload = c.encode(state, values, Key.derive(seed, tensor="spike", draw=draw))
         decoded = c.decode(shared, payload, size).astype(np.float64)
         means[draw] = (decoded.sum() - decoded[size // 2]) / (size - 1)
-    if isinstance(c, ExpectingCodec) and sketch is not None:
+    if expecting(c) and sketch is not None:
         # An event that is rarer than the draws has no sampled deviation; the closed form knows it.
         deviation = math.sqrt(c.expect(state, sketch).squared_error) / size
     else:

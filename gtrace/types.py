@@ -119,6 +119,8 @@ class Expectation:
         probabilities: of each symbol, ascending from the most negative value to the most positive one.
         error_bound: how far squared_error can be off because a level lies inside a bin of the sketch.
         model_error: the squared error that a parametric law promised for the levels fitted to it; NaN without one.
+        saturated: expected fraction of the non-zero values that are clipped at the top; NaN for a codec without one.
+        flushed: expected fraction of the non-zero values that are rounded to zero; NaN where nobody asks.
     """
 
     squared_error: float
@@ -132,3 +134,5 @@ class Expectation:
     probabilities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     error_bound: float = 0.0
     model_error: float = float("nan")
+    saturated: float = float("nan")
+    flushed: float = float("nan")

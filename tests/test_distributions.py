@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers_fitting import MIXTURES, around, quadrature
 
-from gtrace.distributions import TruncatedNormalMixture
+from gtrace.distributions import LogNormal, TruncatedNormalMixture
 from gtrace.errors import UsageError
 
 
@@ -137,3 +137,31 @@ def test_scipy_stats_is_never_loaded():
         "assert 'scipy' not in sys.modules; T([0], [1], [1]).cdf(0.1); assert 'scipy.stats' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lognormal_closed_forms_are_integrals_of_the_density():
+    law = LogNormal(-1.0, 0.7)
+    points = np.array([0.05, 0.4, 3.0])
+    got = law.partial_moments(points)
+    for row, t in zip(got, points, strict=True):
+        for power in range(3):
+            expected = quadrature(lambda x: x**power * float(law.density(x)), 0.0, t, [0.01, 0.1, 0.3, 1.0])  # noqa: B023
+            assert row[power] == pytest.approx(expected, rel=1e-9)
+    assert law.cdf(points) == pytest.approx(got[:, 0], rel=1e-12)
+    assert law.quantile(law.cdf(points)) == pytest.approx(points, rel=1e-12)
+    assert law.cdf([-1.0, 0.0]).tolist() == [0.0, 0.0]
+    assert law.density([-1.0, 0.0]).tolist() == [0.0, 0.0]
+
+
+def test_lognormal_without_spread_is_a_point():
+    law = LogNormal(np.log(2.0), 0.0)
+    assert law.cdf([1.99, 2.01]).tolist() == [0.0, 1.0]
+    assert law.quantile([0.1, 0.9]) == pytest.approx([2.0, 2.0])
+    assert law.partial_moments([1.0, 3.0]) == pytest.approx(np.array([[0, 0, 0], [1, 2, 4]]))
+
+
+def test_lognormal_refuses_what_is_no_law():
+    with pytest.raises(UsageError, match="negative"):
+        LogNormal(0.0, -1.0)
+    with pytest.raises(UsageError, match="finite"):
+        LogNormal(np.nan, 1.0)

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gtrace.capture.policy import DEFAULT_BUDGET, AutomaticSteps, StepPolicy, parse_size, step_policy
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import OutputExistsError, UsageError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+#: Kinds of gradient, and what ``--kind`` calls them.
+KINDS = ("weight", "neural", "both")
+MAX_ELEMENTS = 262_144
 
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
 
@@ -29,6 +33,8 @@ class CaptureOptions:
         budget: bytes of gradients (as float32) to record at most; None for no limit.
         force: replace an existing trace once there is something to record.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
+        kind: ``weight``, ``neural`` or ``both``.
+        max_elements: elements that are kept of one gradient of a module's output.
     """
 
     path: Path
@@ -38,6 +44,8 @@ class CaptureOptions:
     budget: int | None = None
     force: bool = False
     queue_bytes: int = 256 * 1024 * 1024
+    kind: str = "weight"
+    max_elements: int = MAX_ELEMENTS
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -46,6 +54,8 @@ class CaptureOptions:
             "tensors": list(self.include),
             "exclude": list(self.exclude),
             "budget": self.budget,
+            "kind": self.kind,
+            **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
         }
 
 
@@ -58,6 +68,8 @@ def capture_options(
     exclude: Sequence[str] = (),
     budget: int | str | None = None,
     force: bool = False,
+    kind: str = "weight",
+    max_elements: int | None = None,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -66,12 +78,27 @@ def capture_options(
         OutputExistsError: something is there that must stay.
     """
     policy = step_policy(steps, every)
+    if kind not in KINDS:
+        raise UsageError(f"--kind: '{kind}' is no kind of gradient; {suggest(kind, KINDS)}")
+    if max_elements is not None and kind == "weight":
+        raise UsageError("--max-elements is for gradients of module outputs; add --kind neural or both")
+    if max_elements is not None and max_elements < 1:
+        raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
     _check_place(path, force=force)
     # The script may change the current folder before the trace is made.
-    return CaptureOptions(path.absolute(), policy, tuple(tensors), tuple(exclude), size, force)
+    return CaptureOptions(
+        path.absolute(),
+        policy,
+        tuple(tensors),
+        tuple(exclude),
+        size,
+        force,
+        kind=kind,
+        max_elements=max_elements or MAX_ELEMENTS,
+    )
 
 
 def _check_place(path: Path, *, force: bool) -> None:

@@ -53,6 +53,19 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     metavar="SIZE",
     help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
 )
+@click.option(
+    "--kind",
+    default="weight",
+    metavar="KIND",
+    help="Gradients of the loss with respect to what: weight (parameters), neural (outputs of modules) or both.  "
+    "[default: weight]",
+)
+@click.option(
+    "--max-elements",
+    type=int,
+    metavar="N",
+    help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -64,6 +77,8 @@ def command(
     tensors: tuple[str, ...],
     exclude: tuple[str, ...],
     budget: str | None,
+    kind: str,
+    max_elements: int | None,
     force: bool,
     script: str,
     args: tuple[str, ...],
@@ -89,7 +104,15 @@ def command(
 
     shown = output or Path(f"{program.stem}.zarr")
     options = capture_options(
-        shown, steps=steps, every=every, tensors=tensors, exclude=exclude, budget=budget, force=force
+        shown,
+        steps=steps,
+        every=every,
+        tensors=tensors,
+        exclude=exclude,
+        budget=budget,
+        force=force,
+        kind=kind,
+        max_elements=max_elements,
     )
     argv = ["-m", script, *args] if is_module else [script, *args]
     session = CaptureSession(options, {"argv": argv, "git_commit": git_commit(program.folder)})
@@ -133,7 +156,7 @@ def _result(summary: CaptureSummary, path: Path) -> str:
     if not summary.rows:
         return f"nothing was captured: {_why_nothing(summary)}"
     parts = [
-        f"{summary.tensors} tensors",
+        _tensors(summary),
         _size(summary.bytes),
         f"training waited {summary.blocked:.1%} of its time",
     ]
@@ -147,6 +170,15 @@ def _result(summary: CaptureSummary, path: Path) -> str:
         parts.append(f"{summary.errors} errors")
     seen = "" if summary.rows == summary.steps_seen else f" of {summary.steps_seen}"
     return f"{summary.rows}{seen} steps captured in {path} ({', '.join(parts)})"
+
+
+def _tensors(summary: CaptureSummary) -> str:
+    if not summary.neural_rows:
+        return f"{summary.tensors} tensors"
+    neural = f"{summary.neural_tensors} neural"
+    if summary.neural_rows != summary.rows:
+        neural += f" at {summary.neural_rows} steps"
+    return f"{summary.tensors} weight and {neural} tensors" if summary.tensors else f"{neural} tensors"
 
 
 def _why_nothing(summary: CaptureSummary) -> str:

@@ -33,13 +33,14 @@ def _number(text: str, where: str) -> Decimal:
     return value
 
 
-def parse_range(text: str, where: str = "range", *, decades: bool = False) -> list[Decimal]:
+def parse_range(text: str, where: str = "range", *, decades: bool = False, step: Decimal = Decimal(1)) -> list[Decimal]:
     """Read ``2-8``, ``2,4,8`` or ``0.5-0.95:0.05``; both ends count. Order is kept, repetitions are dropped.
 
     Args:
         text: the range.
         where: the option, for messages.
-        decades: a range without a step goes 1, 2, 5, 10 through each decade instead of by ones.
+        decades: a range without a step goes 1, 2, 5, 10 through each decade instead of by ``step``.
+        step: of a range that names none.
 
     >>> [str(v) for v in parse_range("2-4,8")]
     ['2', '3', '4', '8']
@@ -58,16 +59,16 @@ def parse_range(text: str, where: str = "range", *, decades: bool = False) -> li
             values[_number(part, where)] = None
             continue
         low, high = _number(match["low"], where), _number(match["high"], where)
-        step = _number(match["step"], where) if match["step"] else Decimal(1)
-        if step <= 0 or high < low:
+        by = _number(match["step"], where) if match["step"] else step
+        if by <= 0 or high < low:
             raise UsageError(f"{where}: '{part}' must rise with a positive step, as in 2-8 or 0.5-0.95:0.05")
         if decades and match["step"] is None:
             values.update(dict.fromkeys(_decades(low, high, where)))
             continue
-        if (high - low) / step > MAX_VALUES:
+        if (high - low) / by > MAX_VALUES:
             raise UsageError(f"{where}: '{part}' has more than {MAX_VALUES} values")
-        for k in range(int((high - low) / step) + 1):
-            values[low + k * step] = None
+        for k in range(int((high - low) / by) + 1):
+            values[low + k * by] = None
     return list(values)
 
 
@@ -98,15 +99,23 @@ class Integers(click.ParamType[tuple[int, ...]]):
 
 
 class Fractions(click.ParamType[tuple[float, ...]]):
-    """A range of numbers such as ``0.5-0.95:0.05``."""
+    """A range of numbers such as ``0.5-0.95:0.05``.
+
+    Args:
+        step: of a range that names none, as in 0.05; None for 1, 2, 5, 10 through each decade.
+    """
 
     name = "range"
+
+    def __init__(self, step: str | None = None) -> None:
+        self._step = None if step is None else Decimal(step)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         if isinstance(value, tuple):
             return value
         where = f"--{param.name}" if param is not None and param.name else "range"
-        return tuple(float(v) for v in parse_range(str(value), where, decades=True))
+        step = self._step
+        return tuple(float(v) for v in parse_range(str(value), where, decades=step is None, step=step or Decimal(1)))
 
 
 def codec_options(function: F) -> F:

@@ -28,6 +28,9 @@ _REFITS = ("previous", "each", "once")
 @click.option(
     "--ratio", type=Fractions(), default=None, help="Part of the values that sparsifiers send, as in 0.001-0.1."
 )
+@click.option(
+    "--sparsity", type=Fractions("0.05"), default=None, help="Zeros that pruning aims at, as in 0.5-0.95 or 0.8,0.9."
+)
 @click.option("--amount", type=Fractions(), default=None, help="Samples per value of mcgq, as in 0.01-1.")
 @codec_options
 @click.option("--bucket-size", default=None, help="Values per norm: a range such as 128,8192; none for a tensor.")
@@ -41,6 +44,12 @@ _REFITS = ("previous", "each", "once")
     help="Encodings per tensor and step; 0: closed forms only.",
 )
 @click.option("--tensors", default=None, help="Only tensors that match one of these globs, comma-separated.")
+@click.option(
+    "--kind",
+    type=click.Choice(["weight", "neural"]),
+    default=None,
+    help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
+)
 @click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.")
 @click.option(
     "--refit",
@@ -95,6 +104,7 @@ def run(
     methods: str,
     bits: tuple[int, ...],
     ratio: tuple[float, ...] | None,
+    sparsity: tuple[float, ...] | None,
     amount: tuple[float, ...] | None,
     error_feedback: bool,
     plugin: tuple[Path, ...],
@@ -103,6 +113,7 @@ def run(
     scope: str | None,
     draws: int,
     tensors: str | None,
+    kind: str | None,
     steps: str | None,
     refit: str,
     nonfinite: str,
@@ -117,7 +128,12 @@ def run(
     from gtrace.sweep import expand, run_sweep
 
     load_plugins(plugin)
-    ranges: dict[str, list[Any]] = {"bits": list(bits), "ratio": list(ratio or ()), "amount": list(amount or ())}
+    ranges: dict[str, list[Any]] = {
+        "bits": list(bits),
+        "ratio": list(ratio or ()),
+        "sparsity": list(sparsity or ()),
+        "amount": list(amount or ()),
+    }
     if bucket_size:
         ranges["bucket_size"] = [
             None if part.strip() == "none" else int(value)
@@ -135,6 +151,7 @@ def run(
             codecs,
             steps=None if steps is None else [int(v) for v in parse_range(steps, "--steps")],
             tensors=None if tensors is None else [part.strip() for part in tensors.split(",")],
+            kind=kind,  # type: ignore[arg-type]
             draws=draws,
             seed=seed,
             refit=_refit(refit),  # type: ignore[arg-type]
@@ -146,6 +163,9 @@ def run(
             command=sys.argv,
             progress=progress,
         )
+    if kind is None:
+        for other, count in result.provenance.get("left_out", {}).items():
+            click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
     tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
     if as_json:
         print_json(
@@ -155,6 +175,8 @@ def run(
                 "tensors": tensors_seen,
                 "steps": steps_seen,
                 "codecs": sorted(set(result["codec"])),
+                "kind": result.provenance.get("kind"),
+                "left_out": result.provenance.get("left_out"),
                 "warnings": list(result.warnings),
             }
         )

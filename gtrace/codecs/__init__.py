@@ -5,11 +5,12 @@ from gtrace.codecs.adacomp import AdaComp
 from gtrace.codecs.adaptive import AdaptiveCodec
 from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
 from gtrace.codecs.amq import Amq, AmqN
-from gtrace.codecs.base import Codec, ExpectingCodec, parameter, parameter_fields
+from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16
 from gtrace.codecs.dgc import Dgc
 from gtrace.codecs.dropping import Dropping
 from gtrace.codecs.feedback import ErrorFeedback
+from gtrace.codecs.fp import Fp
 from gtrace.codecs.identity import Identity
 from gtrace.codecs.int8 import Int8
 from gtrace.codecs.levels import LevelCodec
@@ -19,6 +20,7 @@ from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
 from gtrace.codecs.onebit import OneBit
 from gtrace.codecs.powersgd import PowerSgd
+from gtrace.codecs.prune import Prune, TopKPrune
 from gtrace.codecs.qsgd import Qsgd, QsgdInf
 from gtrace.codecs.randomk import RandomK
 from gtrace.codecs.registry import (
@@ -53,6 +55,7 @@ __all__ = [
     "EfSignSgd",
     "ErrorFeedback",
     "ExpectingCodec",
+    "Fp",
     "Fp16",
     "Identity",
     "Int8",
@@ -64,6 +67,7 @@ __all__ = [
     "Nuqsgd",
     "OneBit",
     "PowerSgd",
+    "Prune",
     "Qsgd",
     "QsgdInf",
     "RandomK",
@@ -72,10 +76,12 @@ __all__ = [
     "Signum",
     "TernGrad",
     "TopK",
+    "TopKPrune",
     "ZipMl",
     "codec",
     "codec_class",
     "codec_names",
+    "expecting",
     "parameter",
     "parameter_fields",
     "parse_spec",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import numpy as np
 
@@ -80,6 +80,8 @@ class Codec(ABC):
     stateful: ClassVar[bool] = False
     #: the payload's length is what the method says it sends; decoding needs more than these bytes
     declared: ClassVar[bool] = False
+    #: the parameter that a word without = sets: fp:e3m2
+    word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for item in parameter_fields(self):
@@ -95,6 +97,12 @@ class Codec(ABC):
         name = type(self).name
         return f"{name}:{','.join(shown)}" if shown else name
 
+    @classmethod
+    def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
+        """What the word ``all`` stands for at these bits, or at the default where there are none given."""
+        del bits
+        return ()
+
     @property
     def parameters(self) -> dict[str, Any]:
         """All parameters with their values."""
@@ -109,6 +117,24 @@ class Codec(ABC):
     def needs(self) -> SummarySpec | None:
         """Which summary :meth:`fit` and ``expect`` want; None when they want none."""
         return None
+
+    @property
+    def allocates(self) -> bool:
+        """Whether tensors share something out among them, so that an engine must call :meth:`allocate` before fits."""
+        return False
+
+    def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
+        """Each tensor's share, from the sketches of all tensors at the step that they are fitted on.
+
+        Raises:
+            UsageError: a codec that allocates nothing.
+        """
+        del sketches
+        raise UsageError(f"{self}: every tensor is on its own; there is nothing to allocate")
+
+    def with_target(self, state: State, share: float) -> State:
+        """The state with a tensor's share of :meth:`allocate`, as the array ``target``, for the next fits."""
+        return state.with_arrays(target=np.array(float(share)))
 
     def init(self, size: int) -> State:
         """The state before the first step for a tensor of ``size`` elements."""
@@ -150,6 +176,14 @@ class Codec(ABC):
             PayloadError: the bytes are no payload of this codec and size, or damaged.
         """
 
+    def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float] | None:
+        """Shares of the non-zero values that were cut to the largest number, and that came out as zero.
+
+        None for a codec that has no range to leave.
+        """
+        del state, values, decoded
+        return None
+
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """The state of the next step, after ``values`` were sent and arrived as ``decoded``."""
         del values, decoded
@@ -173,6 +207,11 @@ class Codec(ABC):
 class ExpectingCodec(Codec):
     """A codec whose error and bits have closed forms."""
 
+    @property
+    def expects(self) -> bool:
+        """Whether they do with these parameters; see :func:`expecting`."""
+        return True
+
     @abstractmethod
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
         """What one encoding of the sketched tensor does on average.
@@ -184,6 +223,11 @@ class ExpectingCodec(Codec):
         Raises:
             UsageError: the sketch was built otherwise.
         """
+
+
+def expecting(item: Codec) -> TypeGuard[ExpectingCodec]:
+    """Whether ``expect`` can be called on a codec."""
+    return isinstance(item, ExpectingCodec) and item.expects
 
 
 def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:

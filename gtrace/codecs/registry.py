@@ -143,6 +143,8 @@ def split_specs(text: str) -> list[str]:
 
     >>> split_specs("alq:bits=3,bucket_size=64,ef:topk,ratio=0.1,qsgd")
     ['alq:bits=3,bucket_size=64', 'ef:topk:ratio=0.1', 'qsgd']
+    >>> split_specs("fp:e3m2,scale=mean,fp:bits=8")
+    ['fp:e3m2,scale=mean', 'fp:bits=8']
     """
     specs: list[str] = []
     for item in filter(None, (piece.strip() for piece in text.split(","))):
@@ -150,7 +152,8 @@ def split_specs(text: str) -> list[str]:
             if not specs:
                 raise UsageError(f"methods: '{item}' belongs to no codec; write NAME:key=value")
             last = specs[-1].rpartition(":")[2]
-            specs[-1] += ("," if "=" in last else ":") + item
+            named = last in _REGISTRY or last in _WRAPPERS
+            specs[-1] += (":" if named else ",") + item
         else:
             specs.append(item.removesuffix(":"))
     if not specs:
@@ -162,6 +165,9 @@ def _given(spec: str, name: str, text: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
+        word = codec_class(name).word
+        if not equals and word:
+            key, equals, value = word, "=", part
         key = key.strip()
         if not equals or not value:
             raise UsageError(f"codec '{spec}': '{part}' is no key=value; write {name}:key=value,key=value")

@@ -61,6 +61,19 @@ class Wrapper(Codec):
         """What the codec inside needs, of :meth:`view`."""
         return self.inner.needs
 
+    @property
+    def allocates(self) -> bool:
+        """As the codec inside."""
+        return self.inner.allocates
+
+    def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
+        """As the codec inside, by the gradients themselves: memories of other tensors are not known."""
+        return self.inner.allocate(sketches)
+
+    def with_target(self, state: State, share: float) -> State:
+        """The share goes to the codec inside."""
+        return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
+
     def init(self, size: int) -> State:
         """The inner codec's state under the prefix ``inner.``."""
         return self.with_inner(State(int(size)), self.inner.init(size))

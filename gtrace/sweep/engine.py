@@ -11,6 +11,7 @@ from gtrace.sweep.replay import Replay
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gtrace.sweep.allocation import Allocation
     from gtrace.sweep.replay import Block, Job, Settings, Source
 
 
@@ -20,8 +21,11 @@ def run_jobs(
     settings: Settings,
     workers: int,
     sink: Callable[[Block], None],
+    allocation: Allocation | None = None,
 ) -> None:
     """Run every job on ``workers`` threads; ``sink`` is called in this thread with each finished block.
+
+    ``allocation`` is what the tensors share out among them, where a codec does that.
 
     An exception, Ctrl-C among them, stops the workers after their current step; blocks that were finished
     are handed over first.
@@ -31,7 +35,7 @@ def run_jobs(
     lock = threading.Lock()
 
     def work(job: Job) -> None:
-        for block in Replay(source, job, settings).blocks():
+        for block in Replay(source, job, settings, allocation).blocks():
             with lock:
                 finished.append(block)
             if stop.is_set():

@@ -23,6 +23,8 @@ def expand(
             without the parameter runs once. ``bits`` gives way to ``amount``, which sets the same thing.
         prefix: put before every spec, such as ``ef:``.
 
+    ``fp:all`` stands for every format of the asked bits.
+
     Raises:
         UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec takes.
 
@@ -30,13 +32,17 @@ def expand(
     ['qsgd:bits=2', 'qsgd:bits=3', 'terngrad']
     """
     specs = split_specs(methods) if isinstance(methods, str) else list(methods)
-    specs = [name for spec in specs for name in (codec_names() if spec == "all" else (spec,))]
+    specs = [name for spec in specs for name in (codec_names() if spec == "all" else _spelled(spec, ranges or {}))]
     found: dict[str, Codec] = {}
     unused = {name for name, values in (ranges or {}).items() if values}
     for spec in specs:
         parsed = parse_spec(spec)
         known = {item.name for item in parameter_fields(codec_class(parsed.name)) if _leaves_choice(item)}
         if "amount" in known and ("amount" in parsed.given or (ranges or {}).get("amount")):
+            known.discard("bits")
+        word = codec_class(parsed.name).word
+        if parsed.given.get(word, "auto") != "auto":
+            # What is named has its own bits.
             known.discard("bits")
         options: list[dict[str, Any]] = [{}]
         for key, values in (ranges or {}).items():
@@ -50,6 +56,19 @@ def expand(
     if unused - {"bits"}:
         raise UsageError(f"--{min(unused - {'bits'}).replace('_', '-')}: none of the chosen codecs takes it")
     return list(found.values())
+
+
+def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
+    """The specs that one with the word ``all`` stands for; other specs as they are."""
+    parsed = parse_spec(spec)
+    word = codec_class(parsed.name).word
+    if not word or parsed.given.get(word) != "all":
+        return (spec,)
+    bits = (parsed.given["bits"],) if "bits" in parsed.given else ranges.get("bits", ())
+    rest = {key: value for key, value in parsed.given.items() if key not in (word, "bits")}
+    head = spec[: spec.rindex(f"{parsed.name}:")] + parsed.name
+    words = codec_class(parsed.name).words(tuple(int(n) for n in bits))
+    return [f"{head}:" + ",".join([name, *(f"{key}={value}" for key, value in rest.items())]) for name in words]
 
 
 def _leaves_choice(item: dataclasses.Field[Any]) -> bool:

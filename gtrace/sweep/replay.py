@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from gtrace.codecs import Codec, ExpectingCodec, LevelCodec
+from gtrace.codecs import Codec, LevelCodec, expecting
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.sweep.allocation import Allocation
     from gtrace.types import State, SummarySpec
 
 Refit = Literal["previous", "each", "once"]
@@ -103,11 +104,21 @@ class Settings:
 
 
 class _Ready(NamedTuple):
-    """A codec about to encode one step: its state, what the receiver holds, and how much of that is news."""
+    """A codec about to encode one step.
+
+    Attributes:
+        state: its own.
+        shared: what the receiver holds.
+        sent: how much of that is news, in bytes.
+        fitted: whether anything of the state came out of a fit.
+        note: a remark for the row.
+    """
 
     state: State
     shared: bytes
     sent: int
+    fitted: bool
+    note: str | None = None
 
 
 class _Link(NamedTuple):
@@ -122,15 +133,17 @@ class Replay:
     """A tensor's steps in order, with what neighbouring steps share: summaries, fitted states, memories.
 
     A row of a stateless codec depends on its own step and on the one that it was fitted on, so it comes out the
-    same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps.
+    same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps. The
+    tensor may have another size at each step; memories, which are of one size, then start afresh.
     """
 
-    def __init__(self, source: Source, job: Job, settings: Settings) -> None:
+    def __init__(self, source: Source, job: Job, settings: Settings, allocation: Allocation | None = None) -> None:
         self._source = source
         self._job = job
         self._settings = settings
+        self._allocation = allocation
         self._summaries: dict[int, dict[SummarySpec, MomentSketch]] = {}
-        self._states: dict[tuple[str, int], State] = {}
+        self._states: dict[tuple[str, int, int], tuple[State, bool]] = {}
         self._links: dict[tuple[str, int], _Link] = {}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
 
@@ -182,13 +195,21 @@ class Replay:
         expected = None
         for draw in draws:
             clock = time.perf_counter()
-            if isinstance(codec, ExpectingCodec) and codec.needs is not None:
+            if expecting(codec) and codec.needs is not None:
                 self._summary(index, codec.needs, values)
             sketched = time.perf_counter()
             ready = self._ready(codec, draw, index, values.size)
             fitted = time.perf_counter()
-            fit = {"bits_shared": 8.0 * ready.sent / max(1, values.size), "fitted_on": self._fitted_on(index, ready)}
-            if isinstance(codec, ExpectingCodec) and codec.needs is not None and expected is None:
+            fit: Row = {
+                "bits_shared": 8.0 * ready.sent / max(1, values.size),
+                "fitted_on": self._fitted_on(index, ready),
+            }
+            share = self._share(codec, index)
+            if share is not None:
+                fit["sparsity_asked"] = share
+            if ready.note is not None:
+                fit["note"] = "; ".join(filter(None, (common["note"], ready.note)))
+            if expecting(codec) and codec.needs is not None and expected is None:
                 sketch = self._summary(index, codec.needs)
                 expected = codec.expect(ready.state, sketch)
             if draw == EXPECTATION:
@@ -209,7 +230,8 @@ class Replay:
                 self._links[str(codec), draw] = _Link(index + 1, following, ready.shared)
             found = reference.compare(decoded)
             norms = None if expected is None else expected.bits_norms
-            row = draw_row({**common, **fit}, draw, found, len(payload), norms, self._job.dtype_bits)
+            clipped = codec.clipping(ready.state, values, decoded)
+            row = draw_row({**common, **fit}, draw, found, len(payload), norms, self._job.dtype_bits, clipped)
             spent = {"encode": encoded - started, "decode": ended - encoded, "compare": time.perf_counter() - ended}
             yield row, spent
 
@@ -253,29 +275,45 @@ class Replay:
         if codec.stateful and draw != EXPECTATION:
             return self._remembering(codec, draw, index, size)
         source = self._settings.source(index, self._job.steps)
-        state = self._fitted(codec, source, size)
+        state, fitted = self._fitted(codec, source, size)
         shared = codec.shared(state)
         if index > 0:
             before = self._settings.source(index - 1, self._job.steps)
-            if before == source or codec.shared(self._fitted(codec, before, size)) == shared:
-                return _Ready(state, shared, 0)
-        return _Ready(state, shared, len(shared))
+            if before == source or codec.shared(self._fitted(codec, before, size)[0]) == shared:
+                return _Ready(state, shared, 0, fitted)
+        return _Ready(state, shared, len(shared), fitted)
 
-    def _fitted(self, codec: Codec, index: int, size: int) -> State:
-        key = (str(codec), index)
+    def _fitted(self, codec: Codec, index: int, size: int) -> tuple[State, bool]:
+        """The state of a stateless codec for ``size`` values, fitted to the step ``index``, of whatever size."""
+        key = (str(codec), index, size)
         if key not in self._states:
             state = codec.init(size)
             self._states[key] = self._fit(codec, state, index, self._job.steps[index])
         return self._states[key]
 
-    def _fit(self, codec: Codec, state: State, source: int, step: int) -> State:
-        """Fit a codec to the step ``source``, as the codec's innermost part will see it."""
+    def _fit(self, codec: Codec, state: State, source: int, step: int) -> tuple[State, bool]:
+        """Fit a codec to the step ``source``, as its innermost part will see it, and say whether that set anything."""
         if codec.needs is None:
-            return state
+            return state, False
+        if self._allocation is not None:
+            share = self._allocation.share(codec, self._job.tensor, self._job.steps[source])
+            if share is not None:
+                state = codec.with_target(state, share)
         if type(codec).view is Codec.view:
-            return codec.fit(state, self._summary(source, codec.needs), step)
-        values, _ = self._read(source)
-        return codec.fit(state, MomentSketch.from_spec(codec.view(state, values), codec.needs), step)
+            summary = self._summary(source, codec.needs)
+        else:
+            values, _ = self._read(source)
+            # What is remembered of another size says nothing about these values.
+            memory = state if state.size == values.size else codec.init(values.size)
+            summary = MomentSketch.from_spec(codec.view(memory, values), codec.needs)
+        after = codec.fit(state, summary, step)
+        return after, any(state.arrays.get(name) is not array for name, array in after.arrays.items())
+
+    def _share(self, codec: Codec, index: int) -> float | None:
+        if self._allocation is None:
+            return None
+        fitted = self._settings.source(index, self._job.steps)
+        return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted])
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
@@ -287,25 +325,31 @@ class Replay:
         if start == index:
             link = _Link(index, codec.init(size), b"")
         elif link is None or link.following != index:
-            link = _Link(start, codec.init(size), b"")
+            link = None
             for k in range(start, index):
                 values, bad = self._read(k)
                 if bad and self._settings.nonfinite == "skip":
                     continue
-                ready = self._refitted(codec, link, k)
+                ready = self._refitted(codec, link, k, values.size)
                 payload = codec.encode(ready.state, values, self._key(k, draw))
-                decoded = codec.decode(ready.shared, payload, size)
+                decoded = codec.decode(ready.shared, payload, values.size)
                 link = _Link(k + 1, codec.update(ready.state, values, decoded), ready.shared)
-        return self._refitted(codec, link, index)
+        return self._refitted(codec, link, index, size)
 
-    def _refitted(self, codec: Codec, link: _Link, index: int) -> _Ready:
+    def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> _Ready:
+        """The state for a step of ``size`` values; memories of another size are dropped."""
+        note = None
+        if link is not None and link.state.size != size:
+            note = f"memory starts afresh: {link.state.size} values became {size}"
+        if link is None or note is not None:
+            link = _Link(index, codec.init(size), b"")
         source = self._settings.source(index, self._job.steps)
-        state = self._fit(codec, link.state, source, self._job.steps[index])
+        state, fitted = self._fit(codec, link.state, source, self._job.steps[index])
         shared = codec.shared(state)
-        return _Ready(state, shared, 0 if shared == link.shared else len(shared))
+        return _Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 
     def _fitted_on(self, index: int, ready: _Ready) -> str:
-        if not ready.shared:
+        if not (ready.shared or ready.fitted):
             return "-"
         source = self._settings.source(index, self._job.steps)
         if source == index:

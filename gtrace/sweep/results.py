@@ -66,7 +66,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "bits_total": ("REAL", "bits_payload + bits_shared: what is compared"),
     "ratio_float32": ("REAL", "32 / bits_total"),
     "ratio_dtype": ("REAL", "bits of the run's own dtype / bits_total"),
-    "sparsity_asked": ("REAL", "fraction of zeros asked for"),
+    "sparsity_asked": (
+        "REAL",
+        "fraction of zeros asked of this tensor; one draw scatters by up to sqrt(s (1 - s) / n)",
+    ),
     "sparsity": ("REAL", "fraction of zeros after decoding"),
     "saturated": ("REAL", "fraction clipped or saturated"),
     "flushed": ("REAL", "fraction of non-zeros that underflowed to zero"),

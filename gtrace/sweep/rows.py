@@ -26,6 +26,7 @@ def identity(codec: Codec) -> Row:
         "method": codec.name,
         "bits": parameters.get("bits"),
         "params": json.dumps(parameters, sort_keys=True),
+        "sparsity_asked": parameters.get("sparsity"),
     }
 
 
@@ -58,11 +59,21 @@ def expectation_row(common: Row, expected: Expectation, optimum: float | None, d
         "bits_norms": expected.bits_norms,
         "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
         "sparsity": expected.sparsity,
+        "saturated": expected.saturated,
+        "flushed": expected.flushed,
         **_rates(expected.bits_payload, common["bits_shared"], dtype_bits),
     }
 
 
-def draw_row(common: Row, draw: int, found: Comparison, payload: int, norms: float | None, dtype_bits: int) -> Row:
+def draw_row(
+    common: Row,
+    draw: int,
+    found: Comparison,
+    payload: int,
+    norms: float | None,
+    dtype_bits: int,
+    clipping: tuple[float, float] | None = None,
+) -> Row:
     """A row of one encoding.
 
     Args:
@@ -72,7 +83,9 @@ def draw_row(common: Row, draw: int, found: Comparison, payload: int, norms: flo
         payload: bytes of the payload, envelope included.
         norms: bits per coordinate that norms take, where the codec says so.
         dtype_bits: bits per element of the run's own dtype.
+        clipping: shares saturated and flushed, where the codec has a range to leave.
     """
+    saturated, flushed = clipping or (None, None)
     per = 8.0 / max(1, common["n"])
     return {
         **common,
@@ -88,6 +101,8 @@ def draw_row(common: Row, draw: int, found: Comparison, payload: int, norms: flo
         "w1_mcgq": found.w1_mcgq,
         "w1_method": "exact",
         "sparsity": found.sparsity,
+        "saturated": saturated,
+        "flushed": flushed,
         "bits_norms": norms,
         "bits_envelope": ENVELOPE_BYTES * per,
         **_rates((payload - ENVELOPE_BYTES) * per, common["bits_shared"], dtype_bits),

@@ -8,15 +8,17 @@ import json
 import os
 import platform
 import tempfile
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import AdaptiveCodec, Codec, ExpectingCodec, codec
+from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
 from gtrace.errors import UsageError, suggest
+from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
     from gtrace.trace import TensorInfo, Trace
 
+Kind: TypeAlias = Literal["weight", "neural"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -39,6 +44,7 @@ def run_sweep(
     *,
     steps: Sequence[int] | None = None,
     tensors: Sequence[str] | None = None,
+    kind: Kind | None = None,
     draws: int = 1,
     seed: int = 0,
     refit: Refit | Sequence[int] = "previous",
@@ -57,6 +63,8 @@ def run_sweep(
         codecs: codecs or their specs.
         steps: only these steps; all by default.
         tensors: only tensors whose name matches one of these globs.
+        kind: gradients of weights, or neural ones (of layer outputs); by default those of weights where there are any.
+            What was left out is in the provenance under ``left_out`` (kind -> number of tensors).
         draws: keyed encodings per (tensor, step, codec); 0 for expectations alone.
         seed: of the encodings.
         refit: which step's summary fits a codec, see :class:`~gtrace.sweep.replay.Settings`.
@@ -73,7 +81,7 @@ def run_sweep(
         all rows of the store, also those of earlier runs that this one resumed or extended.
 
     Raises:
-        UsageError: an unknown codec, tensor or step.
+        UsageError: an unknown codec, tensor or step, or no gradients of this kind.
         TraceError: the trace cannot be read.
         OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
     """
@@ -90,19 +98,22 @@ def run_sweep(
             nonfinite,
             optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
         )
+        gradients = _Gradients(opened, tensors, kind)
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
-        whole = list(tensors or ()) if any(scope_of(c) == "model" for c in chosen) else None
-        fingerprint = _digest([opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole])
+        whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None
+        about = [opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole]
+        fingerprint = _digest(about if gradients.kind == "weight" else [*about, gradients.kind])
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
         path = Path(output)
-        gradients = _Gradients(opened, tensors)
         wanted_steps = gradients.choose(steps)
         provenance = {
             "command": list(command),
             "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else opened.fingerprint,
             "trace_fingerprint": opened.fingerprint,
             "trace_attrs": opened.attrs,
+            "kind": gradients.kind,
+            "left_out": gradients.left_out,
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
@@ -125,7 +136,8 @@ def run_sweep(
                 if progress is not None:
                     progress(count, total)
 
-            run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink)
+            allocation = Allocation(gradients, gradients.steps, chosen)
+            run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation)
         finally:
             store.close()
         return ResultStore.load(path)
@@ -140,9 +152,20 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
-def _choose_tensors(trace: Trace, globs: Sequence[str] | None) -> list[TensorInfo]:
+def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
+    kinds = {info.kind for info in trace.tensors}
+    if kind is None:
+        return "neural" if kinds == {"neural"} else "weight"
+    if kind not in KINDS:
+        raise UsageError(f"--kind: '{kind}' is unknown; {suggest(kind, KINDS)}")
+    if kinds and kind not in kinds:
+        raise UsageError(f"--kind: the trace holds no {kind} gradients, only {' and '.join(sorted(kinds))} ones")
+    return kind
+
+
+def _choose_tensors(trace: Trace, globs: Sequence[str] | None, kind: Kind) -> list[TensorInfo]:
     # The same parameter in several streams (ranks) is swept once, in the first of them.
-    infos = list({info.name: info for info in reversed(trace.tensors)}.values())[::-1]
+    infos = list({info.name: info for info in reversed(trace.tensors) if info.kind == kind}.values())[::-1]
     if not globs:
         return infos
     names = [info.name for info in infos]
@@ -197,7 +220,7 @@ def _job(
             continue
         missing = []
         for item in codecs:
-            rows = ([EXPECTATION] if isinstance(item, ExpectingCodec) else []) + list(range(draws))
+            rows = ([EXPECTATION] if expecting(item) else []) + list(range(draws))
             spec = str(item)
             left = tuple(draw for draw in rows if (name, step, spec, draw) not in done)
             if left:
@@ -213,14 +236,18 @@ class _Gradients:
     Args:
         trace: it may hold several streams, one per optimizer; each tensor is read from its own.
         globs: only tensors whose name matches one of these; None for all.
+        kind: only gradients of this kind; None for those of weights where there are any.
 
     Raises:
-        UsageError: a glob that matches nothing.
+        UsageError: a glob that matches nothing, or a kind that is not there.
     """
 
-    def __init__(self, trace: Trace, globs: Sequence[str] | None) -> None:
+    def __init__(self, trace: Trace, globs: Sequence[str] | None, kind: Kind | None) -> None:
         self._trace = trace
-        self.infos = _choose_tensors(trace, globs)
+        self.kind: Kind = _choose_kind(trace, kind)
+        self.infos = _choose_tensors(trace, globs, self.kind)
+        others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
+        self.left_out = dict(Counter(other for other, _ in sorted(others)))
         self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
         self._streams = {info.name: _stream(info) for info in self.infos}
         self._present = {name: frozenset(steps) for name, steps in self.steps.items()}

@@ -69,3 +69,24 @@ def test_existing_output_is_left_untouched(tmp_path):
     assert (tmp_path / "run.sweep.db").read_text() == "mine"
     done = run("sweep", "run.zarr", "--methods", "terngrad", "--force", cwd=tmp_path)
     assert done.returncode == 0
+
+
+def test_sparsities_and_kinds(tmp_path):
+    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(2):
+            writer.append(step, "fc.weight", [0.1, -0.2, 0.3, 0.4])
+            writer.append(step, "fc", [0.5, -0.1, 0.2][: 3 - step], kind="neural")
+            writer.commit(step)
+    sparsities = ("--methods", "prune,topk-prune", "--sparsity", "0.5-0.95")
+    done = run("sweep", "run.zarr", *sparsities, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["left_out"] == {"neural": 1}
+    assert done.stderr == "gtrace: 1 tensors of neural gradients left out; --kind neural takes them\n"
+    result = ResultStore.load(tmp_path / "run.sweep.db")
+    assert sorted(set(result["sparsity_asked"])) == pytest.approx([0.5 + 0.05 * k for k in range(10)])
+    assert set(result["tensor"]) == {"fc.weight"}
+    done = run("sweep", "run.zarr", *sparsities, "--kind", "neural", "-o", "neural.db", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(set(ResultStore.load(tmp_path / "neural.db")["n"])) == [2, 3]
+    done = run("sweep", "run.zarr", "--methods", "qsgd", "--sparsity", "0.5", "-o", "x.db", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--sparsity: none of the chosen codecs takes it" in done.stderr

@@ -1,0 +1,73 @@
+"""Scales of short blocks of a microscaling format: measured, sent in a byte each, read back.
+
+OCP Microscaling Formats (MX) Specification v1.0, 2023, and NVIDIA, Pretraining Large Language Models with NVFP4, 2025.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from gtrace.errors import PayloadError
+from gtrace.fitting.floats import FloatFormat
+from gtrace.sketch import bucket_scales
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BlockScale: TypeAlias = Literal["e8m0", "e4m3", "pow2"]
+BLOCK_SCALES: tuple[BlockScale, ...] = ("e8m0", "e4m3", "pow2")
+#: block lengths of the published formats
+BLOCKS: dict[str, int] = {"e8m0": 32, "pow2": 32, "e4m3": 16}
+
+_E4M3 = FloatFormat(4, 3, reserved=1)
+_BIAS = 127
+_TINY = float(np.finfo(np.float32).smallest_subnormal)
+_TENSOR = struct.Struct("<f")
+
+
+def header_bytes(kind: BlockScale, size: int, block: int) -> int:
+    """Bytes of the scales of ``size`` values: one a block, and with e4m3 a float32 for the tensor."""
+    return -(-size // block) + (_TENSOR.size if kind == "e4m3" else 0)
+
+
+def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: int) -> bytes:
+    """The scales of a finite float32[n] as bytes.
+
+    ``e8m0``: 2^(floor(log2 amax) - emax), as OCP has it; the largest values may saturate. ``pow2``: the least power of
+    two with which none does. ``e4m3``: a float32 for the tensor, amax / (448 max), and in units of it a float8 e4m3 for
+    each block, amax / max.
+    """
+    largest = bucket_scales(x, "linf", block).astype(np.float64)
+    if kind == "e4m3":
+        amax = float(largest.max(initial=0.0))
+        tensor = max(float(np.float32(amax / (_E4M3.max * form.max))), _TINY if amax else 0.0)
+        ratios = largest / form.max / (tensor or 1.0)
+        return _TENSOR.pack(tensor) + _E4M3.encode(ratios).astype(np.uint8).tobytes()
+    # frexp gives a fraction in [1/2, 1): one more than the floor of the logarithm.
+    exponent = np.frexp(largest)[1] - 1 - (np.frexp(form.max)[1] - 1)
+    if kind == "pow2":
+        exponent += largest > np.ldexp(form.max, exponent)
+    exponent = np.where(largest > 0, np.clip(exponent, -_BIAS, _BIAS), -_BIAS)
+    return (exponent + _BIAS).astype(np.uint8).tobytes()
+
+
+def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
+    """The scales that bytes of :func:`measure` stand for, float64[blocks]; exact.
+
+    Raises:
+        PayloadError: a code that stands for no scale, or a tensor's scale that is negative or not finite.
+    """
+    if kind == "e4m3":
+        (tensor,) = _TENSOR.unpack_from(data)
+        codes = np.frombuffer(data, np.uint8, offset=_TENSOR.size)
+        if not (np.isfinite(tensor) and tensor >= 0) or codes.max(initial=0) > _E4M3.top:
+            raise PayloadError("payload holds a scale that is negative or not finite")
+        scales: NDArray[np.float64] = _E4M3.exact_levels[codes] * tensor
+        return scales
+    codes = np.frombuffer(data, np.uint8)
+    if codes.max(initial=0) > 2 * _BIAS:
+        raise PayloadError("payload holds a scale that is no number")
+    return np.ldexp(1.0, codes.astype(np.int64) - _BIAS)

@@ -1,0 +1,359 @@
+"""FP-n: small floating-point formats 1-E-M under a power-of-two scale, per tensor, per model or per block."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast, get_args
+
+import numpy as np
+
+from gtrace.codecs import block_scales as _blocks
+from gtrace.codecs.base import ExpectingCodec, checked_values, parameter, parameter_fields
+from gtrace.codecs.registry import register
+from gtrace.coding import entropy, fixed_size, huffman_lengths, open_envelope, pack_fixed, seal, unpack_fixed
+from gtrace.errors import PayloadError, UsageError
+from gtrace.fitting.float_rounding import expected_rounding
+from gtrace.fitting.floats import FloatFormat, kappa
+from gtrace.fitting.formats import (
+    LARGEST_SCALE,
+    LEAST_SCALE,
+    RULES,
+    ScaleRule,
+    candidates,
+    format_thresholds,
+    optimal_format,
+    placed_error,
+    scale_exponent,
+)
+from gtrace.fitting.relative_error import Law
+from gtrace.types import Expectation, Scope, State, SummarySpec
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.codecs.block_scales import BlockScale
+    from gtrace.sketch import MomentSketch
+
+__all__ = [
+    "FloatFormat",
+    "Fp",
+    "Law",
+    "ScaleRule",
+    "format_thresholds",
+    "kappa",
+    "optimal_format",
+    "placed_error",
+    "scale_exponent",
+]
+
+_SCALE = struct.Struct("<f")
+#: sigma of log2|x| that a format is chosen for before anything is fitted: the middle of what networks show
+_TYPICAL_SIGMA = 3.5
+
+
+class _Preset(NamedTuple):
+    """A published block format: elements, block length, scales."""
+
+    form: FloatFormat
+    block: int
+    scale: BlockScale
+
+
+PRESETS: dict[str, _Preset] = {
+    "mxfp4": _Preset(FloatFormat(2, 1), 32, "e8m0"),
+    "mxfp6": _Preset(FloatFormat(3, 2), 32, "e8m0"),
+    "mxfp6e2m3": _Preset(FloatFormat(2, 3), 32, "e8m0"),
+    "mxfp8": _Preset(FloatFormat(4, 3, reserved=1), 32, "e8m0"),
+    "mxfp8e5m2": _Preset(FloatFormat(5, 2, reserved=4), 32, "e8m0"),
+    "nvfp4": _Preset(FloatFormat(2, 1), 16, "e4m3"),
+}
+
+
+@register
+@dataclass(frozen=True)
+class Fp(ExpectingCodec):
+    """Values times a power of two, rounded to a float format.
+
+    The state holds ``exponent`` (int64, k: values are multiplied by 2^k) and ``width`` (int64, E of the format). Before
+    a fit k is 0 and the format suits a typical gradient. A tensor of zeros changes neither.
+    """
+
+    name: ClassVar[str] = "fp"
+    summary: ClassVar[str] = "small floats 1-E-M, the format chosen for the data, scaled by a power of two"
+    formula: ClassVar[str] = "Q(v) = 2^-k round(2^k v) to sign, E bits of exponent, M of mantissa; ties to even"
+    paper: ClassVar[str] = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
+    corrections: ClassVar[tuple[str, ...]] = (
+        "Eq. (4) divides by 2^M - 1, infinite for M = 0; the expected error here is an exact sum over rounding cells",
+        "a format is chosen where its own scale rule puts the values, not where the best scale would",
+    )
+    unbiased: ClassVar[bool] = False
+    word: ClassVar[str] = "format"
+
+    bits: int | None = parameter(
+        None, "1 + E + M; 8 where the format does not say it", minimum=2, maximum=16, optional=True
+    )
+    format: str = parameter("auto", "auto, eXmY, or a published block format: mxfp4, mxfp6, mxfp8, nvfp4, ...")
+    law: Law = parameter("lognormal", "the law of magnitudes that a format is chosen under", choices=get_args(Law))
+    scale: str | None = parameter(
+        None,
+        "where the values are put: below the largest number, at its mean, or with least error; or how blocks do it",
+        choices=(*RULES, *_blocks.BLOCK_SCALES),
+        optional=True,
+    )
+    rounding: str = parameter("nearest", "nearest even, or at random without bias", choices=("nearest", "stochastic"))
+    block: int | None = parameter(None, "consecutive values that share a scale of a byte", minimum=1, optional=True)
+    exponent: int | None = parameter(
+        None, "a fixed k: values times 2^k, a static scale", minimum=LEAST_SCALE, maximum=LARGEST_SCALE, optional=True
+    )
+    scope: Scope = parameter("tensor", "one scale for a tensor or for the whole model", choices=("tensor", "model"))
+
+    def __post_init__(self) -> None:
+        """Fill in what other parameters imply: bits of a named format, block and scale of each other.
+
+        Raises:
+            UsageError: parameters that contradict each other.
+        """
+        super().__post_init__()
+        preset = PRESETS.get(self.format)
+        if preset is not None:
+            self._settle("block", preset.block)
+            self._settle("scale", preset.scale)
+        if self.block is None and self.scale in _blocks.BLOCK_SCALES:
+            self._settle("block", _blocks.BLOCKS[self.scale])
+        self._settle("scale", "max" if self.block is None else "e8m0", only_missing=True)
+        if self.block is not None and self.scale not in _blocks.BLOCK_SCALES:
+            wanted = ", ".join(_blocks.BLOCK_SCALES)
+            raise UsageError(
+                f"codec fp: scale={self.scale} is for whole tensors; with block={self.block} choose {wanted}"
+            )
+        if self.block is not None and self.exponent is not None:
+            raise UsageError("codec fp: exponent= is one scale for all, block= one for each block; give one of them")
+        if self.format == "auto":
+            self._settle("bits", 8, only_missing=True)
+            candidates(cast("int", self.bits))
+        else:
+            form = preset.form if preset else FloatFormat.parse(self.format)
+            self._settle("bits", form.bits)
+            if preset is None:
+                object.__setattr__(self, "format", form.name)
+
+    def _settle(self, name: str, value: int | str, *, only_missing: bool = False) -> None:
+        given = getattr(self, name)
+        if given is None:
+            object.__setattr__(self, name, value)
+        elif given != value and not only_missing:
+            raise UsageError(f"codec fp: {name}={given} contradicts {self.format}, which has {name}={value}")
+
+    def __str__(self) -> str:
+        """The spec: a format by its word, ``bits`` of an automatic one, and what differs from what those imply."""
+        preset = PRESETS.get(self.format)
+        implied = {
+            "scale": "max" if self.block is None else "e8m0",
+            "block": None,
+            **({"scale": preset.scale, "block": preset.block} if preset else {}),
+        }
+        first = f"bits={self.bits}" if self.format == "auto" else self.format
+        rest = [
+            f"{name}={value}"
+            for name, value in self.parameters.items()
+            if name not in ("bits", "format") and value != implied.get(name, _DEFAULTS.get(name))
+        ]
+        return f"fp:{','.join([first, *rest])}"
+
+    @classmethod
+    def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
+        """Every format 1-E-M of so many bits, with at least two bits of exponent where there are any to choose."""
+        return tuple(form.name for n in bits or (8,) for form in candidates(n))
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether rounding is random."""
+        return self.rounding == "stochastic"
+
+    @property
+    def needs(self) -> SummarySpec:
+        """The magnitudes as they are."""
+        return SummarySpec("none", None, scope=self.scope)
+
+    @property
+    def expects(self) -> bool:
+        """A sketch does not know which values share a block."""
+        return self.block is None
+
+    def init(self, size: int) -> State:
+        """No shift (or the fixed one), and a format for a typical gradient."""
+        form = self._named or optimal_format(cast("int", self.bits), _TYPICAL_SIGMA)
+        return State(int(size), _arrays(form, self.exponent or 0))
+
+    def fit(self, state: State, summary: MomentSketch, step: int) -> State:
+        """Choose the format and the scale for the mean and deviation of log2|x|."""
+        del step
+        count, mu, sigma = summary.log2_moments()
+        if count == 0:
+            return state
+        form = self._named or self.choose(mu, sigma, count)
+        return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count)))
+
+    def choose(self, mu: float, sigma: float, count: int) -> FloatFormat:
+        """The format of ``bits`` with the least expected relative error under this codec's law, scale and rounding.
+
+        Args:
+            mu: mean of log2|x|.
+            sigma: its standard deviation.
+            count: how many values there are.
+        """
+        bits = cast("int", self.bits)
+        if self.block is not None:
+            # A block's scale follows its own largest value, as the rule max does for so many values.
+            return optimal_format(bits, sigma, "max", self.law, self.block, stochastic=self.stochastic)
+        if self.exponent is not None:
+            return min(
+                candidates(bits),
+                key=lambda form: form.expected_relative_error(
+                    mu + float(self.exponent or 0), sigma, stochastic=self.stochastic, law=self.law
+                ),
+            )
+        rule = cast("ScaleRule", self.scale)
+        return optimal_format(bits, sigma, rule, self.law, count, mu=mu, stochastic=self.stochastic)
+
+    def format_of(self, state: State) -> FloatFormat:
+        """The format that a state encodes in."""
+        return self._named or FloatFormat(_width(state), cast("int", self.bits) - 1 - _width(state))
+
+    def scale_of(self, state: State) -> int:
+        """k: values are multiplied by 2^k before they are rounded; without meaning for blocks."""
+        return int(state.arrays["exponent"])
+
+    def shared(self, state: State) -> bytes:
+        """E of a format that was chosen; nothing for a named one."""
+        return b"" if self._named else bytes([_width(state)])
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The scale (2^-k as float32; or a byte a block), then codes of N bits."""
+        x = checked_values(state, values)
+        form = self.format_of(state)
+        head, block, scales = self._scales(state, form, x)
+        codes = form.encode_blocks(x, block, scales, key if self.stochastic else None)
+        return seal(head + pack_fixed(codes, form.bits), codec=self.name, size=x.size, shared=self.shared(state))
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        form = self._shared_format(shared)
+        cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
+        if flags or len(body) != cut + fixed_size(size, form.bits):
+            raise PayloadError(
+                f"payload body of {len(body)} bytes where {cut + fixed_size(size, form.bits)} were expected"
+            )
+        codes = unpack_fixed(body[cut:], size, form.bits, 1 << form.bits)
+        if size and int((codes & np.uint16((1 << (form.bits - 1)) - 1)).max()) > form.top:
+            raise PayloadError(f"payload holds a code that stands for no number of {form}")
+        if self.block is None:
+            (scale,) = _SCALE.unpack_from(body)
+            if not (math.isfinite(scale) and scale > 0 and math.frexp(scale)[0] == 0.5):
+                raise PayloadError("payload holds a scale that is no power of two")
+            return form.decode_blocks(codes, max(1, size), np.array([scale])[:size])
+        return form.decode_blocks(codes, self.block, _blocks.read(self._block_scale, body[:cut]))
+
+    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
+        """Closed forms from the sketch, exact; rounding to nearest is all bias.
+
+        Raises:
+            UsageError: a sketch of other values, or blocks, which have no closed form.
+        """
+        if sketch.spec[:4] != self.needs[:4]:
+            raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
+        if not self.expects:
+            raise UsageError(f"{self}: a sketch does not know which values share a block; encode to see")
+        form = self.format_of(state)
+        found = expected_rounding(form, 2.0 ** -self.scale_of(state), sketch, stochastic=self.stochastic)
+        size = max(1, sketch.size)
+        nonzero = float(found.counts.sum())
+        magnitudes = found.counts.copy()
+        magnitudes[0] += sketch.zeros
+        half = magnitudes[1:] / 2
+        probabilities = np.concatenate([half[::-1], magnitudes[:1], half]) / size
+        norms = 32.0 / size
+        bits = form.bits + norms
+        return Expectation(
+            squared_error=found.squared_error,
+            bias=math.sqrt(max(found.squared_bias, 0.0)),
+            sparsity=magnitudes[0] / size,
+            bits_fixed=bits,
+            bits_entropy=entropy(probabilities) + norms,
+            bits_huffman=float(probabilities @ huffman_lengths(probabilities)) + norms,
+            bits_payload=bits,
+            bits_norms=norms,
+            probabilities=probabilities,
+            saturated=found.saturated / nonzero if nonzero else 0.0,
+            flushed=float(found.counts[0]) / nonzero if nonzero else 0.0,
+        )
+
+    def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float]:
+        """Shares of the non-zero values beyond the largest number of the (scaled) format, and decoded as zero."""
+        x = checked_values(state, values)
+        form = self.format_of(state)
+        _, block, scales = self._scales(state, form, x)
+        present = np.count_nonzero(x)
+        if not present:
+            return 0.0, 0.0
+        largest = np.repeat(form.max * scales, block)[: x.size]
+        # A block whose scale came out as 0 is lost, not clipped.
+        saturated = np.count_nonzero((np.abs(x) > largest) & (largest > 0))
+        return saturated / present, np.count_nonzero((x != 0) & (decoded == 0)) / present
+
+    @property
+    def _named(self) -> FloatFormat | None:
+        if self.format == "auto":
+            return None
+        preset = PRESETS.get(self.format)
+        return preset.form if preset else FloatFormat.parse(self.format)
+
+    @property
+    def _block_scale(self) -> BlockScale:
+        return cast("BlockScale", self.scale)
+
+    def _shift(self, form: FloatFormat, mu: float, sigma: float, count: int) -> int:
+        if self.exponent is not None or self.block is not None:
+            return self.exponent or 0
+        rule = cast("ScaleRule", self.scale)
+        return scale_exponent(form, rule, mu, sigma, count, stochastic=self.stochastic)
+
+    def _scales(
+        self, state: State, form: FloatFormat, x: NDArray[np.float32]
+    ) -> tuple[bytes, int, NDArray[np.float64]]:
+        """The scales as sent, how many values share one, and what numbers of the format are multiplied by."""
+        if self.block is not None:
+            head = _blocks.measure(self._block_scale, form, x, self.block)
+            return head, self.block, _blocks.read(self._block_scale, head)
+        scale = 2.0 ** -self.scale_of(state)
+        return _SCALE.pack(scale), max(1, x.size), np.array([scale])[: x.size]
+
+    def _shared_format(self, shared: bytes) -> FloatFormat:
+        """The format that the shared bytes say.
+
+        Raises:
+            PayloadError: they are not this codec's.
+        """
+        named = self._named
+        if named is not None:
+            if shared:
+                raise PayloadError("shared bytes where the format is named and none are expected")
+            return named
+        found = {form.exponent: form for form in candidates(cast("int", self.bits))}
+        if len(shared) != 1 or shared[0] not in found:
+            raise PayloadError("shared bytes name no format of these bits")
+        return found[shared[0]]
+
+
+_DEFAULTS = {item.name: item.default for item in parameter_fields(Fp)}
+
+
+def _arrays(form: FloatFormat, k: int) -> dict[str, NDArray[np.int64]]:
+    return {"width": np.asarray(form.exponent, np.int64), "exponent": np.asarray(k, np.int64)}
+
+
+def _width(state: State) -> int:
+    return int(state.arrays["width"])

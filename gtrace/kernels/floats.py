@@ -1,0 +1,158 @@
+"""Small floating-point formats: magnitudes to codes on the bits of a float64, and back by table.
+
+Within one binade the bit pattern of a positive float is linear in its value, so a pattern cut after M bits of mantissa
+is the code rounded down, and what is cut off says where in its cell the value lies. Below the smallest normal number
+the same holds after that number is added. float32 inputs and powers of two up to 2^300 are exact in float64; so is
+this sum as far as rounding can see it: a float32 that is no tie stays none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.counter import MASK32, mix, words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_CHUNK = 1024
+_DRAWN = 32
+
+
+@inline
+def _magnitudes(
+    xb: NDArray[np.float32],
+    scale: float,
+    divide: bool,
+    bias: int,
+    values: NDArray[np.float64],
+    below: NDArray[np.int64],
+) -> None:
+    """|x| times (or divided by) the scale, the smallest normal number added to the subnormal ones."""
+    least = 2.0 ** (1 - bias)
+    if divide:
+        for i in range(xb.size):
+            values[i] = np.float64(abs(xb[i])) / scale
+    else:
+        for i in range(xb.size):
+            values[i] = np.float64(abs(xb[i])) * scale
+    for i in range(xb.size):
+        small = values[i] < least
+        below[i] = np.int64(small)
+        values[i] += least if small else 0.0
+
+
+@jit
+def encode_nearest(
+    x: NDArray[np.float32],
+    block: int,
+    scales: NDArray[np.float64],
+    divide: bool,
+    mantissa: int,
+    bias: int,
+    top: int,
+    sign: int,
+    out: NDArray[np.uint16],
+) -> None:
+    """Codes of the nearest magnitudes, ties to the even code, at most ``top``; negative values have bit ``sign`` set.
+
+    Args:
+        x: finite or infinite, never NaN.
+        block: consecutive values that share a scale.
+        scales: what |x| is multiplied by (or divided by, with ``divide``), one per block, positive.
+        divide: see ``scales``.
+        mantissa, bias: of the format.
+        top: the largest code.
+        sign: the code bit of the sign, 2^(E + M).
+        out: the codes.
+    """
+    values = np.empty(_CHUNK, np.float64)
+    bits = values.view(np.int64)
+    below = np.empty(_CHUNK, np.int64)
+    shift = 52 - mantissa
+    half = np.int64(1) << (shift - 1)
+    cut = (np.int64(1) << shift) - 1
+    offset = np.int64(1023 - bias) << mantissa
+    n = x.size
+    for b in range(scales.size):
+        p = b * block
+        end = min(n, p + block)
+        while p < end:
+            q = min(p + _CHUNK, end)
+            xb = x[p:q]
+            ob = out[p:q]
+            _magnitudes(xb, scales[b], divide, bias, values, below)
+            for i in range(xb.size):
+                code = (bits[i] >> shift) - offset - (below[i] << mantissa)
+                code += np.int64((bits[i] & cut) + (code & 1) > half)
+                code = min(code, top)
+                ob[i] = code | (sign if np.signbit(xb[i]) else 0)
+            p = q
+
+
+@jit
+def encode_stochastic(
+    x: NDArray[np.float32],
+    block: int,
+    scales: NDArray[np.float64],
+    divide: bool,
+    mantissa: int,
+    bias: int,
+    top: int,
+    sign: int,
+    high: np.uint64,
+    low: np.uint64,
+    out: NDArray[np.uint16],
+) -> None:
+    """As :func:`encode_nearest`, to one of the two neighbours: up with the probability that makes the mean right.
+
+    Elements are numbered from 0 and must not cross a block of 2^32. Probabilities are rounded down to 2^-32.
+    """
+    add, flip, last = words(high, low, 0)
+    values = np.empty(_CHUNK, np.float64)
+    bits = values.view(np.int64)
+    below = np.empty(_CHUNK, np.int64)
+    shift = 52 - mantissa
+    cut = (np.int64(1) << shift) - 1
+    rest = shift - _DRAWN
+    offset = np.int64(1023 - bias) << mantissa
+    n = x.size
+    for b in range(scales.size):
+        p = b * block
+        end = min(n, p + block)
+        while p < end:
+            q = min(p + _CHUNK, end)
+            xb = x[p:q]
+            ob = out[p:q]
+            _magnitudes(xb, scales[b], divide, bias, values, below)
+            for i in range(xb.size):
+                code = (bits[i] >> shift) - offset - (below[i] << mantissa)
+                drawn = np.int64(mix(np.uint64(p + i) & MASK32, add, flip, last))
+                code += np.int64(drawn < (bits[i] & cut) >> rest)
+                code = min(code, top)
+                ob[i] = code | (sign if np.signbit(xb[i]) else 0)
+            p = q
+
+
+@jit
+def restore(
+    codes: NDArray[np.uint16],
+    block: int,
+    scales: NDArray[np.float64],
+    levels: NDArray[np.float64],
+    largest: float,
+    out: NDArray[np.float32],
+) -> None:
+    """Look signed codes up in ``levels`` and multiply by the block's scale; at most ``largest`` in magnitude."""
+    n = codes.size
+    for b in range(scales.size):
+        p = b * block
+        end = min(n, p + block)
+        scale = scales[b]
+        cb = codes[p:end]
+        ob = out[p:end]
+        for i in range(cb.size):
+            ob[i] = np.float32(max(-largest, min(levels[cb[i]] * scale, largest)))

@@ -1,0 +1,174 @@
+"""Float formats against gfloat, ml_dtypes and the golden round trip."""
+
+import json
+from pathlib import Path
+
+import gfloat
+import ml_dtypes
+import numpy as np
+import pytest
+from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtrace.codecs.fp import FloatFormat
+from gtrace.errors import UsageError
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "near_lognormal.json").read_text())
+EVERY = [FloatFormat(e, n - 1 - e) for n in range(2, 9) for e in range(1, n)]
+RESERVED = {FloatFormat(4, 3, 1): format_info_ocp_e4m3, FloatFormat(5, 2, 4): format_info_ocp_e5m2}
+KEY = (3, 5)
+
+
+def reference(form):
+    """The same format in gfloat: finite, no NaN, subnormals."""
+    return RESERVED.get(form) or gfloat.FormatInfo(
+        str(form),
+        form.bits,
+        form.mantissa + 1,
+        bias=2 ** (form.exponent - 1) - 1,
+        is_signed=True,
+        domain=gfloat.Domain.Finite,
+        has_nz=True,
+        num_high_nans=0,
+        has_subnormals=True,
+        is_twos_complement=False,
+    )
+
+
+def around(form):
+    """Every number and every midpoint of a format, their float32 neighbours, and values far beyond; both signs."""
+    levels = form.exact_levels
+    points = np.concatenate([levels, (levels[:-1] + levels[1:]) / 2, levels[-1:] * [1.25, 1.5, 2, 2**20]])
+    x = points.astype(np.float32)
+    assert (x == points).all()
+    near = np.concatenate([x, np.nextafter(x, np.float32(0)), np.nextafter(x, np.float32(np.inf))])
+    return np.concatenate([near, -near, np.array([1e-45, 3.4e38, 1e-38], np.float32)])
+
+
+def same(a, b):
+    return np.array_equal(a, b) and np.array_equal(np.signbit(a), np.signbit(b))
+
+
+@pytest.mark.parametrize("form", [*EVERY, *RESERVED], ids=str)
+def test_every_code_is_what_gfloat_says(form):
+    codes = np.array([c for c in range(1 << form.bits) if c % (1 << (form.bits - 1)) <= form.top], np.uint16)
+    expected = np.array([gfloat.decode_float(reference(form), int(c)).fval for c in codes])
+    assert same(form.decode(codes), expected.astype(np.float32))
+    assert form.levels.tolist() == expected[: form.top + 1].tolist()
+    assert (form.encode(expected) == codes).all()
+    finite = [gfloat.decode_float(reference(form), c).fval for c in range(1 << form.bits)]
+    assert form.max == np.nanmax(np.where(np.isfinite(finite), finite, 0))
+
+
+@pytest.mark.parametrize("form", [*EVERY, *RESERVED], ids=str)
+def test_rounding_at_every_midpoint_is_gfloats(form):
+    x = around(form)
+    rounded = gfloat.round_ndarray(reference(form), x.astype(np.float64), sat=True)
+    assert same(form.round(x), rounded.astype(np.float32))
+    assert (form.encode(x) == gfloat.encode_ndarray(reference(form), rounded)).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "limit"),
+    [
+        (FloatFormat(3, 2), ml_dtypes.float6_e3m2fn, np.inf),
+        (FloatFormat(2, 3), ml_dtypes.float6_e2m3fn, np.inf),
+        (FloatFormat(2, 1), ml_dtypes.float4_e2m1fn, np.inf),
+        (FloatFormat(5, 2), ml_dtypes.float8_e5m2, 57344),
+        (FloatFormat(4, 3), ml_dtypes.float8_e4m3fn, 448),
+        (FloatFormat(5, 2, 4), ml_dtypes.float8_e5m2, 57344),
+        (FloatFormat(4, 3, 1), ml_dtypes.float8_e4m3fn, 448),
+    ],
+)
+def test_where_ml_dtypes_has_the_format_it_agrees(form, dtype, limit):
+    x = around(form)
+    x = x[np.abs(x) <= limit]
+    theirs = x.astype(dtype)
+    assert same(form.round(x), theirs.astype(np.float32))
+    assert (form.encode(x) == theirs.view(np.uint8)).all()
+
+
+@pytest.mark.parametrize("name", GOLDEN["formats"])
+def test_golden_round_trip(name):
+    golden, form = GOLDEN["formats"][name], FloatFormat.parse(name)
+    x = np.array([float.fromhex(h) for h in GOLDEN["x_hex"]], np.float32)
+    assert same(form.round(x), np.array(golden["values"], np.float32))
+    assert form.encode(x).tolist() == golden["codes"]
+    assert (form.exponent, form.mantissa, form.bias) == (golden["exp_bits"], golden["man_bits"], golden["bias"])
+    assert (form.max, form.min_normal, form.min_positive) == (
+        golden["max"],
+        golden["min_normal"],
+        golden["min_positive"],
+    )
+    assert form.levels.size == golden["n_magnitudes"]
+
+
+FORMATS = st.builds(
+    lambda e, m: FloatFormat(e, min(m, 15 - e)),
+    st.integers(1, 7),
+    st.integers(0, 9),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(FORMATS, st.lists(st.floats(width=32, allow_nan=False), max_size=40))
+def test_rounding_twice_is_rounding_once_and_nothing_is_nearer(form, values):
+    x = np.array(values, np.float32)
+    rounded = form.round(x)
+    assert same(form.round(rounded), rounded)
+    assert same(form.decode(form.encode(x)), rounded)
+    assert (np.signbit(rounded) == np.signbit(x)).all()
+    exact = np.minimum(np.abs(x.astype(np.float64)), form.max)
+    nearest = np.min(np.abs(exact[:, None] - form.exact_levels), axis=1)
+    assert (np.abs(exact - np.abs(rounded.astype(np.float64))) == nearest).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(FORMATS, st.floats(0, 1), st.integers(0, 2**60))
+def test_stochastic_rounding_goes_to_a_neighbour_with_the_right_probability(form, at, seed):
+    low, high = np.log2([form.min_positive / 4, form.max])
+    value = np.float32(2.0 ** (low + at * (high - low)))
+    n = 4000
+    rounded = form.round(np.full(n, value), (seed, 7))
+    levels = form.levels
+    k = min(int(np.searchsorted(levels, value, side="right")) - 1, levels.size - 2)
+    low, high = float(levels[k]), float(levels[k + 1])
+    assert set(rounded.tolist()) <= {low, high}
+    p = min((float(value) - low) / (high - low), 1.0)
+    assert abs(np.mean(rounded == high) - p) <= 5.5 * np.sqrt(p * (1 - p) / n) + 2e-3
+
+
+def test_stochastic_rounding_depends_on_key_and_place_alone():
+    form, x = FloatFormat(3, 1), np.full(5000, 0.3, np.float32)
+    assert same(form.round(x, KEY), form.round(x, KEY))
+    assert not same(form.round(x, KEY), form.round(x, (3, 6)))
+    assert same(form.round(x[:100], KEY), form.round(x, KEY)[:100])
+
+
+def test_even_rare_rounding_up_keeps_the_mean():
+    form, n = FloatFormat(2, 1), 1 << 20
+    x = np.full(n, 1e-5, np.float32)
+    expected = n * 1e-5 / form.min_positive
+    assert abs(np.count_nonzero(form.round(x, KEY)) - expected) < 5 * np.sqrt(expected)
+
+
+def test_ties_of_a_format_without_mantissa_go_to_the_even_code():
+    assert FloatFormat(3, 0).round([1.5, 3.0, 6.0, 0.125, -0.375]).tolist() == [2.0, 2.0, 8.0, 0.0, -0.5]
+
+
+def test_names_and_what_is_no_format():
+    form = FloatFormat.parse("e3m2")
+    assert (form, str(form), form.name, form.bits) == (FloatFormat(3, 2), "1-3-2", "e3m2", 6)
+    assert FloatFormat.parse("1-3-2") == form
+    assert FloatFormat.parse("e4m3fn").name == "e4m3fn"
+    assert FloatFormat.parse("e5m2inf") == FloatFormat(5, 2, 4)
+    for bad in ["e3", "3m2", "e0m3", "e8m1", "e2m10", "e7m9", "e3m0fn", "1-0-3", "e99999m1", "e3m2x", ""]:
+        with pytest.raises(UsageError, match="float format"):
+            FloatFormat.parse(bad)
+    with pytest.raises(UsageError, match="value 1 is NaN"):
+        form.round([0.0, np.nan])
+    with pytest.raises(UsageError, match="stands for no number"):
+        FloatFormat(4, 3, 1).decode([127])
+    with pytest.raises(UsageError, match="stands for no number"):
+        form.decode([64])

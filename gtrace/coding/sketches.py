@@ -3,8 +3,9 @@
 Layout, little-endian: a header (``GTS1``, what was sketched, the counts that are not bins), then the bins column by
 column, each column's bytes grouped by significance, and deflated. Within a bin the two moments about the lower edge are
 stored as float32 shares of the bin's width and of its square; they only say where in its bin the mass lies, so
-what is lost of them, 6e-8 of a width, is far below what a bin's width leaves open. Counts are exact. Weights
-(summed squared bucket scales) are float32 shares of a count too, and are left out where one scale held for all values.
+what is lost of them, 6e-8 of a width, is far below what a bin's width leaves open. At full width (ten bits of
+mantissa) they are float64: a fit that follows every digit then ends where it ends on the sketch itself. Counts are
+exact. Weights (summed squared bucket scales) are left out where one scale held for all values.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ _TAILS: tuple[Tail, ...] = get_args(Tail)
 #: magic, norm, tail, mantissa, flags, bucket size, clip, counts (zeros, non-finite, size, buckets, exact, exact
 #: zeros, clipped, dead), weight of zeros, energy of the exact tail, error of clipping, factor of the weights, bins
 _HEADER = struct.Struct("<4s4BQd8Q4dI")
-_CLIPPED, _ONE_SCALE = 1, 2
+_CLIPPED, _ONE_SCALE, _DOUBLE = 1, 2, 4
 #: bins that any sketch can have at most, at ten mantissa bits
 _MOST_BINS = 300 << MANTISSA
-_PLAIN: tuple[DTypeLike, ...] = ("<u4", "<u8", "<f4", "<f4")
-_WEIGHTED: tuple[DTypeLike, ...] = ("<f8", "<f4", "<f4")
+
+
+def _kinds(flags: int) -> tuple[DTypeLike, ...]:
+    """Types of the columns: distance to the bin before, count, two shares, and the weighted half where there is one."""
+    share = "<f8" if flags & _DOUBLE else "<f4"
+    return ("<u4", "<u8", share, share) + (() if flags & _ONE_SCALE else ("<f8", share, share))
 
 
 def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
@@ -53,22 +58,23 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
     width = sketch.upper - sketch.lower
     count = sums[:, 0]
     factor = _one_scale(sketch)
+    flags = (_CLIPPED if spec.clip is not None else 0) | (_ONE_SCALE if factor is not None else 0)
+    flags |= _DOUBLE if sketch.mantissa == MANTISSA else 0
     columns = [
-        np.diff(sketch.rows, prepend=0).astype("<u4"),
-        count.astype("<u8"),
-        (sums[:, 1] / (count * width)).astype("<f4"),
-        (sums[:, 2] / (count * width * width)).astype("<f4"),
+        np.diff(sketch.rows, prepend=0),
+        count,
+        sums[:, 1] / (count * width),
+        sums[:, 2] / (count * width * width),
     ]
     if factor is None:
         weight = sums[:, 3]
         # Values so small that their weight vanishes in float64 have no place within their bin either.
         some = np.where(weight > 0, weight, 1.0)
         columns += [
-            weight.astype("<f8"),
-            (sums[:, 4] / (some * width)).astype("<f4"),
-            (sums[:, 5] / (some * width * width)).astype("<f4"),
+            weight,
+            sums[:, 4] / (some * width),
+            sums[:, 5] / (some * width * width),
         ]
-    flags = (_CLIPPED if spec.clip is not None else 0) | (_ONE_SCALE if factor is not None else 0)
     counts = (
         sketch.zeros,
         sketch.nonfinite,
@@ -94,14 +100,14 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         factor or 0.0,
         sketch.rows.size,
     )
-    planes = b"".join(_planes(column) for column in columns)
+    planes = b"".join(_planes(column.astype(kind)) for column, kind in zip(columns, _kinds(flags), strict=True))
     body = header + zlib.compress(planes, 6)
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
 def most_bytes(spec: SummarySpec, mantissa: int = STORED_MANTISSA) -> int:
     """What no packed sketch of this spec can exceed, whatever it summarizes."""
-    kinds = _PLAIN if spec.norm == "none" else _PLAIN + _WEIGHTED
+    kinds = _kinds((_ONE_SCALE if spec.norm == "none" else 0) | (_DOUBLE if mantissa == MANTISSA else 0))
     planes = (_MOST_BINS >> (MANTISSA - mantissa)) * sum(np.dtype(kind).itemsize for kind in kinds)
     # zlib's own bound on what deflating adds, with room
     return _HEADER.size + planes + planes // 1000 + 64
@@ -120,13 +126,12 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
         raise PayloadError("stored sketch: checksum mismatch; damaged or truncated")
     _, norm, tail, mantissa, flags, bucket, clip, *rest = _HEADER.unpack_from(data)
     counts, (zero_weight, exact_energy, clip_error, factor), bins = rest[:8], rest[8:12], rest[12]
-    if norm >= len(NORMS) or tail >= len(_TAILS) or mantissa > MANTISSA or bins > _MOST_BINS or flags > 3:
+    if norm >= len(NORMS) or tail >= len(_TAILS) or mantissa > MANTISSA or bins > _MOST_BINS or flags > 7:
         raise PayloadError("stored sketch: its header says what no sketch has")
     numbers = np.array([zero_weight, exact_energy, clip_error, factor, clip])
     if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
         raise PayloadError("stored sketch: its header holds numbers that no sketch has")
-    kinds = _PLAIN if flags & _ONE_SCALE else _PLAIN + _WEIGHTED
-    columns = _columns(data[_HEADER.size : -4], kinds, bins)
+    columns = _columns(data[_HEADER.size : -4], _kinds(flags), bins)
     rows = np.cumsum(columns[0], dtype=np.int64)
     if bins and (rows[0] < 1 or (columns[0][1:] == 0).any() or rows[-1] > _MOST_BINS):
         raise PayloadError("stored sketch: bins that do not rise")

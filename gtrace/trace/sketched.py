@@ -118,7 +118,9 @@ class SketchPlan:
     def _sketch_bytes(self, size: int) -> int:
         plain = sum(spec.norm == "none" or (spec.bucket_size or size) >= size for spec in self.specs)
         total = plain * _PLAIN_BYTES + (len(self.specs) - plain) * _WEIGHTED_BYTES
-        return math.ceil(total * 2.0 ** (self.mantissa - STORED_MANTISSA))
+        # At full width the sums within bins are stored in full precision as well.
+        precision = 2 if self.mantissa == _MOST_MANTISSA else 1
+        return math.ceil(total * precision * 2.0 ** (self.mantissa - STORED_MANTISSA))
 
     def row_width(self) -> int:
         """What no row of these sketches can exceed, in bytes."""

@@ -6,6 +6,18 @@ from gtrace.trace.format import StreamKey
 from gtrace.trace.info import TensorInfo
 from gtrace.trace.reader import Trace, open_trace
 from gtrace.trace.sketched import SketchPlan, SketchRow
+from gtrace.trace.summarize import SketchSummary, sketch_trace
 from gtrace.trace.writer import TraceWriter, create_trace
 
-__all__ = ["SketchPlan", "SketchRow", "StreamKey", "TensorInfo", "Trace", "TraceWriter", "create_trace", "open_trace"]
+__all__ = [
+    "SketchPlan",
+    "SketchRow",
+    "SketchSummary",
+    "StreamKey",
+    "TensorInfo",
+    "Trace",
+    "TraceWriter",
+    "create_trace",
+    "open_trace",
+    "sketch_trace",
+]

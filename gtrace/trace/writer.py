@@ -122,7 +122,9 @@ class TraceWriter:
             values, shape, dtype = float32_values(array, name)
             told = {"shape": shape, "dtype": dtype} | attrs
             spec = stream.specs.get(name)
-            if self._plan is not None and (self._plan.covers(values.size) if spec is None else spec.sketched):
+            # Buckets of a sample of a weight's gradient are none of the gradient's: it keeps its values.
+            whole = kind == "neural" or told.get("sample") is None
+            if self._plan is not None and (whole and self._plan.covers(values.size) if spec is None else spec.sketched):
                 row = SketchRow.of(values, self._plan.specs)
                 self._append_row(key, step, name, row, row.size if n_total is None else n_total, told)
                 return

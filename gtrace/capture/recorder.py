@@ -31,7 +31,7 @@ class Recorder:
 
     Args:
         open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
-            in the background.
+            in the background; gives the rank to write under, too.
         policy: which steps.
         selection: which tensors.
         budget: bytes of gradients (as float32) to record at most; None for no limit.
@@ -43,7 +43,7 @@ class Recorder:
 
     def __init__(
         self,
-        open_trace: Callable[[dict[str, Any]], TraceWriter],
+        open_trace: Callable[[dict[str, Any]], tuple[TraceWriter, int]],
         *,
         policy: StepPolicy,
         selection: TensorSelection,
@@ -95,6 +95,11 @@ class Recorder:
         """Share of the time between the first and the last step that training waited for capture."""
         span = self._last - (self._first or 0.0)
         return min(1.0, self._blocked / span) if span > 0 else 0.0
+
+    def share_budget(self, processes: int) -> None:
+        """Use only this process's part of the budget."""
+        if self._budget is not None:
+            self._budget //= processes
 
     def wants(self, stream: int, step: int) -> bool:
         """Whether to record this step of this optimizer."""

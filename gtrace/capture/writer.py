@@ -31,15 +31,18 @@ class AsyncWriter:
     """Writes rows in the order in which they come.
 
     Args:
-        open_trace: creates the trace; called in the thread, with the first row.
+        open_trace: creates the trace; called in the thread, with the first row. Gives the rank to write under, too.
         on_error: called in the thread with each exception; the thread goes on with the next row.
     """
 
-    def __init__(self, open_trace: Callable[[], TraceWriter], on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, open_trace: Callable[[], tuple[TraceWriter, int]], on_error: Callable[[Exception], None]
+    ) -> None:
         self._open_trace = open_trace
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
         self._trace: TraceWriter | None = None
+        self._rank = 0
         self._described: set[tuple[int, str]] = set()
         #: Rows that are in the trace for good.
         self.rows = 0
@@ -77,7 +80,7 @@ class AsyncWriter:
     def _write(self, row: Row) -> None:
         if self._trace is None:
             try:
-                self._trace = self._open_trace()
+                self._trace, self._rank = self._open_trace()
             except Exception:
                 self.failed = True
                 raise
@@ -86,8 +89,8 @@ class AsyncWriter:
             if row.grad_scale != 1.0:
                 gradient /= row.grad_scale
             about = self._description(row.stream, slot)
-            self._trace.append(row.step, slot.name, gradient, optimizer=row.stream, **about)
-        self._trace.commit(row.step, kind="weight", optimizer=row.stream, rank=0, **row.scalars)
+            self._trace.append(row.step, slot.name, gradient, optimizer=row.stream, rank=self._rank, **about)
+        self._trace.commit(row.step, kind="weight", optimizer=row.stream, rank=self._rank, **row.scalars)
         self.rows += 1
 
     def _description(self, stream: int, slot: Slot) -> dict[str, Any]:

@@ -42,13 +42,15 @@ def record(
     exclude: Sequence[str] = (),
     budget: int | str | None = None,
     force: bool = False,
+    kind: str = "weight",
+    max_elements: int | None = None,
 ) -> Iterator[CaptureSession]:
-    """Record the weight gradients of every ``optimizer.step()`` inside the block.
+    """Record the gradients of every ``optimizer.step()`` inside the block.
 
     The trace appears with the first recorded step. What is recorded stays readable however the block is left.
 
     Args:
-        model: names the parameters.
+        model: names the parameters and modules.
         optimizer: the optimizer to watch, or several; the first is number 0.
         path: the trace to write, ``.zarr`` or ``.h5``.
         steps: ``"auto"`` (the default) or a list such as ``"0,10,100-200,1000+50"``.
@@ -58,13 +60,16 @@ def record(
         budget: bytes of gradients to record at most, such as ``"4GB"``, which is the default for automatic
             steps; others have no limit.
         force: replace an existing trace.
+        kind: ``"weight"``, ``"neural"`` (of the loss with respect to the outputs of ``model``'s modules) or ``"both"``.
+        max_elements: elements that are kept of one neural gradient, 262,144 by default; a sample of those that have
+            more.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
 
     Raises:
-        UsageError: ``steps`` or ``budget`` cannot be read, ``steps`` and ``every`` are both given, or no trace can
-            be made at ``path``.
+        UsageError: ``steps``, ``budget`` or ``kind`` cannot be read, ``steps`` and ``every`` are both given, or no
+            trace can be made at ``path``.
         OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
     """
     options = capture_options(
@@ -75,6 +80,8 @@ def record(
         exclude=exclude,
         budget=budget,
         force=force,
+        kind=kind,
+        max_elements=max_elements,
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.buffers import BufferPool, as_real_dense
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of a row: its place among the buffer's targets, and what the trace says about it."""
+    """One tensor of a row: its place among the buffer's targets, and what the trace says about it.
+
+    ``attrs`` are further attributes, told once; ``numbers`` are about this row (arguments of ``TraceWriter.append``).
+    """
 
     index: int
     name: str
@@ -28,6 +31,8 @@ class Slot:
     dtype: str
     aliases: tuple[str, ...] = ()
     module_type: str = ""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 class RowLayout:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.policy import DEFAULT_BUDGET, AutomaticSteps, StepPolicy, parse_size, step_policy
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import OutputExistsError, UsageError, suggest
 from gtrace.host.processes import launched_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+#: Kinds of gradient, and what ``--kind`` calls them.
+KINDS = ("weight", "neural", "both")
+MAX_ELEMENTS = 262_144
 
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
 
@@ -32,6 +36,8 @@ class CaptureOptions:
         run: a word that the processes of this run share; None where one process alone writes the trace.
         first_rank_only: of several processes that train together only the first records.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
+        kind: ``weight``, ``neural`` or ``both``.
+        max_elements: elements that are kept of one gradient of a module's output.
     """
 
     path: Path
@@ -43,6 +49,8 @@ class CaptureOptions:
     run: str | None = None
     first_rank_only: bool = False
     queue_bytes: int = 256 * 1024 * 1024
+    kind: str = "weight"
+    max_elements: int = MAX_ELEMENTS
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -52,6 +60,8 @@ class CaptureOptions:
             "exclude": list(self.exclude),
             "budget": self.budget,
             "ranks": "0" if self.first_rank_only else "all",
+            "kind": self.kind,
+            **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
         }
 
 
@@ -66,6 +76,8 @@ def capture_options(
     force: bool = False,
     run: str | None = None,
     rank: str = "all",
+    kind: str = "weight",
+    max_elements: int | None = None,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -74,6 +86,12 @@ def capture_options(
         OutputExistsError: something is there that must stay.
     """
     policy = step_policy(steps, every)
+    if kind not in KINDS:
+        raise UsageError(f"--kind: '{kind}' is no kind of gradient; {suggest(kind, KINDS)}")
+    if max_elements is not None and kind == "weight":
+        raise UsageError("--max-elements is for gradients of module outputs; add --kind neural or both")
+    if max_elements is not None and max_elements < 1:
+        raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
@@ -82,7 +100,18 @@ def capture_options(
     if world > 1 and rank == "all" and path.suffix != ".zarr":
         raise UsageError(f"{path}: {world} processes cannot write one HDF5 file; choose a name that ends in .zarr")
     # The script may change the current folder before the trace is made.
-    return CaptureOptions(path.absolute(), policy, tuple(tensors), tuple(exclude), size, force, run, rank == "0")
+    return CaptureOptions(
+        path.absolute(),
+        policy,
+        tuple(tensors),
+        tuple(exclude),
+        size,
+        force,
+        run,
+        rank == "0",
+        kind=kind,
+        max_elements=max_elements or MAX_ELEMENTS,
+    )
 
 
 def _check_place(path: Path, *, force: bool, run: str | None) -> None:

@@ -13,11 +13,14 @@ from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.host.naming import name_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
+    from gtrace.capture.buffers import BufferPool
+    from gtrace.capture.layout import Slot
+    from gtrace.capture.neural import NeuralGradients
     from gtrace.capture.policy import StepPolicy, TensorSelection
     from gtrace.host.hooks import OptimizerStep
     from gtrace.host.naming import ParameterName
@@ -27,7 +30,7 @@ _MOST_WARNINGS = 3
 
 
 class Recorder:
-    """Records the weight gradients of optimizer steps, in the background.
+    """Records the gradients of optimizer steps, in the background.
 
     Args:
         open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
@@ -39,6 +42,7 @@ class Recorder:
         scan: search the whole process for modules where these do not own every parameter.
         queue_bytes: bytes of each optimizer's gradients that may wait to be written.
         say: prints one line for the user.
+        weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Recorder:
         scan: bool,
         queue_bytes: int,
         say: Callable[[str], None],
+        weights: bool = True,
     ) -> None:
         self.selection = selection
         #: Errors of capture so far; training went on.
@@ -60,6 +65,9 @@ class Recorder:
         self.wanted = 0
         #: Recording ended because the budget was used up.
         self.over_budget = False
+        #: Gathers the gradients of module outputs, where these are recorded.
+        self.neural: NeuralGradients | None = None
+        self._weights = weights
         self._policy = policy
         self._budget = budget
         self._models = models
@@ -77,8 +85,13 @@ class Recorder:
 
     @property
     def rows(self) -> int:
-        """Rows (steps of any optimizer) that are in the trace."""
-        return self._writer.rows
+        """Rows (steps of any optimizer) that are in the trace, with whatever kind of gradient."""
+        return max(self._writer.rows.values(), default=0)
+
+    @property
+    def neural_rows(self) -> int:
+        """Those of them with gradients of module outputs."""
+        return self._writer.rows["neural"]
 
     @property
     def optimizers(self) -> int:
@@ -87,14 +100,20 @@ class Recorder:
 
     @property
     def tensors(self) -> int:
-        """Distinct tensors that were recorded, of all optimizers."""
+        """Distinct weight tensors that were recorded, of all optimizers."""
         return sum(layout.tensors for layout in self._layouts.values())
+
+    @property
+    def neural_tensors(self) -> int:
+        """Distinct outputs of modules whose gradients were recorded."""
+        return len(self.neural.tensors) if self.neural is not None else 0
 
     @property
     def blocked(self) -> float:
         """Share of the time between the first and the last step that training waited for capture."""
         span = self._last - (self._first or 0.0)
-        return min(1.0, self._blocked / span) if span > 0 else 0.0
+        blocked = self._blocked + (self.neural.seconds if self.neural is not None else 0.0)
+        return min(1.0, blocked / span) if span > 0 else 0.0
 
     def share_budget(self, processes: int) -> None:
         """Use only this process's part of the budget."""
@@ -107,10 +126,16 @@ class Recorder:
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        if self._writer.failed or self.over_budget or not self._policy.wants(step, self._capacity()):
+        if not self._chooses(step):
             return False
         self.wanted += 1
         return True
+
+    def prepare(self, steps: Iterable[int]) -> None:
+        """Choose whether to watch module outputs on the way to the next step, which is one of these."""
+        if self.neural is not None:
+            self.neural.discard()
+            self.neural.listen(any(self._chooses(step) for step in steps))
 
     def take(self, step: OptimizerStep) -> None:
         """Copy the gradients of a step and queue them."""
@@ -139,10 +164,14 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
 
+    def _chooses(self, step: int) -> bool:
+        return not self._writer.failed and not self.over_budget and self._policy.wants(step, self._capacity())
+
     def _capacity(self) -> int:
         if self._budget is None:
             return sys.maxsize
-        return self._budget // max(1, sum(layout.row_bytes for layout in self._layouts.values()))
+        row = sum(layout.row_bytes for layout in self._layouts.values())
+        return self._budget // max(1, row + (self.neural.row_bytes if self.neural is not None else 0))
 
     @torch.no_grad()
     def _take(self, step: OptimizerStep) -> None:
@@ -150,25 +179,43 @@ class Recorder:
         if layout is None:
             layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
             self._layouts[step.stream] = layout
-        slots, gradients = layout.gradients(step.optimizer)
+        slots, gradients = layout.gradients(step.optimizer) if self._weights else ([], [])
         size = 4 * sum(gradient.numel() for gradient in gradients)
+        size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
             self.over_budget = True
             return
-        if not slots or layout.pool is None:
-            return
-        buffer = layout.pool.acquire()
+        scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
+        if step.micro_batches:
+            scalars["micro_batches"] = step.micro_batches
+        self._bytes += size
+        if slots and layout.pool is not None:
+            self._take_weights(step, slots, gradients, layout.pool, scalars)
+        row = self.neural.collect() if self.neural is not None else None
+        if row is not None:
+            if not self._attrs:
+                self._names(step.optimizer, step.stream)
+            if step.loss_scale != 1.0:
+                scalars = {**scalars, "grad_scale": step.loss_scale}
+            self._recorded.add(step.stream)
+            self._writer.submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"))
+
+    def _take_weights(
+        self,
+        step: OptimizerStep,
+        slots: Sequence[Slot],
+        gradients: list[torch.Tensor],
+        pool: BufferPool,
+        scalars: Mapping[str, float],
+    ) -> None:
+        buffer = pool.acquire()
         try:
             torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
         except BaseException:
             buffer.release()
             raise
-        scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
-        if step.micro_batches:
-            scalars["micro_batches"] = step.micro_batches
         if step.grad_scale != 1.0:
-            scalars["grad_scale"] = step.grad_scale
-        self._bytes += size
+            scalars = {**scalars, "grad_scale": step.grad_scale}
         self._recorded.add(step.stream)
         self._writer.submit(Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars))
 

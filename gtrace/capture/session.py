@@ -38,7 +38,7 @@ class CaptureSummary:
         steps_wanted: those of them that were to be recorded.
         rows: steps that were recorded.
         optimizers: optimizers of which steps were recorded.
-        tensors: distinct tensors that were recorded.
+        tensors: distinct weight tensors that were recorded.
         bytes: size of the trace on disk.
         blocked: share of the training time that capture took.
         skipped_steps: steps that a gradient scaler left out.
@@ -47,6 +47,8 @@ class CaptureSummary:
         complaints: one line for each tensor pattern that matched nothing.
         ranks: processes that recorded.
         fewest_rows: steps of the process that recorded fewest, where there are several.
+        neural_rows: steps of which gradients of module outputs were recorded.
+        neural_tensors: distinct outputs of modules whose gradients were recorded.
     """
 
     path: Path
@@ -64,6 +66,8 @@ class CaptureSummary:
     complaints: tuple[str, ...] = ()
     ranks: int = 1
     fewest_rows: int = 0
+    neural_rows: int = 0
+    neural_tensors: int = 0
 
 
 class CaptureSession:
@@ -115,9 +119,26 @@ class CaptureSession:
             scan=models is None,
             queue_bytes=self._options.queue_bytes,
             say=self._say,
+            weights=self._options.kind != "neural",
         )
-        hooks = TrainingHooks(self._wants, recorder.take, recorder.error, optimizers)
+        hooks = TrainingHooks(self._wants, recorder.take, recorder.error, optimizers, recorder.prepare)
         hooks.install()
+        if self._options.kind != "weight":
+            from gtrace.capture.neural import NeuralGradients
+
+            recorder.neural = NeuralGradients(
+                lambda: hooks.modules.modules() if models is None else list(models),
+                selection=recorder.selection,
+                scan=models is None,
+                closed=models is not None,
+                max_elements=self._options.max_elements,
+                queue_bytes=self._options.queue_bytes,
+                paused=lambda: hooks.repeating,
+                say=self._say,
+                on_error=recorder.error,
+            )
+            recorder.neural.install()
+            recorder.prepare([0])
         self._recorder, self._hooks = recorder, hooks
 
     def start_or_tell(self) -> None:
@@ -176,7 +197,11 @@ class CaptureSession:
         if recorder is None or hooks is None:
             return CaptureSummary(path, errors=int(self._broken))
         hooks.remove()
+        if recorder.neural is not None:
+            recorder.neural.remove()
         recorder.drain()
+        for note in recorder.neural.notes() if recorder.neural is not None else ():
+            self._say(f"gtrace: note: {note}")
         outcome: dict[str, object] = {
             "steps_seen": hooks.steps,
             "skipped_steps": hooks.skipped_steps,
@@ -199,6 +224,8 @@ class CaptureSession:
             errors=recorder.errors,
             over_budget=recorder.over_budget,
             complaints=tuple(recorder.selection.complaints()),
+            neural_rows=recorder.neural_rows,
+            neural_tensors=recorder.neural_tensors,
         )
 
     def _wants(self, stream: int, step: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,19 +13,24 @@ if TYPE_CHECKING:
 
     from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import Slot
+    from gtrace.capture.neural import NeuralRow
     from gtrace.trace import TraceWriter
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step of one optimizer: some tensors of a buffer, and the numbers of a commit."""
+    """One step of one optimizer: some tensors of a buffer, and the numbers of a commit.
+
+    ``grad_scale`` is what they are divided by.
+    """
 
     stream: int
     step: int
     slots: Sequence[Slot]
-    buffer: RowBuffer
+    buffer: RowBuffer | NeuralRow
     grad_scale: float
     scalars: Mapping[str, float]
+    kind: str = "weight"
 
 
 class AsyncWriter:
@@ -43,9 +49,9 @@ class AsyncWriter:
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
         self._trace: TraceWriter | None = None
         self._rank = 0
-        self._described: set[tuple[int, str]] = set()
-        #: Rows that are in the trace for good.
-        self.rows = 0
+        self._described: set[tuple[str, int, str]] = set()
+        #: Rows that are in the trace for good, by kind.
+        self.rows = Counter[str]()
         #: The trace could not be created: no row will be written any more.
         self.failed = False
         # A daemon: when a second Ctrl-C ends the wait in close(), the interpreter must not wait for it again.
@@ -84,19 +90,21 @@ class AsyncWriter:
             except Exception:
                 self.failed = True
                 raise
+        place: dict[str, Any] = {"kind": row.kind, "optimizer": row.stream, "rank": self._rank}
         for slot in row.slots:
             gradient = row.buffer.targets[slot.index].numpy()
             if row.grad_scale != 1.0:
                 gradient /= row.grad_scale
-            about = self._description(row.stream, slot)
-            self._trace.append(row.step, slot.name, gradient, optimizer=row.stream, rank=self._rank, **about)
-        self._trace.commit(row.step, kind="weight", optimizer=row.stream, rank=self._rank, **row.scalars)
-        self.rows += 1
+            about = self._description(row, slot) | slot.numbers
+            self._trace.append(row.step, slot.name, gradient, **place, **about)
+        self._trace.commit(row.step, **place, **row.scalars)
+        self.rows[row.kind] += 1
 
-    def _description(self, stream: int, slot: Slot) -> dict[str, Any]:
+    def _description(self, row: Row, slot: Slot) -> dict[str, Any]:
         """What the trace is told about a tensor at its first appearance."""
-        if (stream, slot.name) in self._described:
+        key = row.kind, row.stream, slot.name
+        if key in self._described:
             return {}
-        self._described.add((stream, slot.name))
+        self._described.add(key)
         about: dict[str, Any] = {"dtype": slot.dtype, "aliases": list(slot.aliases)}
-        return about | ({"module_type": slot.module_type} if slot.module_type else {})
+        return about | dict(slot.attrs) | ({"module_type": slot.module_type} if slot.module_type else {})

@@ -60,6 +60,19 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     show_default=True,
     help="Of several processes that train together, record all or the first.",
 )
+@click.option(
+    "--kind",
+    default="weight",
+    metavar="KIND",
+    help="Gradients of the loss with respect to what: weight (parameters), neural (outputs of modules) or both.  "
+    "[default: weight]",
+)
+@click.option(
+    "--max-elements",
+    type=int,
+    metavar="N",
+    help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -72,6 +85,8 @@ def command(
     exclude: tuple[str, ...],
     budget: str | None,
     rank: str,
+    kind: str,
+    max_elements: int | None,
     force: bool,
     script: str,
     args: tuple[str, ...],
@@ -107,6 +122,8 @@ def command(
         "budget": budget,
         "rank": rank,
         "force": force,
+        "kind": kind,
+        "max_elements": max_elements,
         "run": launch_token() or secrets.token_hex(8),
     }
     options = capture_options(shown, **chosen)
@@ -166,7 +183,7 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     if not summary.rows:
         return f"nothing was captured{f' on rank {rank}' if rank else ''}: {_why_nothing(summary)}"
     parts = [
-        f"{summary.tensors} tensors",
+        _tensors(summary),
         _size(summary.bytes),
         f"training waited {summary.blocked:.1%} of its time",
     ]
@@ -184,6 +201,15 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     if summary.ranks > 1:
         where = f" on each of {summary.ranks} ranks"
     return f"{rows}{seen} steps captured{where} in {path} ({', '.join(parts)})"
+
+
+def _tensors(summary: CaptureSummary) -> str:
+    if not summary.neural_rows:
+        return f"{summary.tensors} tensors"
+    neural = f"{summary.neural_tensors} neural"
+    if summary.neural_rows != summary.rows:
+        neural += f" at {summary.neural_rows} steps"
+    return f"{summary.tensors} weight and {neural} tensors" if summary.tensors else f"{neural} tensors"
 
 
 def _why_nothing(summary: CaptureSummary) -> str:

@@ -90,12 +90,27 @@ class Row:
     absmax: float
     zeros: float
     nonfinite: int
+    #: Fewest and most elements that the gradients had, and that were stored of one.
+    fewest: int
+    most: int
+    stored: int
+
+    @property
+    def shape(self) -> str:
+        """Shape as text; of a neural gradient with the range of its first axis, which is the batch as a rule."""
+        shape = self.info.shape
+        if self.info.kind == "neural" and shape and self.fewest != self.most:
+            rest = max(math.prod(shape[1:]), 1)
+            whole = self.fewest % rest == self.most % rest == 0
+            batches = f"{self.fewest // rest}-{self.most // rest}" if whole else "?"
+            return "x".join((batches, *map(str, shape[1:])))
+        return "x".join(map(str, shape)) or "scalar"
 
 
 def _row(trace: Trace, info: TensorInfo) -> Row:
     numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
     steps = numbers["step"]
-    elements = max(info.size * len(steps), 1)
+    stored, total = numbers["n_valid"], numbers["n_total"]
     return Row(
         info=info,
         steps=len(steps),
@@ -103,8 +118,11 @@ def _row(trace: Trace, info: TensorInfo) -> Row:
         last_step=int(steps[-1]),
         norms=[math.sqrt(value) for value in numbers["norm2"].tolist()],
         absmax=float(numbers["absmax"].max()),
-        zeros=float(numbers["zeros"].sum()) / elements,
+        zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
         nonfinite=int(numbers["nonfinite"].sum()),
+        fewest=int(total.min()),
+        most=int(total.max()),
+        stored=int(stored.max()),
     )
 
 
@@ -157,6 +175,9 @@ def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
                 "shape": row.info.shape,
                 "dtype": row.info.dtype,
                 "size": row.info.size,
+                "elements_fewest": row.fewest,
+                "elements_most": row.most,
+                "elements_stored": row.stored,
                 "steps": row.steps,
                 "first_step": row.first_step,
                 "last_step": row.last_step,
@@ -196,7 +217,7 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
 
     streams = _streams(trace)
     attrs = trace.attrs
-    elements = sum(row.info.size for row in rows)
+    elements = sum(row.stored for row in rows)
     status = "complete" if trace.status == "complete" else "interrupted, or still being written"
     lines = [("", f"{trace.path}: {status}, {count(len(rows), 'tensor')}, {count(elements, 'element')}")]
     argv = attrs.get("argv")
@@ -254,10 +275,12 @@ def _columns(rows: Sequence[Row], encoding: str) -> list[_Column]:
         values = [str(getattr(info, what)) for info in infos]
         if len(set(values)) > 1:
             columns.append(_Column(what, values, 1))
-    shapes = ["x".join(map(str, info.shape)) or "scalar" for info in infos]
+    parts = [row.stored / row.most if row.stored < row.most else 1.0 for row in rows]
+    sampled = [_Column("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
     return [
         *columns,
-        _Column("shape", shapes, 7),
+        _Column("shape", [row.shape for row in rows], 7),
+        *sampled,
         _Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
         _Column("steps", [str(row.steps) for row in rows], 6),
         _Column("norm first", [number(row.norms[0]) for row in rows], 5),

@@ -45,6 +45,7 @@ class OptimizerStep:
         lr: learning rate of the first parameter group.
         grad_scale: factor that the gradients still carry (1 but for a fused optimizer under a gradient scaler).
         clip_norm: total norm that ``clip_grad_norm_`` measured in this step; NaN where it was not called.
+        loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
     """
 
     optimizer: Optimizer
@@ -55,6 +56,7 @@ class OptimizerStep:
     lr: float
     grad_scale: float
     clip_norm: float
+    loss_scale: float = 1.0
 
 
 class _Losses:
@@ -69,6 +71,8 @@ class _Losses:
         self._clip_norm: float | torch.Tensor = math.nan
         self._used = False
         self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+        #: The gradient scaler that scaled a loss since the step before.
+        self.scaler: GradScaler | None = None
         self.micro_batches = 0
 
     @property
@@ -82,8 +86,9 @@ class _Losses:
     def use(self) -> None:
         self._used = True
 
-    def scaled(self, loss: object, result: object) -> None:
+    def scaled(self, scaler: GradScaler, loss: object, result: object) -> None:
         """A gradient scaler made ``result`` of ``loss``."""
+        self.scaler = scaler
         if isinstance(loss, torch.Tensor) and isinstance(result, torch.Tensor) and result is not loss:
             self._unscaled = weakref.ref(result), loss.detach()
 
@@ -127,6 +132,8 @@ class TrainingHooks:
         on_step: called with each wanted step before the optimizer changes the weights.
         on_error: called with an exception of the hooks or of ``on_step``; training goes on.
         optimizers: watch only these.
+        upcoming: called after each step, whether it was wanted, skipped or neither, with the numbers of each
+            optimizer's next one.
     """
 
     def __init__(
@@ -135,6 +142,7 @@ class TrainingHooks:
         on_step: Callable[[OptimizerStep], None],
         on_error: Callable[[Exception], None],
         optimizers: Iterable[Optimizer] | None = None,
+        upcoming: Callable[[Iterable[int]], None] = lambda _steps: None,
     ) -> None:
         self.modules = ModuleCollector()
         #: Steps of all optimizers so far, those included that a gradient scaler left out.
@@ -143,6 +151,9 @@ class TrainingHooks:
         self._wants = wants
         self._on_step = on_step
         self._on_error = on_error
+        self._upcoming = upcoming
+        #: A closure is being evaluated once more in one step: its gradients belong to no step.
+        self.repeating = False
         self._only = None if optimizers is None else tuple(optimizers)
         self._streams: weakref.WeakKeyDictionary[Optimizer, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
@@ -200,7 +211,7 @@ class TrainingHooks:
     def _watch_scale(self, original: _Function) -> _Function:
         def scale(scaler: GradScaler, outputs: object) -> object:
             result = original(scaler, outputs)
-            self._guarded(self._losses.scaled, outputs, result)
+            self._guarded(self._losses.scaled, scaler, outputs, result)
             return result
 
         return scale
@@ -232,6 +243,7 @@ class TrainingHooks:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             self._guarded(self._take, optimizer)
+            self._guarded(self._announce)
             return None
         # With a closure the gradients of this step do not exist yet: its first evaluation makes them.
         watched = self._watch_closure(closure, optimizer)
@@ -248,10 +260,15 @@ class TrainingHooks:
         @functools.wraps(closure, updated=())
         def watched() -> object:
             nonlocal taken
-            result = closure()
+            self.repeating = taken
+            try:
+                result = closure()
+            finally:
+                self.repeating = False
             if not taken:
                 taken = True
                 self._guarded(self._take, optimizer)
+                self._guarded(self._announce)
             self._losses.use()  # a line search's losses are no part of the next step's
             return result
 
@@ -259,8 +276,13 @@ class TrainingHooks:
 
     def _skip(self, optimizer: Optimizer) -> None:
         self._losses.use()
+        self._losses.scaler = None
         self._advance(optimizer)
         self._skipped += 1
+        self._announce()
+
+    def _announce(self) -> None:
+        self._upcoming([stream.steps for stream in self._streams.values()])
 
     def _advance(self, optimizer: Optimizer) -> tuple[int, int]:
         """Number of the optimizer and of its step, which is counted."""
@@ -276,6 +298,7 @@ class TrainingHooks:
     def _take(self, optimizer: Optimizer) -> None:
         self._losses.use()
         stream, step = self._advance(optimizer)
+        scaler, self._losses.scaler = self._losses.scaler, None
         # A fused optimizer finds out by itself whether it skips. The sum stays on its device: reading it at
         # each step would make training wait.
         found_inf = getattr(optimizer, "found_inf", None)
@@ -293,6 +316,7 @@ class TrainingHooks:
                 lr=float(optimizer.param_groups[0].get("lr", math.nan)),
                 grad_scale=_grad_scale(optimizer),
                 clip_norm=self._losses.clip_norm,
+                loss_scale=1.0 if scaler is None else scaler.get_scale(),
             )
         )
 

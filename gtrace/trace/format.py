@@ -38,6 +38,12 @@ STATISTICS = {
     "crc32c": Column(np.dtype("<u4"), 0),
 }
 
+#: The same for kinds of gradient whose number of elements changes: elements stored, elements that there were.
+LENGTHS = {
+    "n_valid": Column(np.dtype("<i8"), -1),
+    "n_total": Column(np.dtype("<i8"), -1),
+}
+
 #: Attributes of an HDF5 trace: all of a node's as one JSON object, those of the root that were set or changed after
 #: the start, and the root's status.
 METADATA = "metadata"
@@ -126,6 +132,11 @@ class TensorSpec:
     def parts(self) -> int:
         """Chunks that one row takes."""
         return -(-self.size // self.chunk_elements)
+
+
+def statistics_of(kind: str) -> dict[str, Column]:
+    """The (step, tensor) arrays that a writer makes in a stream of this kind."""
+    return STATISTICS | LENGTHS if kind == "neural" else STATISTICS
 
 
 def chunking(size: int) -> tuple[int, int]:

@@ -194,7 +194,7 @@ class Hdf5Stream:
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
         if name not in self._statistics:
-            column = layout.STATISTICS[name]
+            column = layout.statistics_of(self.key.kind)[name]
             rows = self.steps.size
             if rows == 0:
                 self._statistics[name] = np.empty((0, 0), column.dtype)
@@ -203,6 +203,10 @@ class Hdf5Stream:
                 columns = min(table.shape[1], self._columns)
                 self._statistics[name] = table.read(0, rows, "statistics", columns)
         return self._statistics[name]
+
+    def lengths(self, name: str) -> NDArray[Any] | None:
+        """(committed rows, tensors) of one of the lengths, None where there is no such data set."""
+        return self.statistic(name) if self.key.kind == "neural" and name in self._group else None
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
         """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""

@@ -117,7 +117,7 @@ def _make_stream(file: h5py.File, key: StreamKey) -> h5py.Group:
     tensor.make_scale(_NO_COORDINATES % 0)
     for name in layout.SCALARS:
         _make_table(group, name, layout.SCALAR, (layout.STEP_ROWS,)).dims[0].attach_scale(step)
-    for name, column in layout.STATISTICS.items():
+    for name, column in layout.statistics_of(key.kind).items():
         table = _make_table(group, name, column, layout.table_chunking(64))
         table.dims[0].attach_scale(step)
         table.dims[1].attach_scale(tensor)

@@ -34,7 +34,7 @@ class MemoryStream:
         }
         self._rows = rows
         self._statistics: dict[str, NDArray[Any]] = {}
-        for name, column in layout.STATISTICS.items():
+        for name, column in layout.statistics_of(key.kind).items():
             table = np.full((len(records), len(specs)), column.fill, column.dtype)
             for row, record in enumerate(records):
                 values = record.statistics[name]
@@ -46,6 +46,10 @@ class MemoryStream:
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
         return self._statistics[name]
+
+    def lengths(self, name: str) -> NDArray[Any] | None:
+        """(committed rows, tensors) of one of the lengths, None for weight gradients."""
+        return self._statistics.get(name)
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
         """That row."""

@@ -27,6 +27,7 @@ RESERVED = frozenset(
         "crc32c",
         "call",
         "n_valid",
+        "n_total",
         "zarr.json",
     )
 )

@@ -16,6 +16,7 @@ import numpy as np
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.trace.format import SCALARS, STATISTICS, VERSION, StreamKey, TensorSpec
 from gtrace.trace.names import printable
+from gtrace.trace.ragged import lengths
 from gtrace.trace.statistics import checksum
 
 if TYPE_CHECKING:
@@ -43,14 +44,16 @@ class TensorInfo:
         name: the parameter's name.
         shape: shape of the gradient in training.
         dtype: its type in training, such as ``bfloat16``; a trace holds float32.
-        size: elements stored per step; fewer than the shape has where it was sampled.
+        size: elements stored per step, fewer than the shape has where it was sampled; of a neural gradient the
+            most that a step can have, while its shape is that of its first step.
         kind: ``weight`` or ``neural``.
         optimizer: number of the optimizer that steps it.
         rank: number of the process that it was recorded in.
         aliases: other names of the same parameter (tied weights).
         module_type: type of the module that owns it, None where unknown.
         stage: ``local`` or ``reduced``: before or after gradients of several ranks were averaged.
-        sample: which elements were kept (``kind``, ``offsets``, ``total``), None for all of them.
+        sample: which elements were kept (``kind``, ``offsets``, ``total``), None for all of them; of a neural
+            gradient how those of a long one are chosen, while ``n_total`` of a step says whether it was long.
         attrs: everything else that was recorded about it.
     """
 
@@ -119,6 +122,7 @@ class Trace:
         *,
         scalars: Mapping[int, Mapping[str, Any]] | None = None,
         attrs: Mapping[str, Any] | None = None,
+        kind: str = "weight",
     ) -> Trace:
         """A trace in memory, with everything that one on disk has.
 
@@ -126,9 +130,10 @@ class Trace:
             tensors: name -> array (one step, numbered 0) or {step: array}; real numbers, copied to float32.
             scalars: step -> what ``TraceWriter.commit`` takes, such as ``{"loss": 0.5}``.
             attrs: what the trace says about itself.
+            kind: ``weight`` or ``neural``.
 
         Raises:
-            UsageError: an array is not real, or the arrays of one tensor differ in size.
+            UsageError: an array is not real, or the arrays of one weight tensor differ in size.
 
         >>> trace = Trace.from_arrays({"w": {0: [1.0, -2.0], 5: [0.0, 3.0]}})
         >>> trace.steps("w").tolist(), trace.read("w", 5).tolist()
@@ -147,8 +152,8 @@ class Trace:
         with TraceWriter(sink, "(in memory)", start) as writer:
             for step in sorted(by_step):
                 for name, array in by_step[step].items():
-                    writer.append(step, name, array)
-                writer.commit(step, **(scalars or {}).get(step, {}))
+                    writer.append(step, name, array, kind=kind)
+                writer.commit(step, kind=kind, **(scalars or {}).get(step, {}))
         return cls(sink.source())
 
     @property
@@ -186,7 +191,11 @@ class Trace:
                 ]
                 digest.update(json.dumps(told, sort_keys=True).encode())
                 digest.update(present[:, spec.index].tobytes())
-                digest.update(np.where(present[:, spec.index] != 0, crc[:, spec.index], 0).astype("<u4").tobytes())
+                there = present[:, spec.index] != 0
+                digest.update(np.where(there, crc[:, spec.index], 0).astype("<u4").tobytes())
+                if key.kind == "neural":
+                    found = self._lengths(stream, spec, there)
+                    digest.update(b"".join(found[which].astype("<i8").tobytes() for which in sorted(found)))
         return digest.hexdigest()
 
     def steps(
@@ -210,7 +219,7 @@ class Trace:
         optimizer: int | None = None,
         rank: int | None = None,
     ) -> NDArray[np.float32]:
-        """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements.
+        """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
 
         Reading the steps of one tensor in order decodes each chunk once.
 
@@ -230,7 +239,8 @@ class Trace:
                 f"did you mean {' or '.join(map(str, near))}?"
             )
         first, rows = self._rows(stream, spec, row)
-        values = np.array(rows[row - first], np.float32, order="C")
+        valid = self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0]
+        values = np.array(rows[row - first][:valid], np.float32, order="C")
         if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
             raise TraceError(
                 f"{self.path}: tensor '{printable(name)}', step {step}: checksum mismatch with the commit record; "
@@ -281,10 +291,12 @@ class Trace:
         Returns:
             ``step`` (int64), ``norm2`` (sum of squares of the finite values) and ``absmax`` (their largest
             magnitude) as float64, ``zeros`` and ``nonfinite`` (counts, int64), ``crc32c`` (of the float32
-            bytes, uint32).
+            bytes, uint32), ``n_valid`` and ``n_total`` (elements that are stored, elements that there were,
+            int64). All others are about the stored elements.
 
         Raises:
             UsageError: there is no such tensor.
+            TraceError: the stored lengths are impossible.
         """
         stream, spec = self._find(name, kind, optimizer, rank)
         there = stream.statistic("present")[:, spec.index] != 0
@@ -292,7 +304,7 @@ class Trace:
         for statistic in STATISTICS:
             if statistic != "present":
                 out[statistic] = stream.statistic(statistic)[there, spec.index]
-        return out
+        return out | self._lengths(stream, spec, there)
 
     def close(self) -> None:
         """Give back what is held open; the trace cannot be read any more."""
@@ -340,6 +352,14 @@ class Trace:
         known = [printable(spec.name) for stream in chosen for spec in stream.tensors]
         shown = printable(name)
         raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
+
+    def _lengths(
+        self, stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice
+    ) -> dict[str, NDArray[np.int64]]:
+        try:
+            return lengths(stream, spec, rows)
+        except TraceError as error:
+            raise TraceError(f"{self.path}: {error}") from None
 
     def _rows(self, stream: StreamSource, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
         """The rows of the chunk around ``row``, from the cache where they are there."""

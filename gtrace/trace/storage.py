@@ -19,7 +19,7 @@ class Record(NamedTuple):
     Attributes:
         step: the training step.
         scalars: name -> value, for every name in ``format.SCALARS``.
-        statistics: name -> one value per tensor that the stream knows so far, as ``format.STATISTICS`` says.
+        statistics: name -> one value per tensor that the stream knows so far, as ``format.statistics_of`` says.
     """
 
     step: int
@@ -34,7 +34,7 @@ class Sink(Protocol):
         """Make room for a tensor; its index follows those that the stream has."""
 
     def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
-        """Take the values of one row; they are copied or written before this returns."""
+        """Take the values of one row, filled up with NaN where they are fewer; copied or written on return."""
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Make the row durable and then, as the last thing, visible."""
@@ -64,6 +64,9 @@ class StreamSource(Protocol):
 
     def statistic(self, name: str) -> NDArray[Any]:
         """One of ``format.STATISTICS``: (committed rows, at least as many columns as the last tensor's index)."""
+
+    def lengths(self, name: str) -> NDArray[Any] | None:
+        """One of ``format.LENGTHS`` in the same form, None where the stream has none."""
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
         """The rows that come with ``row`` at no further cost: number of the first, (rows, elements)."""

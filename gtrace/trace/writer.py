@@ -20,15 +20,16 @@ from gtrace.trace.format import (
     FORMAT,
     KINDS,
     SCALARS,
-    STATISTICS,
     VALUES,
     VERSION,
     StreamKey,
     TensorSpec,
     chunking,
+    statistics_of,
 )
 from gtrace.trace.names import encode_name, printable
-from gtrace.trace.statistics import RowStatistics, row_statistics
+from gtrace.trace.ragged import SAMPLE, cut, room
+from gtrace.trace.statistics import row_statistics
 from gtrace.trace.storage import Record
 
 if TYPE_CHECKING:
@@ -90,19 +91,20 @@ def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
 class _Stream:
     """Bookkeeping of one stream: its tensors, its committed rows, and the row that is being put together."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.columns = statistics_of(kind)
         self.specs: dict[str, TensorSpec] = {}
         self.rows = 0
         self.last_step = -1
         self.pending: int | None = None
-        self.values: dict[int, RowStatistics] = {}
+        self.values: dict[int, dict[str, float]] = {}
 
     def statistics(self) -> dict[str, NDArray[Any]]:
         """One value per tensor and statistic of the pending row."""
-        table = {name: np.full(len(self.specs), c.fill, c.dtype) for name, c in STATISTICS.items()}
+        table = {name: np.full(len(self.specs), c.fill, c.dtype) for name, c in self.columns.items()}
         for index, row in self.values.items():
             table["present"][index] = 1
-            for name, value in row._asdict().items():
+            for name, value in row.items():
                 table[name][index] = value
         return table
 
@@ -135,6 +137,8 @@ class TraceWriter:
         kind: str = "weight",
         optimizer: int = 0,
         rank: int = 0,
+        n_total: int | None = None,
+        capacity: int | None = None,
         **attrs: object,
     ) -> None:
         """Add one tensor's gradient to a step.
@@ -151,23 +155,31 @@ class TraceWriter:
             kind: ``weight`` or ``neural``.
             optimizer: number of the optimizer that steps this tensor; each has its own steps.
             rank: number of this process among those that train together.
+            n_total: (neural) how many elements the gradient had, where ``array`` is a part of it.
+            capacity: (neural) elements that a row can hold, told at the tensor's first appearance; a quarter
+                more than it has then by default. A gradient may have fewer; of one that has more, a sample
+                is kept (``ragged.sample_indices``).
             **attrs: told at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` where
                 they are not the array's, ``aliases``, ``module_type``, ``stage`` (``local`` or
                 ``reduced``), ``sample``, or any JSON value.
 
         Raises:
-            UsageError: a wrong argument, a step that is committed already, a tensor given twice or with
-                another size.
+            UsageError: a wrong argument, a step that is committed already, a tensor given twice, or a
+                weight gradient with another size.
             TraceError: the files cannot be written.
         """
         with self._lock:
             key = self._key(kind, optimizer, rank)
-            stream = self._streams.setdefault(key, _Stream())
+            stream = self._streams.setdefault(key, _Stream(kind))
             values, shape, dtype = _float32(array, name)
+            width, total = room(name, kind, values.size, n_total, capacity)
             spec = stream.specs.get(name)
             if spec is None:
-                spec = self._new_spec(stream, name, values.size, {"shape": shape, "dtype": dtype} | attrs)
-            if spec.size != values.size:
+                told = {"shape": shape, "dtype": dtype} | ({"sample": SAMPLE} if kind == "neural" else {}) | attrs
+                spec = self._new_spec(stream, name, width, told)
+            if kind == "neural":
+                values = cut(values, spec.size)
+            elif spec.size != values.size:
                 raise UsageError(
                     f"tensor '{printable(name)}', step {step}: {values.size} elements; it began with {spec.size}"
                 )
@@ -179,7 +191,9 @@ class TraceWriter:
                     self._sink.add_tensor(key, spec)
                 stream.specs[name] = spec
                 self._open_bytes += _open_chunk_bytes(spec)
-            statistics = row_statistics(values)
+            statistics = row_statistics(values)._asdict()
+            if kind == "neural":
+                statistics |= {"n_valid": values.size, "n_total": total}
             with self._storing():
                 self._sink.write_row(key, spec, stream.rows, values)
             stream.values[spec.index] = statistics
@@ -230,7 +244,7 @@ class TraceWriter:
                 if self._streams[key].pending != step:
                     raise UsageError(f"commit of step {step}, but step {self._streams[key].pending} was appended to")
             if not chosen:
-                self._begin(default, self._streams.setdefault(default, _Stream()), step)
+                self._begin(default, self._streams.setdefault(default, _Stream(default.kind)), step)
                 chosen = [default]
             for key in chosen:
                 self._commit(key, self._streams[key], numbers)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gtrace.trace.format import Column, TensorSpec
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
-_TABLES = frozenset((*layout.STATISTICS, *layout.SCALARS))
+_TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.SCALARS))
 
 
 def _read_json(folder: str) -> dict[str, Any] | None:
@@ -202,8 +202,13 @@ class ZarrStream:
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
         if name not in self._statistics:
-            self._statistics[name] = self._read_statistic(name, layout.STATISTICS[name])
+            column = layout.statistics_of(self.key.kind)[name]
+            self._statistics[name] = self._read_statistic(name, column)
         return self._statistics[name]
+
+    def lengths(self, name: str) -> NDArray[Any] | None:
+        """(committed rows, tensors) of one of the lengths, None where there is no such array."""
+        return self.statistic(name) if self.key.kind == "neural" and name in self._tables else None
 
     def _read_statistic(self, name: str, column: Column) -> NDArray[Any]:
         rows = self.steps.size

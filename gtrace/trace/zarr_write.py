@@ -143,7 +143,8 @@ class _TensorArray(_Array):
         if self._rows is None or block != self._block:
             self._rows = np.full(self._chunks, np.nan, layout.VALUES)
             self._block = block
-        self._rows[offset] = values
+        self._rows[offset, : values.size] = values
+        self._rows[offset, values.size :] = np.nan
         self._dirty = True
 
     def _put_long_row(self, block: int, values: NDArray[np.float32]) -> None:
@@ -192,8 +193,9 @@ class _Table(_Array):
 class _Stream:
     """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, kind: str) -> None:
         self._folder = folder
+        self._kind = kind
         self._rows = _FIRST_ROWS
         self._committed = 0
         self._tensors: list[_TensorArray] = []
@@ -233,7 +235,7 @@ class _Stream:
     def _make_tables(self) -> None:
         if not self._tables:
             chunks = layout.table_chunking(len(self._tensors))
-            for name, column in layout.STATISTICS.items():
+            for name, column in layout.statistics_of(self._kind).items():
                 folder = os.path.join(self._folder, name)
                 self._tables[name] = _Table(folder, column, chunks, ("step", "tensor"))
             for name in (*layout.SCALARS, "step"):
@@ -275,7 +277,7 @@ def prepare_documents() -> None:
     columns = (layout.STEP, layout.SCALAR)
     for dtype, fill, ndim in (
         *((c.dtype.name, c.fill, 1) for c in columns),
-        *((c.dtype.name, c.fill, 2) for c in layout.STATISTICS.values()),
+        *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
         (layout.VALUES.name, float("nan"), 2),
     ):
         _document(dtype, fill, ndim)
@@ -304,7 +306,7 @@ class ZarrSink:
                 make_group(rank, {"rank": key.rank})
             folder = os.path.join(rank, key.group)
             make_group(folder, key._asdict())
-            self._streams[key] = _Stream(folder)
+            self._streams[key] = _Stream(folder, key.kind)
         return self._streams[key]
 
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:

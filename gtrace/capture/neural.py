@@ -1,0 +1,362 @@
+"""Gradients with respect to module outputs, gathered during a backward pass until the optimizer steps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from bisect import insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gtrace.capture.buffers import as_real_dense
+from gtrace.capture.layout import Slot
+from gtrace.host.modules import ModulePaths
+from gtrace.host.outputs import OutputHooks, is_compiled
+from gtrace.trace.ragged import SAMPLE, default_capacity, sample_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import nn
+
+    from gtrace.capture.policy import TensorSelection
+    from gtrace.host.modules import ModuleName
+    from gtrace.host.outputs import Output
+
+#: Calls of one module that are recorded of a step.
+MOST_CALLS = 64
+#: Bytes that a row may take while it is gathered; it cannot wait for room, since it is training that completes it.
+_ROW_BYTES = 2**30
+#: Names in a message.
+_NAMED = 5
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """One gradient: its elements, or a sample of them, as float32 on the host or still on their device."""
+
+    output: Output
+    values: torch.Tensor
+    total: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeuralRow:
+    """The gradients of one step on the host; ``targets`` are indexed by the slots' indices.
+
+    Attributes:
+        slots: what the trace says about each of them.
+        targets: float32, one dimension each.
+        pool: where they belong.
+    """
+
+    slots: Sequence[Slot]
+    targets: Sequence[torch.Tensor]
+    pool: HostBlocks
+
+    def release(self) -> None:
+        """Give the blocks back."""
+        self.pool.release(self.targets)
+
+
+class HostBlocks:
+    """Float32 blocks on the host that are used again, for rows of which each may look different.
+
+    Blocks of rows that wait to be written are bounded: ``wait`` returns when they take no more than the limit.
+    Only SimpleQueue is used between threads, which a signal handler may use at any moment, too.
+
+    Args:
+        limit: bytes that waiting rows may take together, and blocks that wait to be used again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting = 0
+        self._returned: queue.SimpleQueue[Sequence[torch.Tensor]] = queue.SimpleQueue()
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._free_bytes = 0
+
+    def take(self, elements: int) -> torch.Tensor:
+        """A block of so many elements with arbitrary content."""
+        found = self._free.get(elements)
+        if found:
+            self._free_bytes -= 4 * elements
+            return found.pop()
+        # The device and dtype are spelled out because the script may have set other defaults.
+        return torch.empty(elements, dtype=torch.float32, device="cpu")
+
+    def hand_over(self, blocks: Sequence[torch.Tensor]) -> None:
+        """These blocks wait to be written from now on."""
+        self._waiting += _bytes(blocks)
+
+    def release(self, blocks: Sequence[torch.Tensor]) -> None:
+        """They are written; called in the writer's thread."""
+        self._returned.put(blocks)
+
+    def wait(self) -> None:
+        """Wait until there is room for another row."""
+        while True:
+            try:
+                blocks = self._returned.get_nowait()
+            except queue.Empty:
+                if self._waiting <= self._limit:
+                    return
+                blocks = self._returned.get()
+            self._waiting -= _bytes(blocks)
+            self.reuse(blocks)
+
+    def reuse(self, blocks: Iterable[torch.Tensor]) -> None:
+        """Keep blocks for later rows, as far as the limit goes."""
+        for block in blocks:
+            if self._free_bytes + 4 * block.numel() > self._limit:
+                # Sizes that are gone for good, such as those of a last batch, make room.
+                self._free, self._free_bytes = {}, 0
+            self._free.setdefault(block.numel(), []).append(block)
+            self._free_bytes += 4 * block.numel()
+
+
+def _bytes(blocks: Iterable[torch.Tensor]) -> int:
+    return 4 * sum(block.numel() for block in blocks)
+
+
+class NeuralGradients:
+    """Gathers the gradients of module outputs that arrive before each optimizer step.
+
+    Args:
+        models: the live modules.
+        selection: which modules.
+        scan: search the whole process for modules where ``models`` do not hold one.
+        closed: leave out modules that are not among ``models``.
+        max_elements: elements that are kept of one gradient.
+        queue_bytes: bytes of rows that may wait to be written.
+        paused: whether the present forward pass is not of interest.
+        say: prints one line for the user.
+        on_error: called with an exception; training goes on.
+    """
+
+    def __init__(
+        self,
+        models: Callable[[], Sequence[nn.Module]],
+        *,
+        selection: TensorSelection,
+        scan: bool,
+        closed: bool,
+        max_elements: int,
+        queue_bytes: int,
+        paused: Callable[[], bool],
+        say: Callable[[str], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        #: Seconds that backward passes waited in here.
+        self.seconds = 0.0
+        #: Names of tensors that were recorded.
+        self.tensors: set[str] = set()
+        #: Bytes of the largest row so far.
+        self.row_bytes = 0
+        self._models = models
+        self._selection = selection
+        self._max_elements = max_elements
+        self._say = say
+        self._paths = ModulePaths(models, scan=scan, closed=closed)
+        self._hooks = OutputHooks(self._paths, self._keeps, self._arrive, paused, on_error)
+        self._blocks = HostBlocks(queue_bytes)
+        self._capacities: dict[tuple[str, int], int] = {}
+        self._kept: dict[str, bool] = {}
+        self._row: dict[tuple[int, int], _Arrival] = {}
+        self._bytes = 0
+        #: module -> its calls in this row, rising
+        self._calls: dict[str, list[int]] = {}
+        self._steps = 0
+        self._empty = 0
+        self._said: set[str] = set()
+        # Several devices run their parts of one backward pass in threads of their own.
+        self._lock = threading.Lock()
+
+    def install(self) -> None:
+        """Start to watch."""
+        self._hooks.install()
+
+    def remove(self) -> None:
+        """Stop to watch."""
+        self._hooks.remove()
+
+    def listen(self, wanted: bool) -> None:
+        """Watch the coming forward passes or not."""
+        self._hooks.listening = wanted
+
+    @property
+    def pending_bytes(self) -> int:
+        """What the row takes that is being gathered."""
+        return self._bytes
+
+    def discard(self) -> None:
+        """Begin a new row."""
+        self._hooks.forget()
+        self._blocks.reuse(arrival.values for arrival in self._row.values() if arrival.values.device.type == "cpu")
+        self._row, self._calls, self._bytes = {}, {}, 0
+
+    def collect(self) -> NeuralRow | None:
+        """What has arrived since the row began, as a row to be written; None when nothing has."""
+        if self._steps == 0:
+            self._tell_compiled()
+        self._steps += 1
+        self._empty += not self._row
+        arrivals = sorted(self._row.values(), key=lambda arrival: arrival.output[1:])
+        self._row, self._calls, self._bytes = {}, {}, 0
+        if not arrivals:
+            return None
+        for arrival in arrivals:
+            key = arrival.output.name.path, arrival.output.place
+            if key not in self._capacities:
+                # All calls of a module share one: so a gradient is cut once at most.
+                sizes = [a.total for a in arrivals if (a.output.name.path, a.output.place) == key]
+                self._capacities[key] = min(self._max_elements, default_capacity(max(sizes)))
+        row = NeuralRow(self._slots(arrivals), [self._on_host(arrival.values) for arrival in arrivals], self._blocks)
+        self._blocks.hand_over(row.targets)
+        self.row_bytes = max(self.row_bytes, _bytes(row.targets))
+        self.tensors.update(slot.name for slot in row.slots)
+        return row
+
+    def notes(self) -> list[str]:
+        """What was left out and why, one line for each reason."""
+        self._tell_compiled()
+        watched = self._hooks.watched
+        idle = [path for path in self._hooks.idle if not watched.get(path)]
+        lost = [path for path, arrived in watched.items() if not arrived and path not in idle]
+        out = []
+        if idle:
+            out.append(f"{_modules(idle)} with outputs that need no gradient: skipped")
+        if lost:
+            out.append(
+                f"{_modules(lost)} whose gradient never arrived: skipped (the loss does not depend on the output, "
+                "or it is a view that was changed in place)"
+            )
+        if self._empty:
+            out.append(
+                f"no gradient of a module's output arrived in {self._empty} of {self._steps} recorded steps (what runs "
+                "in a function under torch.compile is not seen)"
+            )
+        return out
+
+    def _keeps(self, name: ModuleName) -> bool:
+        kept = self._kept.get(name.path)
+        if kept is None:
+            kept = self._kept[name.path] = self._selection.keeps(name.path, name.aliases)
+        return kept
+
+    def _arrive(self, output: Output, gradient: torch.Tensor) -> None:
+        started = time.perf_counter()
+        with self._lock, torch.no_grad():
+            self._store(output, gradient)
+        self.seconds += time.perf_counter() - started
+
+    def _store(self, output: Output, given: torch.Tensor) -> None:
+        if given.device.type == "meta" or given.numel() == 0 or not self._is_among_first(output):
+            return
+        gradient = as_real_dense(given)
+        total = gradient.numel()
+        path = output.name.path
+        kept = min(total, self._capacities.get((path, output.place), self._max_elements))
+        found = self._row.get(output[1:])
+        if self._bytes + 4 * kept > _ROW_BYTES and found is None:
+            self._say_once(
+                "bytes", f"neural gradients of a step beyond {_ROW_BYTES >> 20} MiB are left out, first: {path}"
+            )
+            return
+        if not self._row:
+            self._blocks.wait()
+        if kept < total:
+            indices = torch.from_numpy(sample_indices(total, kept).copy())
+            gradient = gradient.take(indices.to(gradient.device))
+        if found is not None:
+            # Another backward pass over the same graph: what the weights see is the sum, too.
+            found.values += gradient.reshape(-1).to(found.values.dtype)
+            return
+        if gradient.device.type == "cpu":
+            values = self._blocks.take(kept)
+            values.view(gradient.shape).copy_(gradient)
+        else:
+            # Copied to the host when the optimizer steps, so that the backward pass does not wait.
+            values = gradient.reshape(-1).to(torch.float32, copy=True)
+        shape = (*given.shape, 2) if given.is_complex() else tuple(given.shape)
+        dtype = str(given.dtype).removeprefix("torch.")
+        self._row[output[1:]] = _Arrival(output, values, total, shape, dtype)
+        self._bytes += 4 * kept
+
+    def _is_among_first(self, output: Output) -> bool:
+        """Whether the call is among the first of its module; a later one that came before it makes room.
+
+        Gradients arrive in the reverse order of the calls.
+        """
+        calls = self._calls.setdefault(output.name.path, [])
+        if output.order in calls:
+            return True
+        if len(calls) == MOST_CALLS:
+            self._say_once(
+                "calls",
+                f"calls of a module beyond the {MOST_CALLS}th of a step are left out, first: {output.name.path}",
+            )
+            if output.order > calls[-1]:
+                return False
+            dropped = calls.pop()
+            for key in [key for key in self._row if key[0] == dropped]:
+                arrival = self._row.pop(key)
+                self._bytes -= 4 * arrival.values.numel()
+                if arrival.values.device.type == "cpu":
+                    self._blocks.reuse([arrival.values])
+        insort(calls, output.order)
+        return True
+
+    def _slots(self, arrivals: Sequence[_Arrival]) -> list[Slot]:
+        numbers: dict[str, dict[int, int]] = {}
+        slots = []
+        for index, arrival in enumerate(arrivals):
+            name, order, place = arrival.output
+            calls = numbers.setdefault(name.path, {})
+            call = calls.setdefault(order, len(calls))
+            attrs = {"module": name.path, "call": call, "output": place, "sample": dict(SAMPLE)}
+            slots.append(
+                Slot(
+                    index,
+                    name.path + (f"#{call}" if call else "") + (f".out{place}" if place else ""),
+                    arrival.shape,
+                    arrival.dtype,
+                    name.aliases,
+                    name.module_type,
+                    {"shape": list(arrival.shape), **attrs},
+                    {"n_total": arrival.total, "capacity": self._capacities[name.path, place]},
+                )
+            )
+        return slots
+
+    def _on_host(self, values: torch.Tensor) -> torch.Tensor:
+        return values if values.device.type == "cpu" else self._blocks.take(values.numel()).copy_(values)
+
+    def _tell_compiled(self) -> None:
+        for module in self._models():
+            if is_compiled(module):
+                name = self._paths.of(module)
+                if name is not None and self._keeps(name):
+                    self._hooks.compiled[name.path] = None
+        if self._hooks.compiled:
+            names = ", ".join(f"'{path}'" for path in list(self._hooks.compiled)[:_NAMED])
+            self._say_once(
+                "compiled",
+                f"neural gradients inside of the compiled {names} are not recorded; run without torch.compile to "
+                "record them",
+            )
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            self._say(f"gtrace: warning: {text}")
+
+
+def _modules(paths: Sequence[str]) -> str:
+    names = ", ".join(paths[:_NAMED]) + (", ..." if len(paths) > _NAMED else "")
+    return f"{len(paths)} module{'s' * (len(paths) > 1)} ({names})"

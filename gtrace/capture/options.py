@@ -35,6 +35,8 @@ class CaptureOptions:
         force: replace an existing trace once there is something to record.
         run: a word that the processes of this run share; None where one process alone writes the trace.
         first_rank_only: of several processes that train together only the first records.
+        reduced: of several processes that train together, record the gradients that they share (their average)
+            instead of each one's own.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
         kind: ``weight``, ``neural`` or ``both``.
         max_elements: elements that are kept of one gradient of a module's output.
@@ -48,6 +50,7 @@ class CaptureOptions:
     force: bool = False
     run: str | None = None
     first_rank_only: bool = False
+    reduced: bool = False
     queue_bytes: int = 256 * 1024 * 1024
     kind: str = "weight"
     max_elements: int = MAX_ELEMENTS
@@ -60,6 +63,7 @@ class CaptureOptions:
             "exclude": list(self.exclude),
             "budget": self.budget,
             "ranks": "0" if self.first_rank_only else "all",
+            "stage": "reduced" if self.reduced else "local",
             "kind": self.kind,
             **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
         }
@@ -76,6 +80,7 @@ def capture_options(
     force: bool = False,
     run: str | None = None,
     rank: str = "all",
+    reduced: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
 ) -> CaptureOptions:
@@ -109,6 +114,7 @@ def capture_options(
         force,
         run,
         rank == "0",
+        reduced,
         kind=kind,
         max_elements=max_elements or MAX_ELEMENTS,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from gtrace.capture.session import CaptureSummary, disk_usage
@@ -26,12 +27,12 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         TraceError: the trace cannot be read.
     """
     with open_trace(path) as trace:
-        rows: dict[int, int] = {}
+        counts = {kind: Counter[int]() for kind in ("weight", "neural")}
         for key in trace.streams:
-            if key.kind == "weight":
-                rows[key.rank] = rows.get(key.rank, 0) + trace.scalars(**key._asdict())["step"].size
-        names = {(info.rank, info.optimizer, info.name) for info in trace.tensors if info.kind == "weight"}
-    rows = {rank: count for rank, count in rows.items() if count}
+            counts[key.kind][key.rank] += trace.scalars(**key._asdict())["step"].size
+        tensors = trace.tensors
+    rows = counts["weight"] | counts["neural"]
+    rows = Counter({rank: count for rank, count in rows.items() if count})
     if not rows or (len(rows) == 1 and own.rows):
         return own
     told = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]
@@ -44,8 +45,10 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         rows=rows[most],
         fewest_rows=min(rows.values()),
         ranks=len(rows),
-        optimizers=len({optimizer for rank, optimizer, _ in names if rank == most}),
-        tensors=sum(rank == most for rank, _, _ in names),
+        optimizers=len({info.optimizer for info in tensors if info.rank == most}),
+        tensors=sum(info.rank == most and info.kind == "weight" for info in tensors),
+        neural_rows=counts["neural"][most],
+        neural_tensors=sum(info.rank == most and info.kind == "neural" for info in tensors),
         bytes=disk_usage(path),
         blocked=max((float(outcome.get("blocked", 0.0)) for outcome in told), default=0.0),
         skipped_steps=max((int(outcome.get("skipped_steps", 0)) for outcome in told), default=0),

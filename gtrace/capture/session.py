@@ -121,7 +121,15 @@ class CaptureSession:
             say=self._say,
             weights=self._options.kind != "neural",
         )
-        hooks = TrainingHooks(self._wants, recorder.take, recorder.error, optimizers, recorder.prepare)
+        hooks = TrainingHooks(
+            self._wants,
+            recorder.take,
+            recorder.error,
+            optimizers,
+            recorder.prepare,
+            lambda step: self._records and recorder.chooses(step),
+            reduced=self._options.reduced,
+        )
         hooks.install()
         if self._options.kind != "weight":
             from gtrace.capture.neural import NeuralGradients

@@ -95,9 +95,9 @@ class AsyncWriter:
             gradient = row.buffer.targets[slot.index].numpy()
             if row.grad_scale != 1.0:
                 gradient /= row.grad_scale
-            about = self._description(row, slot) | slot.numbers
+            about = {**self._description(row, slot), **slot.numbers}
             self._trace.append(row.step, slot.name, gradient, **place, **about)
-        self._trace.commit(row.step, **place, **row.scalars)
+        self._trace.commit(row.step, **{**place, **row.scalars})
         self.rows[row.kind] += 1
 
     def _description(self, row: Row, slot: Slot) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
 )
 @click.option(
+    "--local/--reduced",
+    "local",
+    default=True,
+    help="Of several processes, record each one's own gradients, or the average that they share.  [default: local]",
+)
+@click.option(
     "--rank",
     type=click.Choice(["all", "0"]),
     default="all",
@@ -84,6 +90,7 @@ def command(
     tensors: tuple[str, ...],
     exclude: tuple[str, ...],
     budget: str | None,
+    local: bool,
     rank: str,
     kind: str,
     max_elements: int | None,
@@ -120,6 +127,7 @@ def command(
         "tensors": tensors,
         "exclude": exclude,
         "budget": budget,
+        "reduced": not local,
         "rank": rank,
         "force": force,
         "kind": kind,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gtrace.capture.options import CaptureOptions, capture_options
 from gtrace.capture.session import CaptureSession, CaptureSummary
 from gtrace.errors import UsageError
+from gtrace.host.processes import launch_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,7 @@ def record(
     force: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
+    reduced: bool = False,
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
@@ -63,6 +65,7 @@ def record(
         kind: ``"weight"``, ``"neural"`` (of the loss with respect to the outputs of ``model``'s modules) or ``"both"``.
         max_elements: elements that are kept of one neural gradient, 262,144 by default; a sample of those that have
             more.
+        reduced: of several processes that train together, record the average instead of each one's own gradients.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
@@ -82,6 +85,8 @@ def record(
         force=force,
         kind=kind,
         max_elements=max_elements,
+        reduced=reduced,
+        run=launch_token(),
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gtrace.capture.policy import StepPolicy, TensorSelection
     from gtrace.host.hooks import OptimizerStep
     from gtrace.host.naming import ParameterName
+    from gtrace.host.rounds import Rounds
     from gtrace.trace import TraceWriter
 
 _MOST_WARNINGS = 3
@@ -34,7 +35,7 @@ class Recorder:
 
     Args:
         open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
-            in the background.
+            in the background; gives the rank to write under, too.
         policy: which steps.
         selection: which tensors.
         budget: bytes of gradients (as float32) to record at most; None for no limit.
@@ -47,7 +48,7 @@ class Recorder:
 
     def __init__(
         self,
-        open_trace: Callable[[dict[str, Any]], TraceWriter],
+        open_trace: Callable[[dict[str, Any]], tuple[TraceWriter, int]],
         *,
         policy: StepPolicy,
         selection: TensorSelection,
@@ -115,13 +116,18 @@ class Recorder:
         blocked = self._blocked + (self.neural.seconds if self.neural is not None else 0.0)
         return min(1.0, blocked / span) if span > 0 else 0.0
 
+    def share_budget(self, processes: int) -> None:
+        """Use only this process's part of the budget."""
+        if self._budget is not None:
+            self._budget //= processes
+
     def wants(self, stream: int, step: int) -> bool:
         """Whether to record this step of this optimizer."""
         del stream  # all optimizers follow one policy, each with its own steps
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        if not self._chooses(step):
+        if not self.chooses(step):
             return False
         self.wanted += 1
         return True
@@ -130,7 +136,7 @@ class Recorder:
         """Choose whether to watch module outputs on the way to the next step, which is one of these."""
         if self.neural is not None:
             self.neural.discard()
-            self.neural.listen(any(self._chooses(step) for step in steps))
+            self.neural.listen(any(map(self.chooses, steps)))
 
     def take(self, step: OptimizerStep) -> None:
         """Copy the gradients of a step and queue them."""
@@ -159,7 +165,8 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
 
-    def _chooses(self, step: int) -> bool:
+    def chooses(self, step: int) -> bool:
+        """Whether a step of this number would be recorded now."""
         return not self._writer.failed and not self.over_budget and self._policy.wants(step, self._capacity())
 
     def _capacity(self) -> int:
@@ -174,7 +181,7 @@ class Recorder:
         if layout is None:
             layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
             self._layouts[step.stream] = layout
-        slots, gradients = layout.gradients(step.optimizer) if self._weights else ([], [])
+        slots, gradients = layout.gradients(step) if self._weights else ([], [])
         size = 4 * sum(gradient.numel() for gradient in gradients)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
@@ -214,7 +221,7 @@ class Recorder:
         self._recorded.add(step.stream)
         self._writer.submit(Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars))
 
-    def _names(self, optimizer: Optimizer, stream: int) -> Mapping[int, ParameterName]:
+    def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
         names = name_parameters(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
         if not self._attrs:
             models = {entry.model: None for entry in names.values() if entry.model}

@@ -153,6 +153,8 @@ def _streams(trace: Trace) -> list[_Stream]:
 
 def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything as JSON values."""
+    from gtrace.trace.agreement import agreement
+
     streams = _streams(trace)
     return {
         "path": trace.path,
@@ -160,6 +162,7 @@ def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
         "fingerprint": trace.fingerprint,
         "attrs": dict(trace.attrs),
         "ranks": sorted({stream.rank for stream in streams}),
+        "agreement": {stage: agreement(trace, stage)._asdict() for stage in ("local", "reduced")},
         "streams": [stream._asdict() for stream in streams],
         "tensors": [
             {
@@ -222,7 +225,7 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         lines.append(("script", shlex.join(str(word) for word in argv)))
     if isinstance(attrs.get("model"), str):
         lines.append(("model", attrs["model"]))
-    lines.append(("ranks", str(len({stream.rank for stream in streams}))))
+    lines.append(("ranks", "; ".join([str(len({stream.rank for stream in streams})), *_agreements(trace)])))
     for stream in streams:
         text = f"{stream.steps}, {stream.first_step} to {stream.last_step}" if stream.steps else "none"
         if stream.first_loss is not None and stream.last_loss is not None:
@@ -235,6 +238,23 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
     if isinstance(errors, int) and errors > 0:
         lines.append(("errors", f"{errors} while capturing; gradients may be missing"))
     return lines
+
+
+def _agreements(trace: Trace) -> list[str]:
+    from gtrace.trace.agreement import agreement
+
+    said = []
+    for stage in ("local", "reduced"):
+        compared, equal = agreement(trace, stage)
+        if not compared:
+            continue
+        if equal == compared:
+            said.append(f"{stage} gradients are the same on all")
+        elif stage == "local":
+            said.append(f"local gradients differ ({compared - equal} of {compared})")
+        else:
+            said.append(f"reduced gradients differ ({compared - equal} of {compared}): the ranks have drifted apart")
+    return said
 
 
 class _Column(NamedTuple):

@@ -367,11 +367,12 @@ class TraceWriter:
             yield
         except (OSError, RuntimeError) as error:
             self._failed = True
-            raise _write_error(self.path, error) from error
+            raise write_error(self.path, error) from error
 
 
-def _write_error(path: str | PathLike[str], error: Exception) -> TraceError:
-    """HDF5 puts a report of several lines where the system's word for the error is enough."""
+def write_error(path: str | PathLike[str], error: Exception) -> TraceError:
+    """What to raise where a trace cannot be written."""
+    # HDF5 puts a report of several lines where the system's word for the error is enough.
     number = getattr(error, "errno", None)
     return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
 
@@ -407,9 +408,10 @@ def create_trace(
     sink: Sink
     try:
         if place.suffix == ".zarr":
-            from gtrace.trace.zarr_write import ZarrSink
+            from gtrace.trace.zarr_write import ZarrSink, start_folder
 
-            sink = ZarrSink(place, start, force=force)
+            start_folder(place, start, force=force)
+            sink = ZarrSink(place)
         elif place.suffix in (".h5", ".hdf5"):
             from gtrace.trace.hdf5_write import Hdf5Sink
 
@@ -417,5 +419,5 @@ def create_trace(
         else:
             raise UsageError(f"{path}: a trace ends in .zarr, .h5 or .hdf5")
     except (OSError, RuntimeError) as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

@@ -64,18 +64,21 @@ def _document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
     return bytes(files["zarr.json"].to_bytes()).decode()
 
 
-def _write_json(folder: str, document: Mapping[str, Any]) -> None:
+def write_json(folder: str, document: Mapping[str, Any]) -> None:
+    """Store the zarr.json of a folder."""
     text = json.dumps(document, allow_nan=False)
     write_beside(os.path.join(folder, "zarr.json"), text.encode())
 
 
-def _group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The zarr.json of a group."""
     return {**json.loads(_document(None)), "attributes": dict(attributes)}
 
 
-def _make_group(folder: str, attributes: Mapping[str, Any]) -> None:
+def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
+    """A new group's folder."""
     os.mkdir(folder)
-    _write_json(folder, _group_document(attributes))
+    write_json(folder, group_document(attributes))
 
 
 class _Array:
@@ -103,7 +106,7 @@ class _Array:
         """Store the metadata with this shape."""
         os.makedirs(self._folder, exist_ok=True)
         self.document["shape"] = list(shape)
-        _write_json(self._folder, self.document)
+        write_json(self._folder, self.document)
 
     def put_chunk(self, key: str, values: NDArray[Any]) -> None:
         """Replace one chunk file; ``values`` is a whole chunk, C-contiguous."""
@@ -258,26 +261,44 @@ class _Stream:
         return {array.entry: array.document for array in (*self._tensors, *self._tables.values())}
 
 
-class ZarrSink:
-    """A new Zarr trace. It holds one chunk of at most 256 KiB per tensor and the last rows of the tables."""
+def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
+    """Put a trace without rows in its place, at once; errors as of ``check_place`` and ``move_in``."""
+    check_place(path, force=force, is_trace=is_gtrace_zarr)
+    prepare_documents()
+    clear_leftovers(path)
+    started = beside(path, "partial")
+    try:
+        make_group(str(started), attrs)
+        move_in(started, path, force=force)
+    finally:
+        remove(started)
 
-    def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
-        check_place(path, force=force, is_trace=is_gtrace_zarr)
-        columns = (layout.STEP, layout.SCALAR)
-        for dtype, fill, ndim in (
-            *((c.dtype.name, c.fill, 1) for c in columns),
-            *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
-            (layout.VALUES.name, float("nan"), 2),
-            (layout.BYTES.name, 0, 2),
-        ):
-            _document(dtype, fill, ndim)
-        clear_leftovers(path)
-        started = beside(path, "partial")
-        try:
-            _make_group(str(started), attrs)
-            move_in(started, path, force=force)
-        finally:
-            remove(started)
+
+def prepare_documents() -> None:
+    """Make every document that a writer will need, while zarr-python still can."""
+    columns = (layout.STEP, layout.SCALAR)
+    for dtype, fill, ndim in (
+        *((c.dtype.name, c.fill, 1) for c in columns),
+        *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
+        (layout.VALUES.name, float("nan"), 2),
+        (layout.BYTES.name, 0, 2),
+    ):
+        _document(dtype, fill, ndim)
+
+
+def write_root(root: str, attrs: Mapping[str, Any], gathered: Mapping[str, Any]) -> None:
+    """Store the root's attributes, and with them the metadata of everything below it, where that is not too long."""
+    document = group_document(attrs)
+    whole = document | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
+    write_json(root, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else document)
+
+
+class ZarrSink:
+    """A Zarr trace that was just started. It holds one chunk of at most 256 KiB per tensor and the last rows of the
+    tables.
+    """
+
+    def __init__(self, path: Path) -> None:
         self._root = str(path)
         self._streams: dict[StreamKey, _Stream] = {}
 
@@ -285,9 +306,9 @@ class ZarrSink:
         if key not in self._streams:
             rank = os.path.join(self._root, key.rank_group)
             if not os.path.isdir(rank):
-                _make_group(rank, {"rank": key.rank})
+                make_group(rank, {"rank": key.rank})
             folder = os.path.join(rank, key.group)
-            _make_group(folder, key._asdict())
+            make_group(folder, key._asdict())
             self._streams[key] = _Stream(folder, key.kind)
         return self._streams[key]
 
@@ -308,12 +329,14 @@ class ZarrSink:
 
         Metadata change no more, so they are gathered in the root's, where zarr-python and xarray look for them.
         """
+        write_root(self._root, attrs, self.cut())
+
+    def cut(self) -> dict[str, Any]:
+        """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""
         gathered: dict[str, Any] = {}
         for key, stream in self._streams.items():
-            gathered[key.rank_group] = _group_document({"rank": key.rank})
-            gathered[f"{key.rank_group}/{key.group}"] = _group_document(key._asdict())
+            gathered[key.rank_group] = group_document({"rank": key.rank})
+            gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
             for entry, document in stream.close().items():
                 gathered[f"{key.rank_group}/{key.group}/{entry}"] = document
-        root = _group_document(attrs)
-        whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
-        _write_json(self._root, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
+        return gathered

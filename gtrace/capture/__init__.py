@@ -46,6 +46,8 @@ def record(
     kind: str = "weight",
     max_elements: int | None = None,
     reduced: bool = False,
+    sketch: str | None = None,
+    sketch_mantissa: int | None = None,
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
@@ -66,12 +68,15 @@ def record(
         max_elements: elements that are kept of one neural gradient, 262,144 by default; a sample of those that have
             more.
         reduced: of several processes that train together, record the average instead of each one's own gradients.
+        sketch: keep moment sketches of large gradients instead of their values: norms and bucket sizes, such as
+            ``"l2:8192,linf:8192,none"``; tensors whose values take less room keep them.
+        sketch_mantissa: width of the sketches' bins, 2^n in an octave; 6 by default, 10 loses nothing.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
 
     Raises:
-        UsageError: ``steps``, ``budget`` or ``kind`` cannot be read, ``steps`` and ``every`` are both given, or no
+        UsageError: ``steps``, ``budget``, ``kind`` or ``sketch`` cannot be read, ``steps`` and ``every`` are both given, or no
             trace can be made at ``path``.
         OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
     """
@@ -86,6 +91,8 @@ def record(
         kind=kind,
         max_elements=max_elements,
         reduced=reduced,
+        sketch=sketch,
+        sketch_mantissa=sketch_mantissa,
         run=launch_token(),
     )
     session = CaptureSession(options)

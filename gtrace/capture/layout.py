@@ -66,10 +66,9 @@ class RowLayout:
         """Distinct tensors so far."""
         return len({slot.name for slot in self.slots})
 
-    @property
-    def row_bytes(self) -> int:
-        """What a row with every tensor takes."""
-        return 4 * sum(math.prod(slot.shape) for slot in self.slots)
+    def row_bytes(self, cost: Callable[[int], int]) -> int:
+        """What a row with every tensor takes, each what ``cost`` says for its number of elements."""
+        return sum(cost(math.prod(slot.shape)) for slot in self.slots)
 
     def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor]]:
         """The gradients of a step as real strided tensors, with their slots."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 #: Kinds of gradient, and what ``--kind`` calls them.
 KINDS = ("weight", "neural", "both")
 MAX_ELEMENTS = 262_144
+
+#: By hand: ``trace.SketchPlan``, whose rules these are, imports numpy, which is the program's to import first.
+_SKETCHES = re.compile(r"(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?)(,(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?))*")
 
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
 
@@ -40,6 +44,8 @@ class CaptureOptions:
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
         kind: ``weight``, ``neural`` or ``both``.
         max_elements: elements that are kept of one gradient of a module's output.
+        sketch: sketches to keep of large gradients instead of their values, ``l2:8192,linf:8192,none``.
+        sketch_mantissa: width of their bins; None for the usual one.
     """
 
     path: Path
@@ -54,6 +60,8 @@ class CaptureOptions:
     queue_bytes: int = 256 * 1024 * 1024
     kind: str = "weight"
     max_elements: int = MAX_ELEMENTS
+    sketch: str | None = None
+    sketch_mantissa: int | None = None
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -66,6 +74,7 @@ class CaptureOptions:
             "stage": "reduced" if self.reduced else "local",
             "kind": self.kind,
             **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
+            **({} if self.sketch is None else {"sketch": self.sketch}),
         }
 
 
@@ -83,6 +92,8 @@ def capture_options(
     reduced: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
+    sketch: str | None = None,
+    sketch_mantissa: int | None = None,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -97,6 +108,7 @@ def capture_options(
         raise UsageError("--max-elements is for gradients of module outputs; add --kind neural or both")
     if max_elements is not None and max_elements < 1:
         raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
+    _check_sketch(sketch, sketch_mantissa)
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
@@ -117,7 +129,22 @@ def capture_options(
         reduced,
         kind=kind,
         max_elements=max_elements or MAX_ELEMENTS,
+        sketch=sketch,
+        sketch_mantissa=sketch_mantissa,
     )
+
+
+def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
+    if sketch is None:
+        if mantissa is not None:
+            raise UsageError("--sketch-mantissa is for sketches; add --sketch l2:8192,linf:8192,none")
+        return
+    if not _SKETCHES.fullmatch(sketch) or len(set(sketch.split(","))) != len(sketch.split(",")):
+        raise UsageError(
+            f"--sketch: '{sketch[:60]}' is no list of norms and bucket sizes; write l2:8192,linf:8192,none"
+        )
+    if mantissa is not None and not 0 <= mantissa <= 10:
+        raise UsageError(f"--sketch-mantissa: {mantissa} bits are not between 0 and 10")
 
 
 def _check_place(path: Path, *, force: bool, run: str | None) -> None:

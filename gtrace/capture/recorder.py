@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gtrace.host.hooks import OptimizerStep
     from gtrace.host.naming import ParameterName
     from gtrace.host.rounds import Rounds
-    from gtrace.trace import TraceWriter
+    from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3
 
@@ -38,12 +39,13 @@ class Recorder:
             in the background; gives the rank to write under, too.
         policy: which steps.
         selection: which tensors.
-        budget: bytes of gradients (as float32) to record at most; None for no limit.
+        budget: bytes of gradients to record at most, as float32 or about what their sketches take; None for no limit.
         models: the live modules to name parameters by.
         scan: search the whole process for modules where these do not own every parameter.
         queue_bytes: bytes of each optimizer's gradients that may wait to be written.
         say: prints one line for the user.
         weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
+        plan: which sketches the trace keeps of large gradients, None where it keeps their values.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Recorder:
         queue_bytes: int,
         say: Callable[[str], None],
         weights: bool = True,
+        plan: SketchPlan | None = None,
     ) -> None:
         self.selection = selection
         #: Errors of capture so far; training went on.
@@ -69,6 +72,8 @@ class Recorder:
         #: Gathers the gradients of module outputs, where these are recorded.
         self.neural: NeuralGradients | None = None
         self._weights = weights
+        #: elements of a gradient -> bytes that count against the budget
+        self._cost = functools.cache((lambda size: 4 * size) if plan is None else plan.stored_bytes)
         self._policy = policy
         self._budget = budget
         self._models = models
@@ -172,7 +177,7 @@ class Recorder:
     def _capacity(self) -> int:
         if self._budget is None:
             return sys.maxsize
-        row = sum(layout.row_bytes for layout in self._layouts.values())
+        row = sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
         return self._budget // max(1, row + (self.neural.row_bytes if self.neural is not None else 0))
 
     @torch.no_grad()
@@ -182,7 +187,7 @@ class Recorder:
             layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
             self._layouts[step.stream] = layout
         slots, gradients = layout.gradients(step) if self._weights else ([], [])
-        size = 4 * sum(gradient.numel() for gradient in gradients)
+        size = sum(self._cost(gradient.numel()) for gradient in gradients)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
             self.over_budget = True

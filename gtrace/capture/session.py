@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gtrace.capture.options import CaptureOptions
     from gtrace.capture.recorder import Recorder
     from gtrace.host.hooks import TrainingHooks
-    from gtrace.trace import TraceWriter
+    from gtrace.trace import SketchPlan, TraceWriter
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class CaptureSession:
             queue_bytes=self._options.queue_bytes,
             say=self._say,
             weights=self._options.kind != "neural",
+            plan=self._plan(),
         )
         hooks = TrainingHooks(
             self._wants,
@@ -259,6 +260,16 @@ class CaptureSession:
             return False
         return True
 
+    def _plan(self) -> SketchPlan | None:
+        """Which sketches to keep instead of values."""
+        if self._options.sketch is None:
+            return None
+        from gtrace.trace import SketchPlan
+        from gtrace.types import STORED_MANTISSA
+
+        mantissa = self._options.sketch_mantissa
+        return SketchPlan.parse(self._options.sketch, STORED_MANTISSA if mantissa is None else mantissa)
+
     def _create(self, found: Mapping[str, object]) -> tuple[TraceWriter, int]:
         import numpy as np
         import torch
@@ -266,13 +277,14 @@ class CaptureSession:
         from gtrace.trace import create_trace
 
         versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-        place, options = self._place or Place(), self._options
+        place, options, plan = self._place or Place(), self._options, self._plan()
         attrs = {
             **found,
             **self._attrs,
             "world_size": place.world_size,
             "versions": versions,
             "capture": options.describe(),
+            **({} if plan is None else {"sketch": plan.describe()}),
         }
         if options.run is None or options.path.suffix != ".zarr":
             return create_trace(options.path, force=options.force, attrs=attrs), 0

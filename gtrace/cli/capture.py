@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from gtrace.cli.options import size_text
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +80,17 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     metavar="N",
     help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
 )
+@click.option(
+    "--sketch",
+    metavar="LIST",
+    help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, as in "
+    "l2:8192,linf:8192,none.",
+)
+@click.option(
+    "--sketch-mantissa",
+    type=click.IntRange(0, 10),
+    help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -94,6 +106,8 @@ def command(
     rank: str,
     kind: str,
     max_elements: int | None,
+    sketch: str | None,
+    sketch_mantissa: int | None,
     force: bool,
     script: str,
     args: tuple[str, ...],
@@ -132,6 +146,8 @@ def command(
         "force": force,
         "kind": kind,
         "max_elements": max_elements,
+        "sketch": sketch,
+        "sketch_mantissa": sketch_mantissa,
         "run": launch_token() or secrets.token_hex(8),
     }
     options = capture_options(shown, **chosen)
@@ -192,7 +208,7 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
         return f"nothing was captured{f' on rank {rank}' if rank else ''}: {_why_nothing(summary)}"
     parts = [
         _tensors(summary),
-        _size(summary.bytes),
+        size_text(summary.bytes),
         f"training waited {summary.blocked:.1%} of its time",
     ]
     if summary.optimizers > 1:
@@ -237,13 +253,3 @@ def _why_nothing(summary: CaptureSummary) -> str:
 def _next(summary: CaptureSummary, path: Path) -> str:
     name = shlex.quote(str(path))
     return f"; next: gtrace info {name}, gtrace sweep {name}" if summary.rows else ""
-
-
-def _size(count: float) -> str:
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:.1f} TB"

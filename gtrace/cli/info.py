@@ -18,6 +18,8 @@ from gtrace.errors import UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from gtrace.trace import TensorInfo, Trace
@@ -116,7 +118,7 @@ def _row(trace: Trace, info: TensorInfo) -> Row:
         steps=len(steps),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
-        norms=[math.sqrt(value) for value in numbers["norm2"].tolist()],
+        norms=[math.sqrt(value) for value in (numbers["norm2"] / _merged(info, stored)).tolist()],
         absmax=float(numbers["absmax"].max()),
         zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
         nonfinite=int(numbers["nonfinite"].sum()),
@@ -124,6 +126,11 @@ def _row(trace: Trace, info: TensorInfo) -> Row:
         most=int(total.max()),
         stored=int(stored.max()),
     )
+
+
+def _merged(info: TensorInfo, stored: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How many steps each row of merged sketches sums: of their norms the root mean square is shown."""
+    return stored / max(info.size, 1) if info.merged > 1 else stored**0.0
 
 
 class _Stream(NamedTuple):
@@ -154,6 +161,7 @@ def _streams(trace: Trace) -> list[_Stream]:
 def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything as JSON values."""
     from gtrace.trace.agreement import agreement
+    from gtrace.trace.sketched import sketch_name
 
     streams = _streams(trace)
     return {
@@ -178,6 +186,8 @@ def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
                 "elements_fewest": row.fewest,
                 "elements_most": row.most,
                 "elements_stored": row.stored,
+                "sketches": [sketch_name(spec) for spec in row.info.sketches],
+                "merged_steps": row.info.merged,
                 "steps": row.steps,
                 "first_step": row.first_step,
                 "last_step": row.last_step,
@@ -233,6 +243,13 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         if len(streams) > 1:
             text += f" ({stream.kind} gradients, optimizer {stream.optimizer}, rank {stream.rank})"
         lines.append(("steps", text))
+    sketched = next((row.info for row in rows if row.info.sketches), None)
+    if sketched is not None:
+        from gtrace.trace.sketched import sketch_name
+
+        names = ", ".join(sketch_name(spec) for spec in sketched.sketches)
+        large = count(sum(bool(row.info.sketches) for row in rows), "tensor")
+        lines.append(("sketch", f"{names} of {large}; no values, so sweeps give expectations only"))
     capture = attrs.get("capture")
     errors = capture.get("errors") if isinstance(capture, dict) else None
     if isinstance(errors, int) and errors > 0:
@@ -266,6 +283,17 @@ class _Column(NamedTuple):
     right: bool = True
 
 
+def _stored_as(rows: Sequence[Row]) -> list[_Column]:
+    """A word for what is stored, where that is not values everywhere."""
+    merged = max(row.info.merged for row in rows)
+    word = "sketch" if merged == 1 else f"sketch of {merged} steps"
+    return (
+        [_Column("stored", [word if row.info.sketches else "values" for row in rows], 6)]
+        if any(row.info.sketches for row in rows)
+        else []
+    )
+
+
 def _columns(rows: Sequence[Row], encoding: str) -> list[_Column]:
     from gtrace.report.names import literal, number
 
@@ -281,6 +309,7 @@ def _columns(rows: Sequence[Row], encoding: str) -> list[_Column]:
         *columns,
         _Column("shape", [row.shape for row in rows], 7),
         *sampled,
+        *_stored_as(rows),
         _Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
         _Column("steps", [str(row.steps) for row in rows], 6),
         _Column("norm first", [number(row.norms[0]) for row in rows], 5),

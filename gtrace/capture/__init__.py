@@ -76,8 +76,8 @@ def record(
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
 
     Raises:
-        UsageError: ``steps``, ``budget``, ``kind`` or ``sketch`` cannot be read, ``steps`` and ``every`` are both given, or no
-            trace can be made at ``path``.
+        UsageError: ``steps``, ``budget``, ``kind`` or ``sketch`` cannot be read, ``steps`` and ``every`` both given,
+            or no trace can be made at ``path``.
         OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
     """
     options = capture_options(

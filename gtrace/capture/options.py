@@ -140,9 +140,7 @@ def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
             raise UsageError("--sketch-mantissa is for sketches; add --sketch l2:8192,linf:8192,none")
         return
     if not _SKETCHES.fullmatch(sketch) or len(set(sketch.split(","))) != len(sketch.split(",")):
-        raise UsageError(
-            f"--sketch: '{sketch[:60]}' is no list of norms and bucket sizes; write l2:8192,linf:8192,none"
-        )
+        raise UsageError(f"--sketch: '{sketch[:60]}' is no list of norms with bucket sizes; write l2:8192,none")
     if mantissa is not None and not 0 <= mantissa <= 10:
         raise UsageError(f"--sketch-mantissa: {mantissa} bits are not between 0 and 10")
 

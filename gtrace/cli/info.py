@@ -18,8 +18,6 @@ from gtrace.errors import UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.console import Console
 
     from gtrace.trace import TensorInfo, Trace
@@ -110,27 +108,27 @@ class Row:
 
 
 def _row(trace: Trace, info: TensorInfo) -> Row:
+    import numpy as np
+
     numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
     steps = numbers["step"]
     stored, total = numbers["n_valid"], numbers["n_total"]
+    merged = info.merged > 1
+    # Of merged steps the root mean square of their norms is shown.
+    energies = numbers["norm2"] * (info.size / np.maximum(stored, 1) if merged else 1.0)
     return Row(
         info=info,
         steps=len(steps),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
-        norms=[math.sqrt(value) for value in (numbers["norm2"] / _merged(info, stored)).tolist()],
+        norms=[math.sqrt(value) for value in energies.tolist()],
         absmax=float(numbers["absmax"].max()),
         zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
         nonfinite=int(numbers["nonfinite"].sum()),
-        fewest=int(total.min()),
-        most=int(total.max()),
-        stored=int(stored.max()),
+        fewest=info.size if merged else int(total.min()),
+        most=info.size if merged else int(total.max()),
+        stored=info.size if merged else int(stored.max()),
     )
-
-
-def _merged(info: TensorInfo, stored: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How many steps each row of merged sketches sums: of their norms the root mean square is shown."""
-    return stored / max(info.size, 1) if info.merged > 1 else stored**0.0
 
 
 class _Stream(NamedTuple):

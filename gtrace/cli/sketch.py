@@ -69,6 +69,7 @@ def command(
 
     It is swept like a full one, in expectation. Tensors whose values take less room than their sketches keep them.
     """
+    from gtrace.report.names import count
     from gtrace.trace import SketchPlan, sketch_trace
 
     plan = SketchPlan.parse(sketches, mantissa, merge_steps)
@@ -89,7 +90,7 @@ def command(
         )
         return
     click.echo(f"{size_text(done.bytes_before)} -> {size_text(done.bytes_after)} ({share:.2%})")
-    click.echo(f"{done.sketched} tensors as sketches, {done.raw} as values, which take less room")
+    click.echo(f"{count(done.sketched, 'tensor')} as sketches, {done.raw} as values, which take less room")
     click.echo(f"{_LOST}\n{_GONE}")
     click.echo(f"{path}\nnext: gtrace sweep {path}")
 

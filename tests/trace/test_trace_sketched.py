@@ -102,8 +102,10 @@ def test_large_tensors_come_back_as_sketches_and_small_ones_as_values(backend, t
             trace.sketch_row("small", 1, [])
 
 
-def test_full_width_keeps_every_digit(tmp_path):
+def test_full_width_keeps_every_digit(tmp_path, monkeypatch):
+    monkeypatch.setattr("gtrace.trace.sketched._WEIGHTED_BYTES", 500)
     with opened(".zarr", tmp_path, SketchPlan.parse("l1:100", 10)) as trace:
+        assert trace.tensors[0].sketches
         found, truth = trace.sketch("large", 0, "l1", 100), MomentSketch.of(values("large", 0), "l1", 100)
     np.testing.assert_array_equal(found.rows, truth.rows)
     np.testing.assert_allclose(found.sums, truth.sums, rtol=1e-14, atol=0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gtrace
+from gtrace.codecs.fp import FloatFormat
 from gtrace.kernels import bits, rounding
 from gtrace.sketch import MomentSketch, bucket_scales
 
@@ -109,3 +110,32 @@ def test_expectation_of_one_level_set(benchmark, x):
     benchmark.extra_info["microseconds"] = round(seconds * 1e6, 1)
     print(f"\n{benchmark.name}: {dict(benchmark.extra_info)} with {sketch.rows.size} bins")
     benchmark(lambda: sketch.expected_error(levels))
+
+
+@pytest.mark.parametrize("word", ["e4m3", "e5m0"])
+@pytest.mark.parametrize("block", [N, 32])
+@pytest.mark.parametrize("key", [None, KEY], ids=["nearest", "stochastic"])
+def test_float_codes(benchmark, x, copy_seconds, word, block, key):
+    form, scales = FloatFormat.parse(word), np.full(N // block, 2.0**-7)
+    report(benchmark, lambda: form.encode_blocks(x, block, scales, key), copies=copy_seconds)
+
+
+@pytest.mark.parametrize("block", [N, 16])
+def test_floats_back(benchmark, x, copy_seconds, block):
+    form, scales = FloatFormat(4, 3), np.full(N // block, 2.0**-7)
+    codes = form.encode_blocks(x, block, scales)
+    report(benchmark, lambda: form.decode_blocks(codes, block, scales), copies=copy_seconds)
+
+
+@pytest.mark.parametrize("spec", ["fp:e4m3", "fp:mxfp4", "fp:nvfp4"])
+def test_fp_encode(benchmark, x, copy_seconds, spec):
+    c = gtrace.codec(spec)
+    state = c.fit(c.init(N), MomentSketch.from_spec(x, c.needs), 0)
+    report(benchmark, lambda: c.encode(state, x, (1, 2)), copies=copy_seconds)
+
+
+def test_fp_expectation(benchmark, x, copy_seconds):
+    c = gtrace.codec("fp")
+    sketch = MomentSketch.from_spec(x, c.needs)
+    state = c.fit(c.init(N), sketch, 0)
+    report(benchmark, lambda: c.expect(state, sketch), copies=copy_seconds)

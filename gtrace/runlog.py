@@ -4,13 +4,18 @@ Records, by their ``type``:
 
 - ``study``: the first line. ``version``, ``command``, ``task``, ``workers``, ``seed``, ``parameters`` (elements),
   ``tensors`` (name -> elements), ``versions``; beside them ``runs`` (specs), ``steps``, ``batch_size`` (of one
-  worker), ``lr``, ``refit``, ``nonfinite``.
+  worker), ``lr``, ``refit``, ``nonfinite``, ``kind`` (``weight``, or ``neural``: then bits and variances are those of
+  the gradients inside the backward passes), ``shadow`` (steps between two shadow passes, or null), ``layers``
+  (``inner`` or ``all``; null for kind weight).
 - ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss`` (training loss,
   mean of the workers), ``lr``, ``bits`` (payload and shared bits that all workers sent up in this step),
   ``bits_float32`` (what float32 would have taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 /
   ||mean of exact||^2), ``seconds`` (CPU), ``codec_seconds``; beside them ``shared_bits`` (part of ``bits``),
   ``envelope_bits`` (not part of it), ``worker_variance`` (||decoded - exact||^2 / ||exact||^2, both summed over the
   workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite).
+- ``shadow``: ``run``, ``seed``, ``step``, ``tensor`` (a weight gradient), and how far it is from the exact one of the
+  same batch: ``cosine_alone``, ``error_alone`` (||compressed - exact|| / ||exact||) where only the gradients of this
+  layer's own outputs are compressed, ``cosine``, ``error`` where those of all layers are.
 - ``eval``: ``run``, ``seed``, ``step`` (the last one done), ``loss``, ``accuracy`` (null where the task has none).
 - ``end``: ``run``, ``seed``, ``steps``, ``loss``, ``accuracy``, ``bits``, ``ratio`` (float32 bits / bits),
   ``seconds``; beside them ``diverged``.
@@ -77,7 +82,7 @@ class RunLogWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, kind: str, /, **fields: Any) -> None:
         """Append one record.
 
         Raises:

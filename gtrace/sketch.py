@@ -345,6 +345,14 @@ class MomentSketch:
         """How many values a level codec rounds: all but the exact tail."""
         return self.size - self.exact
 
+    @property
+    def largest(self) -> float:
+        """The largest r; up to a bin's width above it where several values share the last bin; 0 without any."""
+        if not self.rows.size:
+            return 0.0
+        # No distance from the edge exceeds the root of their summed squares.
+        return float(min(self.lower[-1] + np.sqrt(self.sums[-1, 2]), self.upper[-1]))
+
     def log2_moments(self) -> LogMoments:
         """Mean and population standard deviation of log2|x| over the non-zero values.
 

@@ -242,3 +242,32 @@ def test_bucket_moments_are_those_of_the_fitting_module(tail):
     assert np.allclose(sketch.bucket_moments[1], [r.mean(), r.std(ddof=1), naive.norm_of(x[100:200], "l2")], rtol=1e-6)
     both = sketch + sketch
     assert both.bucket_moments.shape == (2 * sketch.buckets, 3)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 0.3, 6.0, 25.0])
+def test_log2_moments_are_those_of_the_values(spread):
+    rng = np.random.default_rng(3)
+    x = (rng.choice([-1, 1], 50_000) * 2.0 ** rng.normal(-20, spread, 50_000)).astype(np.float32)
+    x[::9] = 0
+    logs = np.log2(np.abs(x[x != 0]).astype(np.float64))
+    found = MomentSketch.of(x, norm="none").log2_moments()
+    assert found.count == logs.size
+    assert math.isclose(found.mu, logs.mean(), rel_tol=1e-9)
+    assert math.isclose(found.sigma, logs.std(), rel_tol=1e-6, abs_tol=1e-7)
+
+
+def test_log2_moments_of_nothing_and_of_normalized_values():
+    found = MomentSketch.of(np.zeros(5), norm="none").log2_moments()
+    assert found.count == 0
+    assert math.isnan(found.mu)
+    assert math.isnan(found.sigma)
+    with pytest.raises(UsageError, match="norm=none"):
+        MomentSketch.of([1.0, 2.0], norm="l2").log2_moments()
+
+
+def test_largest_is_exact_where_the_last_bin_holds_one_value_and_a_close_bound_elsewhere():
+    x = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
+    assert MomentSketch.of(x, "none").largest == float(np.abs(x).max())
+    assert MomentSketch.of([], "none").largest == 0.0
+    crowd = np.array([1.0, 1.0003, 1.0005], np.float32)
+    assert 1.0005 <= MomentSketch.of(crowd, "none").largest < 1.001

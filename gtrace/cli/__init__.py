@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": ("gtrace.cli.demo", "Capture, sweep, train and report on a shipped sample."),
     "capture": ("gtrace.cli.capture", "Run a training script and record its gradients."),
     "info": ("gtrace.cli.info", "Say what is in a trace."),
+    "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
     "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
     "sweep": ("gtrace.cli.sweep", "Measure codecs on a trace."),
     "report": ("gtrace.cli.report", "Turn results into tables, plots and a page."),

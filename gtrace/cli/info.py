@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import shlex
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.options import print_json
-from gtrace.errors import UsageError, suggest
+from gtrace.cli.columns import Column, print_columns, sparkline, stdout_console
+from gtrace.cli.options import patterns, print_json, steps_option
+from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,60 +21,50 @@ if TYPE_CHECKING:
 
     from gtrace.trace import TensorInfo, Trace
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_PLAIN_BLOCKS = "_.-:=+*#"
-_SPARK_WIDTH = 16
-#: The name may fold down to this width; columns are dropped before that.
-_NAME_WIDTH = 20
-_GAP = 2
-
-
-def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
-
 
 @click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--tensors", multiple=True, metavar="GLOB", callback=_patterns, help="Only tensors with such names.")
+@click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
 @click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")
 @click.option("--optimizer", type=int, metavar="N", help="Only tensors that this optimizer steps.")
 @click.option("--rank", type=int, metavar="N", help="Only this process of several.")
+@click.option(
+    "--fit", is_flag=True, help="Read gradients: which law their magnitudes follow, mu, sigma, float formats."
+)
+@click.option("--steps", default=None, help="With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
-    trace: Path, tensors: tuple[str, ...], kind: str | None, optimizer: int | None, rank: int | None, as_json: bool
+    trace: Path,
+    tensors: tuple[str, ...],
+    kind: str | None,
+    optimizer: int | None,
+    rank: int | None,
+    fit: bool,
+    steps: str | None,
+    as_json: bool,
 ) -> None:
     """Say what is in TRACE: the run, its tensors, and how the norms of their gradients changed.
 
-    No gradient is read, so this takes no longer for a large trace.
+    No gradient is read, so this takes no longer for a large trace; --fit reads those of some steps.
     """
     from gtrace.trace import open_trace
+    from gtrace.trace.choose import choose_infos
 
+    if steps is not None and not fit:
+        raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
     with open_trace(trace) as opened:
-        infos = [
-            info
-            for info in opened.tensors
-            if kind in (None, info.kind) and optimizer in (None, info.optimizer) and rank in (None, info.rank)
-        ]
-        if not infos:
-            # Says what there is instead, when nothing is left by the options.
-            opened.scalars(kind=kind, optimizer=optimizer, rank=rank)
-        names = [info.name for info in infos]
-        for glob in tensors:
-            if not fnmatch.filter(names, glob):
-                raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-        if tensors:
-            infos = [info for info in infos if any(fnmatch.fnmatchcase(info.name, glob) for glob in tensors)]
+        infos = choose_infos(opened, tensors, kind=kind, optimizer=optimizer, rank=rank)
+        if fit:
+            # The fits need scipy and kernels, the table of contents does not.
+            from gtrace.cli.fits import print_fits
+
+            print_fits(opened, infos, steps_option(steps), as_json=as_json)
+            return
         rows = [_row(opened, info) for info in infos]
         if as_json:
             print_json(_document(opened, rows))
-            return
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            # A pipe has no width to respect: whoever reads it wants every column.
-            console = Console(highlight=False, width=100_000)
-        show(opened, rows, console)
+        else:
+            show(opened, rows, stdout_console())
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +201,12 @@ def show(trace: Trace, rows: Sequence[Row], console: Console) -> None:
         console.print(line, soft_wrap=True)
     if not rows:
         return
-    hidden = _table(rows, console)
-    if hidden:
-        console.print(Text(f"Hidden on a terminal this narrow: {', '.join(hidden)}.", style="dim"))
+    bad = {k for k, row in enumerate(rows) if row.nonfinite}
+    print_columns(
+        _columns(rows, encoding),
+        console,
+        lambda place, heading: "bold red" if heading == "not finite" and place in bad else "",
+    )
     console.print(
         Text(f"\nNext: gtrace sweep {literal(shlex.quote(trace.path), encoding)}", style="dim"), soft_wrap=True
     )
@@ -272,99 +264,39 @@ def _agreements(trace: Trace) -> list[str]:
     return said
 
 
-class _Column(NamedTuple):
-    """A column of the table; the higher its rank, the earlier it makes room for others."""
-
-    heading: str
-    cells: list[str]
-    rank: int
-    right: bool = True
-
-
-def _stored_as(rows: Sequence[Row]) -> list[_Column]:
+def _stored_as(rows: Sequence[Row]) -> list[Column]:
     """A word for what is stored, where that is not values everywhere."""
     merged = max(row.info.merged for row in rows)
     word = "sketch" if merged == 1 else f"sketch of {merged} steps"
     return (
-        [_Column("stored", [word if row.info.sketches else "values" for row in rows], 6)]
+        [Column("stored", [word if row.info.sketches else "values" for row in rows], 6)]
         if any(row.info.sketches for row in rows)
         else []
     )
 
 
-def _columns(rows: Sequence[Row], encoding: str) -> list[_Column]:
+def _columns(rows: Sequence[Row], encoding: str) -> list[Column]:
     from gtrace.report.names import literal, number
 
     infos = [row.info for row in rows]
-    columns = [_Column("tensor", [literal(info.name, encoding) for info in infos], 0, right=False)]
+    columns = [Column("tensor", [literal(info.name, encoding) for info in infos], 0, right=False)]
     for what in ("kind", "optimizer", "rank"):
         values = [str(getattr(info, what)) for info in infos]
         if len(set(values)) > 1:
-            columns.append(_Column(what, values, 1))
+            columns.append(Column(what, values, 1))
     parts = [row.stored / row.most if row.stored < row.most else 1.0 for row in rows]
-    sampled = [_Column("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
+    sampled = [Column("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
     return [
         *columns,
-        _Column("shape", [row.shape for row in rows], 7),
+        Column("shape", [row.shape for row in rows], 7),
         *sampled,
         *_stored_as(rows),
-        _Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
-        _Column("steps", [str(row.steps) for row in rows], 6),
-        _Column("norm first", [number(row.norms[0]) for row in rows], 5),
-        _Column("norm last", [number(row.norms[-1]) for row in rows], 4),
-        _Column("largest", [number(row.absmax) for row in rows], 9),
-        _Column("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
-        _Column("not finite", [str(row.nonfinite) for row in rows], 2),
-        _Column("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
+        Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
+        Column("steps", [str(row.steps) for row in rows], 6),
+        Column("norm first", [number(row.norms[0]) for row in rows], 5),
+        Column("norm last", [number(row.norms[-1]) for row in rows], 4),
+        Column("largest", [number(row.absmax) for row in rows], 9),
+        Column("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
+        Column("not finite", [str(row.nonfinite) for row in rows], 2),
+        Column("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
     ]
-
-
-def _table(rows: Sequence[Row], console: Console) -> list[str]:
-    """Print the table; returns the headings of the columns that did not fit."""
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = _columns(rows, console.encoding or "utf-8")
-    widths = {c.heading: max(*map(len, c.heading.split(" ", 1)), *map(len, c.cells)) + _GAP for c in columns}
-    widths["tensor"] = min(widths["tensor"], _NAME_WIDTH + _GAP)
-    kept = list(columns)
-    for column in sorted(columns, key=lambda column: -column.rank):
-        if column.rank == 0 or sum(widths[c.heading] for c in kept) - _GAP <= console.width:
-            break
-        kept.remove(column)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
-    for column in kept:
-        folds = column.heading == "tensor"
-        table.add_column(
-            column.heading.replace(" ", "\n", 1),
-            justify="right" if column.right else "left",
-            no_wrap=not folds,
-            overflow="fold",
-        )
-    for place, row in enumerate(rows):
-        bad = "bold red" if row.nonfinite else ""
-        table.add_row(*(Text(c.cells[place], style=bad if c.heading == "not finite" else "") for c in kept))
-    console.print()
-    console.print(table)
-    return [column.heading for column in columns if column not in kept]
-
-
-def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
-    """Values over time as up to 16 blocks between their smallest and their largest; longer series are averaged.
-
-    >>> sparkline([0.0, 1.0, 3.5, 7.0])
-    '▁▂▅█'
-    """
-    blocks = _BLOCKS
-    try:
-        blocks.encode(encoding)
-    except UnicodeEncodeError:
-        blocks = _PLAIN_BLOCKS
-    width = min(len(values), _SPARK_WIDTH)
-    edges = [round(k * len(values) / width) for k in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    if high == low:
-        return blocks[0] * width
-    top = len(blocks) - 1
-    return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)

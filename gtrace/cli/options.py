@@ -118,6 +118,16 @@ class Fractions(click.ParamType[tuple[float, ...]]):
         return tuple(float(v) for v in parse_range(str(value), where, decades=step is None, step=step or Decimal(1)))
 
 
+def patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Shell patterns of an option that may be repeated or hold several with commas; a callback of click."""
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def steps_option(text: str | None) -> list[int] | None:
+    """``--steps 0,10,100-200`` as numbers, None for none given."""
+    return None if text is None else [int(value) for value in parse_range(text, "--steps")]
+
+
 def codec_options(function: F) -> F:
     """``--error-feedback`` and ``--plugin``, which every command that takes codecs has."""
     function = click.option(

@@ -152,7 +152,7 @@ def split_specs(text: str) -> list[str]:
             if not specs:
                 raise UsageError(f"methods: '{item}' belongs to no codec; write NAME:key=value")
             last = specs[-1].rpartition(":")[2]
-            named = last in _REGISTRY or last in _WRAPPERS
+            named = ":" not in specs[-1] or last in _REGISTRY or last in _WRAPPERS
             specs[-1] += (":" if named else ",") + item
         else:
             specs.append(item.removesuffix(":"))

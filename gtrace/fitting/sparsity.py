@@ -105,9 +105,10 @@ def pruning_threshold(s: float, mu: float, sigma: float) -> float:
 def threshold(rule: Rule, s: float, data: MomentSketch | LogNormal | ArrayLike) -> float:
     """The alpha at which stochastic pruning of a tensor makes a fraction ``s`` of it zero, by one of four rules.
 
-    ``exact`` solves S(alpha) = s on the data itself. ``lognormal`` (the paper) and ``normal`` (as ATP does) solve it
-    for a law with the data's mean and deviation of ln |x|, or its second moment. ``topk`` takes the s-quantile of |x|,
-    which prunes too little: of the values below it some survive. Laws are fitted to the non-zero values and solved for
+    ``exact`` solves S(alpha) = s on the data itself. ``lognormal`` (the paper) solves it for a law with the data's mean
+    and deviation of ln |x|, ``normal`` for one with the data's second moment, which is what ATP assumes (Ye et al.,
+    Accelerating CNN Training by Pruning Activation Gradients, 2019). ``topk`` takes the s-quantile of |x|, which prunes
+    too little: of the values below it some survive. Laws are fitted to the non-zero values and solved for
     (s - s0) / (1 - s0), where s0 is the fraction that is zero already.
 
     Args:

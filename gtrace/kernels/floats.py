@@ -24,22 +24,36 @@ _DRAWN = 32
 
 @inline
 def _magnitudes(
-    xb: NDArray[np.float32],
-    scale: float,
+    x: NDArray[np.float32],
+    start: int,
+    stop: int,
+    block: int,
+    scales: NDArray[np.float64],
     divide: bool,
-    bias: int,
+    least: float,
     values: NDArray[np.float64],
     below: NDArray[np.int64],
 ) -> None:
-    """|x| times (or divided by) the scale, the smallest normal number added to the subnormal ones."""
-    least = 2.0 ** (1 - bias)
-    if divide:
-        for i in range(xb.size):
-            values[i] = np.float64(abs(xb[i])) / scale
-    else:
-        for i in range(xb.size):
-            values[i] = np.float64(abs(xb[i])) * scale
-    for i in range(xb.size):
+    """|x| from start to stop times (or divided by) its scale, the smallest normal number added to the subnormal ones.
+
+    Blocks may be short, so only this loop is cut at their ends.
+    """
+    first = np.uint64(start)
+    p = start
+    b = start // block
+    while p < stop:
+        q = min((b + 1) * block, stop)
+        scale = scales[b]
+        # Unsigned indices need no check for negative ones, and slicing would cost more than a short block.
+        if divide:
+            for i in range(np.uint64(p), np.uint64(q)):
+                values[i - first] = np.float64(abs(x[i])) / scale
+        else:
+            for i in range(np.uint64(p), np.uint64(q)):
+                values[i - first] = np.float64(abs(x[i])) * scale
+        p = q
+        b += 1
+    for i in range(stop - start):
         small = values[i] < least
         below[i] = np.int64(small)
         values[i] += least if small else 0.0
@@ -76,21 +90,17 @@ def encode_nearest(
     half = np.int64(1) << (shift - 1)
     cut = (np.int64(1) << shift) - 1
     offset = np.int64(1023 - bias) << mantissa
-    n = x.size
-    for b in range(scales.size):
-        p = b * block
-        end = min(n, p + block)
-        while p < end:
-            q = min(p + _CHUNK, end)
-            xb = x[p:q]
-            ob = out[p:q]
-            _magnitudes(xb, scales[b], divide, bias, values, below)
-            for i in range(xb.size):
-                code = (bits[i] >> shift) - offset - (below[i] << mantissa)
-                code += np.int64((bits[i] & cut) + (code & 1) > half)
-                code = min(code, top)
-                ob[i] = code | (sign if np.signbit(xb[i]) else 0)
-            p = q
+    least = 2.0 ** (1 - bias)
+    for p in range(0, x.size, _CHUNK):
+        q = min(p + _CHUNK, x.size)
+        xb = x[p:q]
+        ob = out[p:q]
+        _magnitudes(x, p, q, block, scales, divide, least, values, below)
+        for i in range(xb.size):
+            code = (bits[i] >> shift) - offset - (below[i] << mantissa)
+            code += np.int64((bits[i] & cut) + (code & 1) > half)
+            code = min(code, top)
+            ob[i] = code | (sign if np.signbit(xb[i]) else 0)
 
 
 @jit
@@ -119,22 +129,18 @@ def encode_stochastic(
     cut = (np.int64(1) << shift) - 1
     rest = shift - _DRAWN
     offset = np.int64(1023 - bias) << mantissa
-    n = x.size
-    for b in range(scales.size):
-        p = b * block
-        end = min(n, p + block)
-        while p < end:
-            q = min(p + _CHUNK, end)
-            xb = x[p:q]
-            ob = out[p:q]
-            _magnitudes(xb, scales[b], divide, bias, values, below)
-            for i in range(xb.size):
-                code = (bits[i] >> shift) - offset - (below[i] << mantissa)
-                drawn = np.int64(mix(np.uint64(p + i) & MASK32, add, flip, last))
-                code += np.int64(drawn < (bits[i] & cut) >> rest)
-                code = min(code, top)
-                ob[i] = code | (sign if np.signbit(xb[i]) else 0)
-            p = q
+    least = 2.0 ** (1 - bias)
+    for p in range(0, x.size, _CHUNK):
+        q = min(p + _CHUNK, x.size)
+        xb = x[p:q]
+        ob = out[p:q]
+        _magnitudes(x, p, q, block, scales, divide, least, values, below)
+        for i in range(xb.size):
+            code = (bits[i] >> shift) - offset - (below[i] << mantissa)
+            drawn = np.int64(mix(np.uint64(p + i) & MASK32, add, flip, last))
+            code += np.int64(drawn < (bits[i] & cut) >> rest)
+            code = min(code, top)
+            ob[i] = code | (sign if np.signbit(xb[i]) else 0)
 
 
 @jit

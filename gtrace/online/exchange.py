@@ -133,6 +133,7 @@ class Tally:
         energy: ||mean of exact||^2.
         worker_squared_error: sum over workers of ||decoded - exact||^2.
         worker_energy: sum over workers of ||exact||^2.
+        zeros: values that were exactly zero when they arrived.
         nonfinite: gradient values that were NaN or infinite.
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
@@ -146,6 +147,7 @@ class Tally:
     energy: float = 0.0
     worker_squared_error: float = 0.0
     worker_energy: float = 0.0
+    zeros: int = 0
     nonfinite: int = 0
     codec_seconds: float = 0.0
     fit_seconds: float = 0.0
@@ -164,6 +166,11 @@ class Tally:
     def bits_per_element(self) -> float:
         """Bits that one value took; NaN before anything was sent."""
         return 32.0 * self.bits / self.float32_bits if self.float32_bits else float("nan")
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the values that arrived as zeros; NaN before anything was sent."""
+        return 32.0 * self.zeros / self.float32_bits if self.float32_bits else float("nan")
 
     @property
     def relative_variance(self) -> float:
@@ -302,6 +309,7 @@ class Exchange:
         tally.shared_bits += message.shared_bits
         tally.envelope_bits += 8 * ENVELOPE_BYTES
         tally.float32_bits += 32 * values.size
+        tally.zeros += values.size - int(np.count_nonzero(arrived))
         return arrived
 
     def _finite(

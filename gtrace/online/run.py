@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
 from gtrace.codecs import Identity
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, suggest
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
+from gtrace.online.neural import Layers, NeuralGradients
+from gtrace.online.shadow import ShadowSummary, shadow
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -24,16 +26,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.online.exchange import Bad, Exchanged
+    from gtrace.online.exchange import Bad
     from gtrace.online.schedule import RefitSchedule
+    from gtrace.online.shadow import ShadowError
     from gtrace.online.tasks.base import Evaluation, Task
+
+#: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
+Kind: TypeAlias = Literal["weight", "neural"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 #: how many gradients with NaN or infinity are reported one by one
 _SHOWN = 3
-_HANDLED: dict[Nonfinite, str] = {
-    "error": "the run stops",
-    "skip": "this worker's tensor is left out of the mean",
-    "zero": "zeros are sent in their place",
+_HANDLED: dict[tuple[Kind, Nonfinite], str] = {
+    ("weight", "error"): "the run stops",
+    ("weight", "skip"): "this worker's tensor is left out of the mean",
+    ("weight", "zero"): "zeros are sent in their place",
+    ("neural", "error"): "the run stops",
+    ("neural", "skip"): "weight gradients that hold any are left out",
+    ("neural", "zero"): "zeros stand in their place",
 }
 
 
@@ -50,6 +60,9 @@ class Settings:
         refit: when codecs are fitted.
         nonfinite: what to do with gradients that hold NaN or infinity.
         eval_every: steps between two evaluations; the last step is always followed by one.
+        kind: which gradients go through the codec.
+        shadow: steps between two shadow passes; None for none.
+        layers: whose output gradients go through the codec, for kind neural.
     """
 
     workers: int
@@ -60,11 +73,19 @@ class Settings:
     refit: RefitSchedule
     nonfinite: Nonfinite
     eval_every: int
+    kind: Kind = "weight"
+    shadow: int | None = None
+    layers: Layers = "inner"
 
     def __post_init__(self) -> None:
-        for name in ("workers", "steps", "batch_size", "eval_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', ' ')}: {getattr(self, name)} is below 1")
+        for name in ("workers", "steps", "batch_size", "eval_every", "shadow"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name.replace('_', ' ')}: {value} is below 1")
+        if self.kind not in KINDS:
+            raise UsageError(f"kind: '{self.kind}' is unknown; {suggest(str(self.kind), KINDS)}")
+        if self.shadow is not None and self.kind != "neural":
+            raise UsageError("shadow: compares weight gradients under compressed neural ones; choose kind neural")
         if self.seed < 0:
             raise UsageError(f"seed: {self.seed} is below 0")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -82,9 +103,11 @@ class RunResult:
         loss: of the last evaluation; NaN before the first.
         accuracy: of the last evaluation; None where the task has none.
         tally: bits and errors summed over the steps; its variances are those of the whole run.
-        relative_variance: mean over the steps of the aggregated gradient's relative variance.
+        relative_variance: mean over the steps of the aggregated gradient's relative variance; of the neural
+            gradients', all layers together, where those are compressed.
         worker_variance: mean over the steps of a single worker's relative variance.
-        seconds: CPU time of the steps, evaluations not included.
+        seconds: CPU time of the steps; evaluations and shadow passes are not included.
+        shadow: how far weight gradients are from exact ones, over the shadow passes.
         first_loss: test loss before the first step.
         diverged: in words, where the training loss became non-finite, or the test loss ended above where it
             began; empty while all is well.
@@ -97,12 +120,28 @@ class RunResult:
     loss: float = math.nan
     accuracy: float | None = None
     tally: Tally = field(default_factory=Tally)
+    shadow: ShadowSummary = field(default_factory=ShadowSummary)
     relative_variance: float = math.nan
     worker_variance: float = math.nan
     seconds: float = 0.0
     first_loss: float = math.nan
     diverged: str = ""
     finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step was like.
+
+    Attributes:
+        record: for the run log.
+        shadow: errors of the weight gradients, where there was a shadow pass.
+        bad: where there were NaN or infinities.
+    """
+
+    record: dict[str, Any]
+    shadow: tuple[ShadowError, ...]
+    bad: tuple[Bad, ...]
 
 
 class Run:
@@ -127,8 +166,24 @@ class Run:
             self._model = task.model()
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         self._optimizer = task.optimizer(self._model, settings.lr)
+        self._neural: NeuralGradients | None = None
+        if settings.kind == "neural":
+            self._neural = NeuralGradients(
+                self._model,
+                codec,
+                workers=settings.workers,
+                seed=settings.seed,
+                refit=settings.refit,
+                nonfinite=settings.nonfinite,
+                layers=settings.layers,
+            )
         self._exchange = Exchange(
-            codec, settings.workers, seed=settings.seed, refit=settings.refit, nonfinite=settings.nonfinite
+            # Where neural gradients are compressed, weight gradients are averaged exactly.
+            codec if self._neural is None else Identity(),
+            settings.workers,
+            seed=settings.seed,
+            refit=settings.refit,
+            nonfinite=settings.nonfinite,
         )
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
@@ -141,23 +196,28 @@ class Run:
         if codec != Identity():
             self.remedy += ", or a codec with less error"
 
-    def step(self, step: int) -> tuple[dict[str, Any], Exchanged]:
-        """One step of all workers, as a record, and what the exchange found."""
+    def step(self, step: int) -> Step:
+        """One step of all workers."""
         start = time.process_time()
+        shadowed = self.result.shadow.seconds
         result, clip = self.result, self._task.recipe.clip
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        losses, gradients = self._gradients(step)
+        losses, gradients, errors = self._gradients(step)
         exchanged = self._exchange.step(step, gradients)
+        tally, bad = exchanged.tally, exchanged.bad
+        if self._neural is not None:
+            tally, found = self._neural.collect()
+            tally.nonfinite += exchanged.tally.nonfinite
+            bad = found + bad
         for name, parameter in self._named:
             averaged = exchanged.gradients.get(name)
             parameter.grad = None if averaged is None else torch.from_numpy(averaged)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
         self._optimizer.step()
-        seconds = time.process_time() - start
-        tally = exchanged.tally
+        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed)
         # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
         loss = _mean([value for value in losses if math.isfinite(value)])
         result.steps = step + 1
@@ -184,24 +244,44 @@ class Run:
             "codec_seconds": tally.codec_seconds,
             "fit_seconds": tally.fit_seconds,
         }
-        return record, exchanged
+        return Step(record, tuple(errors), bad)
 
-    def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]]]:
-        """Loss and gradients of each worker on its own batch."""
+    def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
+        """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
         settings = self._settings
         losses, gradients = [], []
+        errors: list[ShadowError] = []
         for worker in range(settings.workers):
             # One key for the batch and for dropout: the same in every run, whatever its codec draws.
             key = Key.derive(settings.seed, tensor="batch", step=step, worker=worker, role="sample")
             batch = self._task.batch(np.random.default_rng(key), settings.batch_size)
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(key.low)
-                loss = self._task.loss(self._model, batch)
-                self._optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
+                if self._neural is None:
+                    loss = self._task.loss(self._model, batch)
+                    self._backward(loss)
+                else:
+                    with self._neural.batch(step, worker) as layers:
+                        loss = self._task.loss(self._model, batch)
+                        if worker == 0 and self._has_shadow(step):
+                            self._backward(loss, retain_graph=True)
+                            start = time.process_time()
+                            errors = shadow(layers, loss, dict(self._named), self._neural.owners)
+                            self.result.shadow.add(errors)
+                            self.result.shadow.seconds += time.process_time() - start
+                        else:
+                            self._backward(loss)
             losses.append(loss.item())
             gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
-        return losses, gradients
+        return losses, gradients, errors
+
+    def _backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+    def _has_shadow(self, step: int) -> bool:
+        every = self._settings.shadow
+        return every is not None and step % every == 0 and self._codec != Identity()
 
     def _learning_rate(self, step: int) -> float:
         if self._task.recipe.decay == "none":
@@ -231,7 +311,7 @@ class Run:
         """Warnings about NaN and infinities at a step, the first few one by one."""
         shown = [
             f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
-            f"are not finite; {_HANDLED[self._settings.nonfinite]}"
+            f"are not finite; {_HANDLED[self._settings.kind, self._settings.nonfinite]}"
             for item in bad[: max(0, _SHOWN - len(self._bad))]
         ]
         self._bad.extend(bad)

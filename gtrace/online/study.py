@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import platform
 import shlex
@@ -15,7 +16,7 @@ from gtrace import __version__
 from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
 from gtrace.online.exchange import Exchange
-from gtrace.online.run import Run, Settings
+from gtrace.online.run import Kind, Run, Settings
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import load_task, task_names
 from gtrace.runlog import RunLogWriter
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.online.exchange import Nonfinite
+    from gtrace.online.neural import Layers
     from gtrace.online.run import RunResult
     from gtrace.online.tasks.base import Task
+
+#: simulated workers, unless the user says otherwise; neural gradients stay inside each one
+DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
 
 class Study:
@@ -38,7 +43,9 @@ class Study:
     Args:
         task: a built-in task's name, or a task.
         codecs: codecs or their specs.
-        workers: simulated workers, each with a mini-batch of its own.
+        kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
+            backward, see :mod:`gtrace.online.neural`; weight gradients are then averaged exactly.
+        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
         steps: optimizer steps; by default the task's.
         batch_size: samples that one worker takes in a step; by default the task's.
         lr: learning rate of the first step; by default the task's.
@@ -46,9 +53,13 @@ class Study:
         refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
         eval_every: steps between two evaluations; by default a tenth of the steps.
+        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
+            weight gradients are compared; None for never.
+        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
 
     Raises:
-        UsageError: an unknown task or codec, the same codec twice, or a setting out of range.
+        UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, or a
+            setting out of range.
         TraceError: the task's data are missing.
     """
 
@@ -57,7 +68,8 @@ class Study:
         task: str | Task,
         codecs: Sequence[str | Codec],
         *,
-        workers: int = 4,
+        kind: Kind = "weight",
+        workers: int | None = None,
         steps: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
@@ -65,6 +77,8 @@ class Study:
         refit: str = DEFAULT_REFIT,
         nonfinite: Nonfinite = "skip",
         eval_every: int | None = None,
+        shadow: int | None = None,
+        layers: Layers = "inner",
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
@@ -74,7 +88,7 @@ class Study:
         recipe = self.task.recipe
         length = recipe.steps if steps is None else steps
         self.settings = Settings(
-            workers=workers,
+            workers=DEFAULT_WORKERS.get(kind, 1) if workers is None else workers,
             steps=length,
             batch_size=recipe.batch_size if batch_size is None else batch_size,
             lr=recipe.lr if lr is None else lr,
@@ -82,6 +96,9 @@ class Study:
             refit=RefitSchedule.parse(refit),
             nonfinite=nonfinite,
             eval_every=max(1, length // 10) if eval_every is None else eval_every,
+            kind=kind,
+            shadow=shadow,
+            layers=layers,
         )
         for item in chosen:
             _compile(item)
@@ -138,6 +155,10 @@ class Study:
             "--nonfinite": settings.nonfinite,
             "--eval-every": settings.eval_every,
         }
+        if settings.kind != "weight":
+            options |= {"--kind": settings.kind, "--layers": settings.layers}
+        if settings.shadow is not None:
+            options["--shadow"] = settings.shadow
         return shlex.join(["gtrace", "train", *(str(word) for pair in options.items() for word in pair)])
 
     def describe(self) -> dict[str, Any]:
@@ -155,6 +176,9 @@ class Study:
             "lr": settings.lr,
             "refit": str(settings.refit),
             "nonfinite": settings.nonfinite,
+            "kind": settings.kind,
+            "shadow": settings.shadow,
+            "layers": settings.layers if settings.kind == "neural" else None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {
@@ -180,9 +204,12 @@ class Study:
 
     def _advance(self, run: Run, step: int) -> Iterator[dict[str, Any]]:
         settings, result = self.settings, run.result
-        record, exchanged = run.step(step)
+        done = run.step(step)
+        record = done.record
         yield record
-        yield from self._warn(run.report(exchanged.bad, step))
+        for error in done.shadow:
+            yield {"type": "shadow", **run.label, "step": step, **dataclasses.asdict(error)}
+        yield from self._warn(run.report(done.bad, step))
         if not math.isfinite(record["loss"]):
             result.diverged = (
                 f"{result.run}: diverged; no worker's training loss is finite at step {step}, and the run stops there. "

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import UsageError
 from gtrace.report.comparison import OUTCOMES
+from gtrace.report.law_tables import law_tables
+from gtrace.report.laws import section_json
 from gtrace.report.names import literal
-from gtrace.report.tables import Table, configuration_table, equal_bits_table, run_table, trace_table
+from gtrace.report.tables import Table, configuration_table, equal_bits_table, run_table, shadow_table, trace_table
 from gtrace.report.verdict import runs_verdict, sweep_verdict
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.inputs import Report
     from gtrace.report.runs import Run, RunLogAnalysis
+    from gtrace.report.traces import TraceSummary
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#!|~$&])")
 
@@ -30,7 +33,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "title": report.title,
         "sweeps": [_sweep_json(sweep) for sweep in report.sweeps],
         "runs": [_run_log_json(run) for run in report.runs],
-        "traces": [dataclasses.asdict(trace) for trace in report.traces],
+        "traces": [_trace_json(trace) for trace in report.traces],
     }
 
 
@@ -66,6 +69,14 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
         "warnings": list(analysis.warnings),
         "provenance": analysis.provenance,
         "fits": [dataclasses.asdict(fit) for fit in analysis.fits],
+    }
+
+
+def _trace_json(summary: TraceSummary) -> dict[str, Any]:
+    return {
+        "name": summary.name,
+        "tensors": [dataclasses.asdict(tensor) for tensor in summary.tensors],
+        "laws": [section_json(section) for section in summary.laws],
     }
 
 
@@ -133,9 +144,15 @@ def to_markdown(report: Report) -> str:
         lines += _section("Training", log.name, runs_verdict(log))
         if log.runs:
             lines += _markdown_table(run_table(log))
+        if log.has_shadow:
+            lines += _markdown_table(shadow_table(log))
         lines += _notes([*log.notes, *(f"Warning: {w}" for w in log.warnings)])
     for trace in report.traces:
         lines += [*_section("Trace", trace.name, [trace.sentence]), *_markdown_table(trace_table(trace))]
+        for laws in trace.laws:
+            lines += _section("", laws.title, laws.sentences)
+            for table in law_tables(laws):
+                lines += _markdown_table(table)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -150,7 +167,7 @@ def markdown_text(value: object) -> str:
 
 def _section(kind: str, name: str, verdict: Iterable[str]) -> list[str]:
     first, *rest = [markdown_text(sentence) for sentence in verdict]
-    return [f"## {kind} {markdown_text(name)}", "", " ".join([f"**{first}**", *rest]), ""]
+    return ["## " + f"{kind} {markdown_text(name)}".lstrip(), "", " ".join([f"**{first}**", *rest]), ""]
 
 
 def _markdown_table(table: Table) -> list[str]:

@@ -128,7 +128,7 @@ def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Fig
         axes.set_xlabel("training step")
         axes.set_ylabel(VARIANCE)
         _frame(axes, empty=not any(len(label.x) for label in labels))
-        _step_axis(axes, analysis.steps)
+        step_axis(axes, analysis.steps)
         if len(labels) > _FEW:
             list_curves(axes, list(zip(lines, labels, strict=True)))
         elif labels:
@@ -245,7 +245,7 @@ def _empty(axes: Axes) -> None:
     axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
-def _step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
+def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
     """Steps are linear, unless they were recorded in bursts that thin out, as a capture's default does."""
     if len(steps) > 4 and steps[-1] > 20 * max(float(np.median(steps)), 1.0):
         axes.set_xscale("symlog", linthresh=max(float(np.median(steps)), 1.0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report import figures, levels, training
+from gtrace.report import figures, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
 from gtrace.report.tables import VIEW_BITS
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
+
+#: Titles of the tables that figures on laws belong to.
+_LAWS = "Distance to each law, per layer"
+_FORMATS = "Best float format per layer"
+_SPARSITY = "Required against achieved sparsity, per threshold rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Plate:
         caption: how to read it, one or two sentences.
         draw: makes the figure.
         folded: a page shows it when it is asked for.
+        beside: title of the table that it belongs to, where there are several.
     """
 
     name: str
@@ -37,6 +45,7 @@ class Plate:
     caption: str
     draw: Callable[[], Figure]
     folded: bool = False
+    beside: str = ""
 
 
 def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
@@ -119,8 +128,65 @@ def _fit_plates(analysis: SweepAnalysis) -> list[Plate]:
     return plates
 
 
+def law_plates(section: LawSection) -> list[Plate]:
+    """The figures of one kind of gradient in a trace that have something to show."""
+    plates = []
+    picture = section.picture
+    if picture is not None:
+        plates.append(
+            Plate(
+                f"{section.kind}-distribution",
+                f"One gradient as an example: {picture.tensor} at step {picture.step:,}",
+                "The largest tensor at the last step looked at, its zeros left out. Grey: the data. On the Q-Q plots, "
+                "points on the dashed line follow the law.",
+                lambda: law_figures.distribution(picture),
+                beside=_LAWS,
+            )
+        )
+    if section.verdict.cells:
+        plates += [
+            Plate(
+                f"{section.kind}-distances-over-steps",
+                "Distance to each law over training",
+                "Lower is a better fit; the thick curve is the law that fits best on average.",
+                lambda: law_figures.distances_over_steps(section),
+                beside=_LAWS,
+            ),
+            Plate(
+                f"{section.kind}-mu-and-sigma",
+                "Fitted mu and sigma over training",
+                "One octave is a factor of two. sigma says how many exponent bits a float format needs, mu how its "
+                "scale has to follow.",
+                lambda: law_figures.spread_over_steps(section),
+                beside=_LAWS,
+            ),
+            Plate(
+                f"{section.kind}-format-errors",
+                "Expected error of each float format",
+                "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
+                "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
+                "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
+                lambda: law_figures.format_errors(section),
+                beside=_FORMATS,
+            ),
+        ]
+    if section.cells:
+        plates.append(
+            Plate(
+                f"{section.kind}-sparsity",
+                "Sparsity: required, achieved, and what it costs",
+                "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
+                "already are left out. Right: higher is better.",
+                lambda: law_figures.sparsity(section),
+                beside=_SPARSITY,
+            )
+        )
+    return plates
+
+
 def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
     """The figures of a run log that have something to show."""
+    neural = analysis.neural
     plates = []
     if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
         plates += [
@@ -132,19 +198,32 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
             ),
             Plate(
                 "training-over-bits",
-                "Training against bytes sent",
-                "The same curves against what one worker has sent up, payload and shared bytes: "
-                "further left is cheaper.",
+                "Training against bytes encoded" if neural else "Training against bytes sent",
+                f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
+                "payload and shared bytes: further left is cheaper.",
                 lambda: training.training_over_bits(analysis),
             ),
         ]
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
         plates.append(
             Plate(
-                "averaged-gradient",
-                "Error of the averaged gradient",
-                "What is left of the codec's error after the workers' decoded gradients are averaged.",
+                "neural-gradients" if neural else "averaged-gradient",
+                "Error of the neural gradients" if neural else "Error of the averaged gradient",
+                "The codec's error on the gradients that enter the layers' backward passes, all layers together."
+                if neural
+                else "What is left of the codec's error after the workers' decoded gradients are averaged.",
                 lambda: training.averaged_gradient_error(analysis),
+            )
+        )
+    for k, run in enumerate(run for run in analysis.runs if run.shadow):
+        plates.append(
+            Plate(
+                f"weight-gradients{f'-{k + 1}' if k else ''}",
+                f"Weight gradients with {run.spec}",
+                "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
+                "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
+                f"first layer.{shadows.left_out(run)}",
+                functools.partial(shadows.weight_gradient_cosines, run),
             )
         )
     return plates

@@ -8,7 +8,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import gtrace
-from gtrace.report.gallery import Plate, run_plates, sweep_plates
+from gtrace.report.gallery import Plate, law_plates, run_plates, sweep_plates
+from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count, literal
 from gtrace.report.style import DARK
 from gtrace.report.svg import inline_svg, variable
@@ -20,6 +21,7 @@ from gtrace.report.tables import (
     equal_bits_table,
     layer_table,
     run_table,
+    shadow_table,
     trace_table,
 )
 from gtrace.report.verdict import runs_verdict, sweep_verdict
@@ -50,8 +52,8 @@ def to_html(report: Report) -> str:
         parts += _sweep(sweep, f"s{k}", alone=alone)
     for k, run in enumerate(report.runs):
         parts += _run(run, f"r{k}", alone=alone)
-    for trace in report.traces:
-        parts += _trace(trace, alone=alone)
+    for k, trace in enumerate(report.traces):
+        parts += _trace(trace, f"t{k}", alone=alone)
     summary = [] if alone else _summary(report)
     return "\n".join(
         [
@@ -147,6 +149,8 @@ def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> list[str]:
     parts += _caution(analysis.notes)
     if analysis.runs:
         parts += _table(run_table(analysis))
+    if analysis.has_shadow:
+        parts += _table(shadow_table(analysis))
     parts += [part for plate in run_plates(analysis) for part in _plate(plate, prefix, level)]
     parts += _warnings(analysis.warnings, level)
     study = {key: value for key, value in analysis.study.items() if key not in ("type", "tensors")}
@@ -154,14 +158,19 @@ def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> list[str]:
     return [*parts, "</section>"]
 
 
-def _trace(summary: TraceSummary, *, alone: bool) -> list[str]:
-    return [
-        "<section>",
-        *_heading("Trace", summary.name, alone=alone),
-        *_verdict([summary.sentence]),
-        *_table(trace_table(summary)),
-        "</section>",
-    ]
+def _trace(summary: TraceSummary, prefix: str, *, alone: bool) -> list[str]:
+    parts = ["<section>", *_heading("Trace", summary.name, alone=alone), *_verdict([summary.sentence])]
+    parts += _details("Recorded tensors", _table(trace_table(summary), caption=False))
+    for laws in summary.laws:
+        parts += [f"<h2>{text(laws.title)}</h2>", *_verdict(laws.sentences)]
+        # A table stands before the figures that show the same: laws, formats, pruning.
+        plates = law_plates(laws)
+        for table in law_tables(laws):
+            parts += _table(table)
+            for plate in plates:
+                if plate.beside == table.title:
+                    parts += _plate(plate, f"{prefix}-{laws.kind}", 3)
+    return [*parts, "</section>"]
 
 
 def _facts(analysis: SweepAnalysis) -> str:

@@ -20,6 +20,27 @@ BASELINE = "none"
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowCurve:
+    """How far one weight gradient was from the exact one, over the shadow passes of a run.
+
+    Attributes:
+        tensor: name of the parameter.
+        steps: (P,) training steps of the passes.
+        cosine_alone: (P,) of the angle, where only this layer's own output gradients were compressed; NaN for none.
+        error_alone: (P,) ||compressed - exact|| / ||exact|| then.
+        cosine: (P,) of the angle, where those of all layers were compressed.
+        error: (P,) relative error then.
+    """
+
+    tensor: str
+    steps: NDArray[np.int64]
+    cosine_alone: NDArray[np.float64]
+    error_alone: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One training run.
 
@@ -37,6 +58,7 @@ class Run:
         finished: the run came to its end.
         diverged: the run says that it blew up.
         ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
+        shadow: one curve for each weight gradient that shadow passes compared.
     """
 
     spec: str
@@ -52,6 +74,7 @@ class Run:
     finished: bool
     diverged: bool
     ratio: float
+    shadow: tuple[ShadowCurve, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -77,8 +100,7 @@ class Run:
     @property
     def mean_relative_variance(self) -> float:
         """Mean over steps of the averaged gradient's relative variance, NaN where it was not logged."""
-        known = self.relative_variance[np.isfinite(self.relative_variance)]
-        return float(known.mean()) if len(known) else math.nan
+        return known_mean(self.relative_variance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +115,7 @@ class RunLogAnalysis:
         notes: what a reader must know about how the numbers came to be.
         warnings: of the training itself.
         study: the first record of the log.
+        neural: bits and variances are those of the gradients inside the backward passes.
     """
 
     name: str
@@ -102,6 +125,12 @@ class RunLogAnalysis:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     study: dict[str, Any]
+    neural: bool = False
+
+    @property
+    def has_shadow(self) -> bool:
+        """Whether shadow passes compared weight gradients in any run."""
+        return any(run.shadow for run in self.runs)
 
     def baseline(self, run: Run) -> Run | None:
         """The uncompressed run with the same seed, None where there is none or ``run`` is it."""
@@ -124,7 +153,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
     workers = max(int(_number(study, "workers", name, missing=1.0)), 1)
     grouped: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for record in records[1:]:
-        if record["type"] in ("step", "eval", "end"):
+        if record["type"] in ("step", "eval", "end", "shadow"):
             if "run" not in record:
                 raise TraceError(f"{name}: a {record['type']} record names no run; the run log is damaged")
             seed = int(_number(record, "seed", name, missing=0.0))
@@ -141,6 +170,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
         notes=_notes(runs),
         warnings=tuple(str(r.get("text", "")) for r in records if r["type"] == "warning"),
         study=study,
+        neural=study.get("kind") == "neural",
     )
 
 
@@ -177,6 +207,28 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, n
         finished=end is not None,
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,
+        shadow=_shadow([r for r in records if r["type"] == "shadow"], name),
+    )
+
+
+def _shadow(records: list[Mapping[str, Any]], name: str) -> tuple[ShadowCurve, ...]:
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        grouped.setdefault(str(record.get("tensor")), []).append(record)
+
+    def column(found: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+        return np.array([_number(r, key, name) for r in found], dtype=np.float64)
+
+    return tuple(
+        ShadowCurve(
+            tensor=tensor,
+            steps=column(found, "step").astype(np.int64),
+            cosine_alone=column(found, "cosine_alone"),
+            error_alone=column(found, "error_alone"),
+            cosine=column(found, "cosine"),
+            error=column(found, "error"),
+        )
+        for tensor, found in grouped.items()
     )
 
 
@@ -199,6 +251,12 @@ def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
     if not any(run.spec == BASELINE for run in runs):
         notes.append("There is no uncompressed run to compare with.")
     return tuple(notes)
+
+
+def known_mean(values: NDArray[np.float64]) -> float:
+    """Mean of the finite values, NaN where there are none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _last(values: NDArray[np.float64]) -> float:

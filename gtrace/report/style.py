@@ -76,6 +76,7 @@ _METHODS = {
     "dropping": ("grey", "8", ":"),
     "qsgd": ("orange", "o", "-"),
     "prune": ("orange", "<", "--"),
+    "topk-prune": ("orange", ">", ":"),
     "powersgd": ("orange", "h", "-."),
     "qsgdinf": ("blue", "s", "-"),
     "fp": ("blue", "p", "--"),
@@ -185,6 +186,18 @@ def look(method: str, variant: int = 0) -> Look:
         dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
     line, text = _LINES[colour]
     return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
+
+
+def hue(colour: str, marker: str, dash: str) -> Look:
+    """A look from the palette, for what is no codec: blue, orange, green, vermillion, purple, sky or grey."""
+    line, text = _LINES[colour]
+    return Look(line, text, marker, dash)
+
+
+def series(count: int) -> list[Look]:
+    """Looks of ``count`` curves that are no methods, such as tensors; up to 14 differ in colour or marker."""
+    colours = list(_LINES.values())
+    return [Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(count)]
 
 
 @contextmanager

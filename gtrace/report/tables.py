@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from gtrace.report.comparison import OUTCOMES
 from gtrace.report.names import MISSING, number, size
+from gtrace.report.runs import known_mean
 from gtrace.report.verdict import decisive_target, leaders, lossless, off_target, ranking
 
 if TYPE_CHECKING:
@@ -218,15 +221,24 @@ def layer_table(analysis: SweepAnalysis) -> Table:
 
 def run_table(analysis: RunLogAnalysis) -> Table:
     """One line per training run."""
+    neural = analysis.neural
+    what = "the gradients inside the backward passes" if neural else "the workers' gradients"
     columns = (
-        Column("run", "codec on the workers' gradients; none: uncompressed", numeric=False),
+        Column("run", f"codec on {what}; none: uncompressed", numeric=False),
         Column("seed", rank=3),
         Column("steps", rank=2),
         Column("training loss", "mean of the last tenth of the steps"),
         Column("test accuracy", "at the last test"),
-        Column("relative variance", "of the averaged gradient, mean over steps", rank=1),
-        Column("sent up per worker", "payload and shared bytes over the run"),
-        Column("float32 / sent", "bits that float32 would have taken over the bits sent"),
+        Column(
+            "relative variance",
+            f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
+            rank=1,
+        ),
+        Column("encoded per worker" if neural else "sent up per worker", "payload and shared bytes over the run"),
+        Column(
+            "float32 / encoded" if neural else "float32 / sent",
+            f"bits that float32 would have taken over the bits {'encoded' if neural else 'sent'}",
+        ),
     )
     rows = tuple(
         (
@@ -242,6 +254,40 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         for run in analysis.runs
     )
     return Table("Training runs", columns, rows, (), "No training step was logged.")
+
+
+def shadow_table(analysis: RunLogAnalysis) -> Table:
+    """One line per weight gradient that shadow passes compared, means over the passes."""
+    runs = [run for run in analysis.runs if run.shadow]
+    several = len(runs) > 1
+    columns = (
+        *([Column("run", numeric=False), Column("seed")] if several else []),
+        Column("weight gradient", "name of the parameter", numeric=False),
+        Column("cosine", "to the exact gradient of the same batch, all layers compressed"),
+        Column("lowest", "cosine of the worst shadow pass"),
+        Column("error", "||compressed - exact|| / ||exact||, all layers compressed"),
+        Column("cosine alone", "where only the gradients of this layer's own outputs are compressed", rank=1),
+        Column("error alone", "where only the gradients of this layer's own outputs are compressed", rank=2),
+    )
+    rows = tuple(
+        (
+            *([Cell(run.spec), Cell(str(run.seed))] if several else []),
+            Cell(curve.tensor),
+            _cosine(known_mean(curve.cosine)),
+            _cosine(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan),
+            _value(known_mean(curve.error)),
+            _cosine(known_mean(curve.cosine_alone)),
+            _value(known_mean(curve.error_alone)),
+        )
+        for run in runs
+        for curve in run.shadow
+    )
+    passes = max((len(curve.steps) for run in runs for curve in run.shadow), default=0)
+    notes = (
+        f"Means over {passes} shadow passes: the backward pass of one batch with and without compression.",
+        "Alone: only the gradients of this layer's own outputs are compressed; otherwise those of all layers.",
+    )
+    return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
 
 
 def trace_table(summary: TraceSummary) -> Table:
@@ -275,6 +321,10 @@ def _value(value: float, hint: str = "") -> Cell:
 
 def _percent(share: float) -> Cell:
     return Cell(MISSING, mark="missing") if math.isnan(share) else Cell(f"{share:.1%}")
+
+
+def _cosine(value: float) -> Cell:
+    return Cell(MISSING, mark="missing") if math.isnan(value) else Cell(f"{value:.4f}")
 
 
 def _accuracy(value: float) -> Cell:

@@ -8,6 +8,7 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gtrace.report.law_tables import law_tables
 from gtrace.report.names import MISSING, literal
 from gtrace.report.tables import (
     PARETO,
@@ -17,6 +18,7 @@ from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
     run_table,
+    shadow_table,
     trace_table,
 )
 from gtrace.report.verdict import runs_verdict, sweep_verdict
@@ -62,12 +64,19 @@ def print_report(report: Report, console: Console) -> None:
         page.verdict(runs_verdict(run))
         if run.runs:
             page.table(run_table(run))
+        if run.has_shadow:
+            page.table(shadow_table(run))
         page.lines(run.notes, "note")
         page.lines(run.warnings, "warning")
     for trace in report.traces:
         page.heading("Trace", trace.name, shown=several)
         page.verdict([trace.sentence])
         page.table(trace_table(trace))
+        for laws in trace.laws:
+            page.heading("", laws.title, shown=True)
+            page.verdict(laws.sentences)
+            for table in law_tables(laws):
+                page.table(table)
 
 
 class _Page:
@@ -87,7 +96,7 @@ class _Page:
     def heading(self, kind: str, name: str, *, shown: bool) -> None:
         if shown:
             self._console.print()
-            self._console.print(Text(f"{kind} {self.safe(name)}", style="bold underline"))
+            self._console.print(Text(f"{kind} {self.safe(name)}".lstrip(), style="bold underline"))
 
     def verdict(self, sentences: Iterable[str]) -> None:
         self._console.print()

@@ -11,6 +11,8 @@ from gtrace.report.names import count
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gtrace.report.laws import LawSection
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
@@ -28,10 +30,17 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace holds; ``name`` is that of the file."""
+    """What a trace holds.
+
+    Attributes:
+        name: of the file.
+        tensors: what was recorded.
+        laws: which laws the gradients follow, a section per kind of gradient.
+    """
 
     name: str
     tensors: tuple[TensorSummary, ...]
+    laws: tuple[LawSection, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -49,12 +58,13 @@ class TraceSummary:
 
 
 def summarize_trace(path: Path, name: str) -> TraceSummary:
-    """Read the table of contents of a trace, no gradient.
+    """Read the table of contents of a trace, and the gradients of a few steps.
 
     Raises:
         TraceError: missing, not a trace, damaged, or from a newer version.
     """
     # Zarr and HDF5 are slow to load; a report on a sweep alone does without.
+    from gtrace.report.laws import law_sections
     from gtrace.trace import open_trace
 
     with open_trace(path) as trace:
@@ -66,4 +76,4 @@ def summarize_trace(path: Path, name: str) -> TraceSummary:
             )
             for t in trace.tensors
         )
-    return TraceSummary(name, found)
+        return TraceSummary(name, found, law_sections(trace))

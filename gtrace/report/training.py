@@ -37,7 +37,7 @@ def training_over_bits(analysis: RunLogAnalysis) -> Figure:
 
 
 def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
-    """Relative variance of the workers' averaged gradient over training."""
+    """Relative variance of the workers' averaged gradient, or of the neural gradients, over training."""
     with styled():
         figure = new_figure(8.2, 3.8)
         axes = figure.add_subplot()
@@ -47,7 +47,8 @@ def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
             if np.isfinite(values).any():
                 labels.append(_curve(axes, run.steps.astype(np.float64), values, own, name, logarithmic=True))
         axes.set_xlabel("training step")
-        axes.set_ylabel("relative variance of the averaged gradient")
+        what = "neural gradients" if analysis.neural else "averaged gradient"
+        axes.set_ylabel(f"relative variance of the {what}")
         if labels:
             axes.set_yscale("log")
             log_ticks(axes.yaxis)
@@ -77,7 +78,8 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
         left.set_ylabel("training loss (thick: running mean)")
         right.set_ylabel("test accuracy (%)" if has_accuracy else "test loss")
         for axes, labels in ((left, losses), (right, tests)):
-            axes.set_xlabel("training step" if against == "steps" else "sent up by one worker")
+            bits = "encoded by one worker" if analysis.neural else "sent up by one worker"
+            axes.set_xlabel("training step" if against == "steps" else bits)
             if not labels:
                 _empty(axes)
                 continue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gtrace.report.families import FITTED
 from gtrace.report.names import count, listed, number
+from gtrace.report.runs import known_mean
 
 if TYPE_CHECKING:
     from gtrace.report.analysis import Configuration, Family, SweepAnalysis
@@ -155,8 +156,19 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
         if baseline is not None and _reached(baseline) and _comparable(run, baseline):
             parts.append(f"uncompressed {_reached(baseline, name=False)}")
         if math.isfinite(run.ratio) and run.spec != "none":
-            parts.append(f"{number(run.ratio)} times fewer bits sent up than with float32")
+            what = "for the neural gradients" if analysis.neural else "sent up"
+            parts.append(f"{number(run.ratio)} times fewer bits {what} than with float32")
         sentences.append("; ".join(parts) + ".")
+        if run.shadow:
+            cosines = {curve.tensor: known_mean(curve.cosine) for curve in run.shadow}
+            known = {tensor: value for tensor, value in cosines.items() if math.isfinite(value)}
+            if known:
+                worst = min(known, key=known.__getitem__)
+                mean = sum(known.values()) / len(known)
+                sentences.append(
+                    f"Its weight gradients have a mean cosine of {mean:.4f} to the exact ones; "
+                    f"the worst is {worst} with {known[worst]:.4f}."
+                )
     return sentences
 
 

@@ -128,10 +128,12 @@ def _render(report: Report, kind: str) -> bytes:
 
 def _plates(report: Report) -> list[tuple[str, Plate]]:
     """Figures with the names of their files; of several sweeps or run logs with their names in front."""
-    from gtrace.report.gallery import run_plates, sweep_plates
+    from gtrace.report.gallery import law_plates, run_plates, sweep_plates
 
     found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
     found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
+    for trace in report.traces:
+        found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
     named: dict[str, Plate] = {}
     for section, plates, alike in found:
         for plate in plates:

@@ -131,6 +131,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    # What a writer that was killed while it closed has left can be rolled back by a connection that may write only.
+    mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True)
+
+
 class ResultStore:
     """The SQLite file of one sweep.
 
@@ -163,8 +169,8 @@ class ResultStore:
                 raise OutputExistsError(
                     f"{path}: exists already and {why}; it was left untouched: pass --force or another -o"
                 )
-            for old in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-                old.unlink(missing_ok=True)
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
         store = cls(cls._connect(path), path)
         columns = ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
         with store._connection as sql:
@@ -197,7 +203,7 @@ class ResultStore:
     @staticmethod
     def _meta(path: Path) -> dict[str, Any]:
         try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as sql:
+            with closing(_open_to_read(path)) as sql:
                 meta = {k: json.loads(v) for k, v in sql.execute("SELECT key, value FROM meta")}
         except (sqlite3.Error, ValueError) as error:
             raise TraceError(f"{path}: not a gtrace sweep ({error})") from None
@@ -265,7 +271,7 @@ class ResultStore:
             raise TraceError(f"{path}: no such file; `gtrace sweep TRACE` makes one")
         meta = cls._meta(path)
         try:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as sql:
+            with closing(_open_to_read(path)) as sql:
                 names = list(COLUMNS)
                 found = sql.execute(f"SELECT {', '.join(names)} FROM rows ORDER BY {', '.join(KEY)}").fetchall()  # noqa: S608
                 warnings = tuple(text for (text,) in sql.execute("SELECT text FROM warnings ORDER BY text"))

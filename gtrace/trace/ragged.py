@@ -28,8 +28,8 @@ SEED = 0
 #: The attribute ``sample`` of a ragged tensor.
 SAMPLE: Mapping[str, Any] = {"kind": "stretches", "seed": SEED}
 
-#: Index arrays that are kept for the next step; at the default element cap they take 64 MiB.
-_KEPT_SAMPLES = 32
+#: Index arrays that are kept for the next step.
+_KEPT_SAMPLES = 8
 
 
 def default_capacity(first: int) -> int:

@@ -244,4 +244,4 @@ def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
 def test_rows_are_made_of_stored_numbers():
     trace = Trace.from_arrays({"w": {2: [3.0, 4.0], 7: [0.0, 1.0]}})
     row = row_of(trace, trace.tensors[0])
-    assert row == Row(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0)
+    assert row == Row(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gtrace.codecs.fp import FloatFormat
 from gtrace.errors import UsageError
+from gtrace.kernels import select
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "near_lognormal.json").read_text())
 EVERY = [FloatFormat(e, n - 1 - e) for n in range(2, 9) for e in range(1, n)]
@@ -144,6 +145,36 @@ def test_stochastic_rounding_depends_on_key_and_place_alone():
     assert same(form.round(x, KEY), form.round(x, KEY))
     assert not same(form.round(x, KEY), form.round(x, (3, 6)))
     assert same(form.round(x[:100], KEY), form.round(x, KEY)[:100])
+
+
+@pytest.mark.parametrize("form", [FloatFormat(3, 2), FloatFormat(5, 0), FloatFormat(1, 3)], ids=str)
+def test_stochastic_codes_are_those_of_a_plain_twin(form):
+    rng = np.random.default_rng(8)
+    x = np.concatenate([rng.normal(0, form.max / 3, 3000), rng.normal(0, form.min_positive, 1500)]).astype(np.float32)
+    draws = np.empty(x.size, np.uint32)
+    select.fill_words(np.uint64(KEY[0]), np.uint64(KEY[1]), draws)
+    levels = form.exact_levels
+    a = np.abs(x.astype(np.float64))
+    code = np.minimum(np.searchsorted(levels, a, side="right") - 1, levels.size - 2)
+    share = np.clip((a - levels[code]) / (levels[code + 1] - levels[code]), 0, 1)
+    code = code + (draws.astype(np.float64) < np.floor(share * 2.0**32))
+    assert (form.encode(x, KEY) == (code | np.where(np.signbit(x), 1 << (form.bits - 1), 0))).all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.75])
+@pytest.mark.parametrize("key", [None, KEY], ids=["nearest", "stochastic"])
+def test_every_block_has_its_own_scale(key, factor):
+    form, x = FloatFormat(3, 2), np.random.default_rng(4).normal(size=5000).astype(np.float32)
+    for block in (1, 7, 32, 1000, 1024, 1500, 5000, 9999):
+        count = -(-x.size // block)
+        scales = factor * 2.0 ** (np.arange(count) % 9 - 6.0)
+        codes = form.encode_blocks(x, block, scales, key)
+        each = np.repeat(scales, block)[: x.size]
+        wanted = np.empty_like(codes)
+        for scale in np.unique(scales):
+            wanted[each == scale] = form.encode_blocks(x, x.size, np.array([scale]), key)[each == scale]
+        assert (codes == wanted).all()
+        assert same(form.decode_blocks(codes, block, scales), (form.decode(codes) * each).astype(np.float32))
 
 
 def test_even_rare_rounding_up_keeps_the_mean():

@@ -1,5 +1,6 @@
 """Expected relative error, the best format and the scale: golden numbers, samples, the paper's tables."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_expected_error_is_that_of_a_quadrature_and_never_overflows(mu, sigma):
     ends = np.sort(np.concatenate([[mu - 9 * sigma, mu + 9 * sigma], inside]))
     total = sum(
         integrate.quad(lambda t: density(t) * math.exp(-0.5 * ((t - mu) / sigma) ** 2), a, b)[0]
-        for a, b in zip(ends[:-1], ends[1:], strict=True)
+        for a, b in itertools.pairwise(ends)
     ) / (sigma * math.sqrt(2 * math.pi))
     assert math.isclose(found, total, rel_tol=1e-6, abs_tol=1e-9)
 
@@ -157,7 +158,9 @@ def test_scale_rules():
     assert scale_exponent(form, "max", mu, sigma, n) == math.floor(math.log2(384) - mu - sigma * quantile)
     assert scale_exponent(form, "mean", mu, sigma, n) == 14
     assert scale_exponent(form, "max", mu, 0.0, 1) == math.floor(math.log2(384) + 17.3)
-    assert scale_exponent(form, "max", mu, sigma, n, largest=-5.0) == 13
+    assert scale_exponent(form, "absmax", mu, sigma, n, largest=-5.0) == 13
+    assert scale_exponent(form, "max", mu, sigma, n, largest=-5.0) == scale_exponent(form, "max", mu, sigma, n)
+    assert scale_exponent(form, "absmax", mu, sigma, n) == scale_exponent(form, "max", mu, sigma, n)
     best = min(range(-40, 60), key=lambda k: form.expected_relative_error(mu + k, sigma))
     assert scale_exponent(form, "error", mu, sigma, n) == best
     assert abs(mu + best - best_centre(form, sigma)) <= 1.0

@@ -34,8 +34,10 @@ def naive_sparsity(alpha, x):
 @pytest.mark.parametrize("case", GOLDEN["forward"], ids=lambda c: f"{c['sigma']}")
 def test_golden_sparsities(case):
     alpha = math.exp(case["ln_alpha"])
-    assert float(fitting.sparsity(alpha, case["mu"], case["sigma"])) == pytest.approx(case["S"], rel=1e-11)
-    assert float(fitting.unpruned(alpha, case["mu"], case["sigma"])) == pytest.approx(case["one_minus_S"], rel=1e-11)
+    assert float(fitting.sparsity(alpha, case["mu"], case["sigma"])) == pytest.approx(case["S"], rel=1e-11, abs=0)
+    assert float(fitting.unpruned(alpha, case["mu"], case["sigma"])) == pytest.approx(
+        case["one_minus_S"], rel=1e-11, abs=0
+    )
 
 
 @pytest.mark.parametrize("case", GOLDEN["inverse"], ids=lambda c: f"{c['sigma']}-{c['S']}")
@@ -51,8 +53,8 @@ def test_sparsity_and_its_rest_have_all_digits(sigma):
         a, *(f(np.exp(a), 0.0, sigma) for f in (fitting.sparsity, fitting.unpruned)), strict=True
     ):
         exact, exact_rest = exact_sparsity(math.log(math.exp(value)), sigma)
-        assert s == pytest.approx(float(exact), rel=1e-11, abs=1e-30 if sigma > 0.2 else 1e-17)
-        assert rest == pytest.approx(float(exact_rest), rel=1e-11)
+        assert s == pytest.approx(float(exact), rel=1e-11, abs=0)
+        assert rest == pytest.approx(float(exact_rest), rel=1e-11, abs=0)
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -65,6 +67,13 @@ def test_thresholds_are_right_to_1e_8_in_the_logarithm(sigma, mu):
         slope = mpmath.exp(mpmath.mpf(sigma) ** 2 / 2 - a) * mpmath.ncdf(mpmath.mpf(a) / sigma - sigma)
         off = (found - s) if s < 0.5 else (1 - mpmath.mpf(s)) - rest
         assert abs(float(off / slope)) < 1e-8
+
+
+def test_thresholds_close_to_one_keep_the_digits_of_what_is_left():
+    for sigma in SIGMAS:
+        for left in (2.0**-40, 2.0**-50):
+            alpha = fitting.pruning_threshold(1 - left, 0.0, sigma)
+            assert float(fitting.unpruned(alpha, 0.0, sigma)) == pytest.approx(left, rel=1e-9, abs=0)
 
 
 def test_sparsity_broadcasts_and_knows_point_masses():

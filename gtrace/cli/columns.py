@@ -1,0 +1,96 @@
+"""Tables of one line per tensor that fit a terminal: columns make room for others, nothing is cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PLAIN_BLOCKS = "_.-:=+*#"
+_SPARK_WIDTH = 16
+#: The first column may fold down to this width; others are dropped before that.
+_NAME_WIDTH = 20
+_GAP = 2
+#: Columns of a pipe, which has no width to respect: whoever reads it wants every column.
+_PIPE_WIDTH = 100_000
+
+
+class Column(NamedTuple):
+    """A column of a table; the higher its rank, the earlier it makes room for others."""
+
+    heading: str
+    cells: list[str]
+    rank: int
+    right: bool = True
+
+
+def stdout_console() -> Console:
+    """Standard output as rich sees it; a pipe gets every column."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def print_columns(
+    columns: Sequence[Column], console: Console, style: Callable[[int, str], str] = lambda _row, _heading: ""
+) -> None:
+    """Print a table, and which columns did not fit the console's width.
+
+    Args:
+        columns: the first names the rows, and folds where it is long.
+        console: where to.
+        style: (number of the row, heading) -> style of that cell.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    first = columns[0].heading
+    widths = {c.heading: max(*map(len, c.heading.split(" ", 1)), *map(len, c.cells)) + _GAP for c in columns}
+    widths[first] = min(widths[first], _NAME_WIDTH + _GAP)
+    kept = list(columns)
+    for column in sorted(columns, key=lambda column: -column.rank):
+        if column.rank == 0 or sum(widths[c.heading] for c in kept) - _GAP <= console.width:
+            break
+        kept.remove(column)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    for column in kept:
+        table.add_column(
+            column.heading.replace(" ", "\n", 1),
+            justify="right" if column.right else "left",
+            no_wrap=column.heading != first,
+            overflow="fold",
+        )
+    for place in range(len(columns[0].cells)):
+        table.add_row(*(Text(c.cells[place], style=style(place, c.heading)) for c in kept))
+    console.print()
+    console.print(table)
+    hidden = [column.heading for column in columns if column not in kept]
+    if hidden:
+        console.print(Text(f"Hidden on a terminal this narrow: {', '.join(hidden)}.", style="dim"))
+
+
+def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
+    """Values over time as up to 16 blocks between their smallest and their largest; longer series are averaged.
+
+    >>> sparkline([0.0, 1.0, 3.5, 7.0])
+    '▁▂▅█'
+    """
+    blocks = _BLOCKS
+    try:
+        blocks.encode(encoding)
+    except UnicodeEncodeError:
+        blocks = _PLAIN_BLOCKS
+    width = min(len(values), _SPARK_WIDTH)
+    edges = [round(k * len(values) / width) for k in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high == low:
+        return blocks[0] * width
+    top = len(blocks) - 1
+    return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)

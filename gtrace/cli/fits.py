@@ -1,0 +1,136 @@
+"""``gtrace info --fit``: which law the magnitudes of gradients follow, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.columns import Column, print_columns, sparkline, stdout_console
+from gtrace.cli.options import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.sweep.formats import LayerFormats
+    from gtrace.sweep.laws import LayerLaws
+    from gtrace.trace import TensorInfo, Trace
+
+#: Bits for which the best float format is told.
+BITS = (4, 5, 6, 7, 8)
+#: How early a narrow terminal drops the distance to a law.
+_RANKS = {"lognormal": 0, "normal": 2, "half-normal": 5, "laplace": 6, "half-laplace": 4, "loglaplace": 3}
+
+
+def print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: list[int] | None, *, as_json: bool) -> None:
+    """Fit, and print a table with a verdict, or JSON with every step."""
+    from gtrace.fitting.magnitudes import LAWS
+    from gtrace.report.names import count, literal, number
+    from gtrace.sweep.formats import FormatTrial
+    from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
+    from gtrace.trace.choose import choose_steps
+
+    chosen = choose_steps(trace, infos, steps)
+    layers: list[LayerLaws] = []
+    formats: list[LayerFormats | None] = []
+    for info in infos:
+        trial = FormatTrial(BITS)
+        for layer in follow_laws(trace, [info], chosen, look=trial):
+            layers.append(layer)
+            formats.append(trial.formats(info))
+    verdict = judge(layers)
+    if as_json:
+        rows = [_document(layer, found) for layer, found in zip(layers, formats, strict=True)]
+        print_json(
+            {
+                "path": trace.path,
+                "fingerprint": trace.fingerprint,
+                "verdict": verdict_sentences(verdict),
+                "mean_ks": verdict.distances,
+                "nearest": verdict.nearest,
+                "tensors": rows,
+            }
+        )
+        return
+    console = stdout_console()
+    encoding = console.encoding or "utf-8"
+    steps_seen = sorted({int(step) for layer in layers for step in layer.steps})
+    click.echo(
+        f"{literal(trace.path, encoding)}: laws of |g| without zeros, {count(len(layers), 'tensor')}, "
+        f"{count(len(steps_seen), 'step')} from {steps_seen[0]} to {steps_seen[-1]}"
+    )
+    for sentence in verdict_sentences(verdict):
+        click.echo(sentence)
+    columns = [Column("tensor", [literal(layer.info.name, encoding) for layer in layers], 0, right=False)]
+    for what in ("kind", "optimizer", "rank"):
+        values = [str(getattr(layer.info, what)) for layer in layers]
+        if len(set(values)) > 1:
+            columns.append(Column(what, values, 1))
+    columns += [
+        Column("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
+        Column("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
+    ]
+    means = [layer.mean_distances for layer in layers]
+    columns += [Column(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS]
+    columns += [
+        Column("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
+        Column("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
+        Column("sigma over steps", [_spark(layer.sigma_log2, encoding) for layer in layers], 3, right=False),
+        *(
+            Column(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
+            for k, bits in enumerate(BITS)
+        ),
+    ]
+    few = {place for place, layer in enumerate(layers) if not layer.judged.any()}
+    best = [layer.best for layer in layers]
+    print_columns(
+        columns,
+        console,
+        lambda place, heading: "dim" if place in few else "bold green" if heading == f"KS {best[place]}" else "",
+    )
+    click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
+    click.echo("FP: format 1-E-M with the least expected relative error under scale=max; gtrace formats says more.")
+
+
+def _document(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:
+    info = layer.info
+    return {
+        "name": info.name,
+        "kind": info.kind,
+        "optimizer": info.optimizer,
+        "rank": info.rank,
+        "best": layer.best,
+        "judged": bool(layer.judged.any()),
+        "mean_ks": layer.mean_distances,
+        "formats": {one.bits: one.format.name for one in found.formats} if found else {},
+        "steps": [
+            {
+                "step": step,
+                "nonzero": fit.count,
+                "zeros": fit.zeros,
+                "nonfinite": fit.nonfinite,
+                "mu": fit.mu,
+                "sigma": fit.sigma,
+                "mu_log2": fit.mu_log2,
+                "sigma_log2": fit.sigma_log2,
+                "best": fit.best,
+                "ks": fit.ks,
+            }
+            for step, fit in zip(layer.steps.tolist(), layer.fits, strict=True)
+        ],
+    }
+
+
+def _three(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _mean(values: Any) -> float:
+    known = [value for value in values.tolist() if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _spark(values: Any, encoding: str) -> str:
+    known = [value for value in values.tolist() if math.isfinite(value)]
+    return sparkline(known, encoding) if known else ""

@@ -1,0 +1,158 @@
+"""``gtrace formats``: a float format for every layer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.columns import Column, print_columns, stdout_console
+from gtrace.cli.options import Integers, check_output, patterns, print_json, steps_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.sweep.formats import LayerFormats
+    from gtrace.trace import Trace
+
+#: A layer that loses more than this to zero, or clips more than this, is marked.
+_MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
+
+
+@click.command("formats", epilog="Example: gtrace formats run.zarr --bits 4-8 --kind neural -o recipe.yaml")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--bits", type=Integers(), default="4-8", show_default=True, help="Bits of a format 1-E-M: 3 to 8.")
+@click.option(
+    "--scale",
+    type=click.Choice(["max", "mean", "error", "absmax"]),
+    default="max",
+    show_default=True,
+    help="How the power-of-two scale is set: by the largest value that the fitted law expects, by the mean as the "
+    "paper's authors, by least error, or by the largest value that there is.",
+)
+@click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
+@click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")
+@click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.  [default: 16 of them]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the table to this YAML file.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(
+    trace: Path,
+    bits: tuple[int, ...],
+    scale: str,
+    tensors: tuple[str, ...],
+    kind: str | None,
+    steps: str | None,
+    output: Path | None,
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Choose a float format 1-E-M for every layer of TRACE, and say how firm the choice is.
+
+    Each format is tried on the gradients of several steps. Told are the scale exponent (gradients are multiplied by 2
+    to the power of it) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
+    margin: how many times the expected error of the best format the second best makes.
+    """
+    from gtrace.errors import UsageError
+    from gtrace.sweep.formats import choose_formats, recipe
+    from gtrace.trace import open_trace
+    from gtrace.trace.choose import choose_infos, choose_steps
+
+    if any(not 3 <= value <= 8 for value in bits):
+        raise UsageError(f"--bits: {min(bits)} to {max(bits)}; formats have 3 to 8 bits")
+    if output is not None:
+        check_output(output, force=force)
+    with open_trace(trace) as opened:
+        infos = choose_infos(opened, tensors, kind=kind)
+        chosen = choose_steps(opened, infos, steps_option(steps))
+        layers = choose_formats(opened, infos, chosen, bits, scale)  # type: ignore[arg-type]
+        options = {"bits": list(bits), "steps": sorted(chosen), "tensors": list(tensors), "kind": kind}
+        document = recipe(opened, layers, scale, options)  # type: ignore[arg-type]
+        if output is not None:
+            _write(output, document)
+        if as_json:
+            print_json(document)
+        else:
+            _show(opened, layers, scale, len(chosen))
+    if output is not None:
+        click.echo(str(output), err=as_json)
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Write beside the place and move in, so that a reader never sees half a file."""
+    import os
+
+    import yaml
+
+    from gtrace.errors import UsageError
+
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        beside.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> None:
+    from gtrace.report.names import count, literal, number
+
+    console = stdout_console()
+    encoding = console.encoding or "utf-8"
+    click.echo(
+        f"{literal(trace.path, encoding)}: float formats under scale={scale}, {count(len(layers), 'tensor')}, "
+        f"{count(steps, 'step')}"
+    )
+    rows = [(layer, found) for layer in layers for found in layer.formats]
+    if not rows:
+        click.echo("Every gradient is zero: any format will do.")
+        return
+    names = [literal(layer.info.name, encoding) if found is layer.formats[0] else "" for layer, found in rows]
+    columns = [Column("tensor", names, 0, right=False)]
+    for what in ("kind", "optimizer", "rank"):
+        values = [str(getattr(layer.info, what)) for layer, _ in rows]
+        if len(set(values)) > 1:
+            columns.append(Column(what, values, 1))
+    sigmas = [f"{number(float(s.min()))} to {number(float(s.max()))}" for s in (layer.sigma_log2 for layer, _ in rows)]
+    exponents = [found.scale_exponents for _, found in rows]
+    saturated = [float(found.saturated.max()) for _, found in rows]
+    flushed = [float(found.flushed.max()) for _, found in rows]
+    columns += [
+        Column("sigma log2", [s if name else "" for s, name in zip(sigmas, names, strict=True)], 3),
+        Column("bits", [str(found.bits) for _, found in rows], 0),
+        Column("format", [str(found.format) for _, found in rows], 0),
+        Column("relative error", [f"{found.error:.1%}" for _, found in rows], 2),
+        Column("scale first", [str(k[0]) for k in exponents], 3),
+        Column("scale last", [str(k[-1]) for k in exponents], 3),
+        Column("scale range", [f"{k.min()} to {k.max()}" for k in exponents], 2),
+        Column("worst flushed", [f"{value:.1%}" for value in flushed], 1),
+        Column("worst saturated", [f"{value:.2%}" for value in saturated], 1),
+        Column("second best", [str(found.second) if found.second else "-" for _, found in rows], 2),
+        Column("margin", ["-" if math.isnan(f.margin) else f"{f.margin:.2f}" for _, f in rows], 1),
+    ]
+
+    def style(place: int, heading: str) -> str:
+        bad = {
+            "worst flushed": flushed[place] > _MUCH_FLUSHED,
+            "worst saturated": saturated[place] > _MUCH_SATURATED,
+        }
+        return "bold red" if bad.get(heading) else ""
+
+    print_columns(columns, console, style)
+    click.echo("\nRelative error: E |Q(x) - x| / |x| under the fitted lognormal law, mean over steps.")
+    click.echo("Scale: the k of 2^k that gradients are multiplied by. Margin: second best error over best, 1 is a tie.")
+    worst = max(range(len(rows)), key=flushed.__getitem__)
+    if flushed[worst] > _MUCH_FLUSHED:
+        layer, found = rows[worst]
+        click.echo(
+            f"Mind: {literal(layer.info.name, encoding)} at {found.bits} bits loses up to {flushed[worst]:.0%} of its "
+            f"non-zero elements to zero under scale={scale}; try another --scale or more bits."
+        )
+        over = float(layer.overshoot.max())
+        if scale == "max" and over >= 1:
+            click.echo(f"Its largest element lies up to {over:.1f} octaves below the largest that the law expects.")

@@ -1,0 +1,311 @@
+"""Which law do the magnitudes of a gradient follow? Fits and Kolmogorov-Smirnov distances, from one sort.
+
+Everything here is about |g| without its zeros, as in Chmiel et al., "Neural gradients are near-lognormal" (ICLR
+2021), Section 3 and Table 1: a zero is not a tiny number, and a sign tells nothing about a magnitude. Laws of signed
+values (normal, Laplace, Cauchy) are therefore fitted to the magnitudes as they stand; half-normal and half-Laplace
+(the exponential law) are what |g| would follow if g followed those laws around zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from gtrace.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+#: Natural logarithm of 2: natural units over log2 units.
+LN2 = math.log(2.0)
+#: Elements whose logarithms are held at a time.
+_BLOCK = 1 << 16
+#: Below this size every element is looked at; above it, only those that can hold the largest distance.
+_SMALL = 4096
+
+
+def _normal_density(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+
+
+def _laplace_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    tail = 0.5 * np.exp(-np.abs(z))
+    return np.where(z < 0, tail, 1 - tail)
+
+
+def _laplace_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(p < 0.5, np.log(2 * p), -np.log(2 * (1 - p)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Standard:
+    """A law with location 0 and scale 1: distribution function, quantiles, density."""
+
+    cdf: Function
+    quantile: Function
+    density: Function
+    logarithmic: bool = False
+    """Whether ln x follows it, not x."""
+
+
+_NORMAL = (ndtr, ndtri, _normal_density)
+_LAPLACE = (_laplace_cdf, _laplace_quantile, lambda z: 0.5 * np.exp(-np.abs(z)))
+_STANDARDS = {
+    "lognormal": _Standard(*_NORMAL, logarithmic=True),
+    "normal": _Standard(*_NORMAL),
+    "half-normal": _Standard(
+        lambda z: np.maximum(2 * ndtr(z) - 1, 0), lambda p: ndtri((1 + p) / 2), lambda z: 2 * _normal_density(z)
+    ),
+    "laplace": _Standard(*_LAPLACE),
+    "half-laplace": _Standard(lambda z: -np.expm1(-z), lambda p: -np.log1p(-p), lambda z: np.exp(-z)),
+    "loglaplace": _Standard(*_LAPLACE, logarithmic=True),
+    "cauchy": _Standard(
+        lambda z: 0.5 + np.arctan(z) / math.pi,
+        lambda p: np.tan(math.pi * (p - 0.5)),
+        lambda z: 1 / (math.pi * (1 + z * z)),
+    ),
+    "uniform": _Standard(lambda z: np.clip(z, 0, 1), lambda p: p, lambda z: np.where((z >= 0) & (z <= 1), 1.0, 0.0)),
+}
+#: The laws, in the order in which tables list them.
+LAWS = tuple(_STANDARDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A law with fitted parameters.
+
+    Attributes:
+        name: one of :data:`LAWS`.
+        location: where it is centred (normal: mean; Laplace, Cauchy: median; uniform: lower end; half laws: 0);
+            of ln x for the logarithmic laws.
+        scale: its width (normal: standard deviation; half-normal: root mean square; Laplace: mean deviation;
+            Cauchy: half the interquartile range; uniform: length); of ln x for the logarithmic laws.
+    """
+
+    name: str
+    location: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.name not in _STANDARDS:
+            raise UsageError(f"law: '{self.name}' is unknown; {suggest(self.name, LAWS)}")
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether the parameters are those of ln x."""
+        return _STANDARDS[self.name].logarithmic
+
+    def cdf(self, x: ArrayLike) -> NDArray[np.float64]:
+        """P(X <= x) at positive float64[n]; nan when the law has no width."""
+        return _STANDARDS[self.name].cdf(self._standardized(x))
+
+    def quantile(self, p: ArrayLike) -> NDArray[np.float64]:
+        """The x with P(X <= x) = p, for p strictly between 0 and 1."""
+        z = self.location + self.scale * _STANDARDS[self.name].quantile(np.asarray(p, np.float64))
+        return np.exp(z) if self.logarithmic else z
+
+    def density(self, x: ArrayLike) -> NDArray[np.float64]:
+        """The density per unit of x at positive float64[n]."""
+        y = _STANDARDS[self.name].density(self._standardized(x)) / self.scale
+        return y / np.asarray(x, np.float64) if self.logarithmic else y
+
+    def _standardized(self, x: ArrayLike) -> NDArray[np.float64]:
+        y = np.asarray(x, np.float64)
+        if self.logarithmic:
+            y = np.log(y)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z: NDArray[np.float64] = (y - self.location) / (self.scale or math.nan)
+        return z
+
+
+@dataclass(frozen=True, slots=True)
+class Magnitudes:
+    """The magnitudes of one gradient, sorted: what fits, distances, quantiles and histograms are taken from.
+
+    Attributes:
+        sorted: float32[n], finite non-zero magnitudes, rising.
+        zeros: how many values were exactly zero.
+        nonfinite: how many were NaN or infinite; they are left out.
+    """
+
+    sorted: NDArray[np.float32]
+    zeros: int = 0
+    nonfinite: int = 0
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> Magnitudes:
+        """Take |g| of any array of real numbers, without zeros and what is not finite; one sort.
+
+        >>> Magnitudes.of([0.5, -2.0, 0.0]).sorted.tolist()
+        [0.5, 2.0]
+        """
+        given = np.asarray(values)
+        if given.dtype.kind not in "fiub":
+            raise UsageError(f"values of dtype {given.dtype} have no magnitude to fit; pass real numbers")
+        x = np.abs(given.astype(np.float32, copy=False)).reshape(-1)
+        # NaN sorts last, after infinity: both ends are cut off by position.
+        x.sort()
+        low = int(np.searchsorted(x, np.float32(0), side="right"))
+        high = int(np.searchsorted(x, np.float32(np.inf), side="left"))
+        return cls(x[low:high], low, x.size - high)
+
+    @property
+    def count(self) -> int:
+        """How many magnitudes there are."""
+        return int(self.sorted.size)
+
+    def quantiles(self, p: ArrayLike) -> NDArray[np.float64]:
+        """Quantiles of the magnitudes at p (float64[q] in [0, 1]), linear between order statistics; nan of none."""
+        at = np.asarray(p, np.float64)
+        if not self.count:
+            return np.full(at.shape, math.nan)
+        place = at * (self.count - 1)
+        below = np.floor(place).astype(np.int64)
+        above = np.minimum(below + 1, self.count - 1)
+        low = self.sorted[below].astype(np.float64)
+        return low + (place - below) * (self.sorted[above] - low)
+
+    def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
+        """How many magnitudes lie in [e_k, e_{k+1}), for rising edges (float64[m + 1]); int64[m]."""
+        return np.diff(np.searchsorted(self.sorted, np.asarray(edges, np.float32))).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What is known about the magnitudes of one gradient.
+
+    Attributes:
+        count: non-zero finite elements.
+        zeros: elements that are exactly zero.
+        nonfinite: elements left out.
+        mu: mean of ln |g|; nan without any element.
+        sigma: population standard deviation of ln |g|.
+        laws: the fitted laws by name.
+        ks: Kolmogorov-Smirnov distance to each of them: the largest gap between the distribution functions. nan where
+            all magnitudes are equal, so that a law has no width. Parameters are fitted to the same data, so no
+            p-value can be read from it.
+    """
+
+    count: int
+    zeros: int
+    nonfinite: int
+    mu: float
+    sigma: float
+    laws: dict[str, Law]
+    ks: dict[str, float]
+
+    @property
+    def mu_log2(self) -> float:
+        """Mean of log2 |g|."""
+        return self.mu / LN2
+
+    @property
+    def sigma_log2(self) -> float:
+        """Population standard deviation of log2 |g|, the sigma by which float formats are chosen."""
+        return self.sigma / LN2
+
+    @property
+    def best(self) -> str:
+        """The law at the least distance; an empty string when there is none."""
+        known = {name: distance for name, distance in self.ks.items() if distance == distance}
+        return min(known, key=known.__getitem__) if known else ""
+
+
+def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
+    """Fit every law to the magnitudes of a gradient and measure how far each is from them.
+
+    Parameters are those of maximum likelihood: normal, mean and standard deviation; half-normal, root mean square;
+    lognormal, mean and standard deviation of ln x; Laplace, median and mean distance from it; half-Laplace, mean;
+    loglaplace, the same as Laplace of ln x; uniform, smallest and largest. The likelihood of a Cauchy law has no
+    closed maximum: median and half the interquartile range, the usual estimators, stand in.
+
+    Args:
+        values: real numbers of any shape, taken as float32; or magnitudes that are sorted already.
+
+    >>> fit = fit_magnitudes(np.exp(2 * ndtri((np.arange(1000) + 0.5) / 1000)))
+    >>> fit.best, round(fit.sigma, 2), fit.ks["lognormal"] < 0.01 < fit.ks["normal"]
+    ('lognormal', 2.0, True)
+    """
+    magnitudes = values if isinstance(values, Magnitudes) else Magnitudes.of(values)
+    x = magnitudes.sorted
+    if not x.size:
+        nothing = dict.fromkeys(LAWS, math.nan)
+        laws = {name: Law(name, math.nan, math.nan) for name in LAWS}
+        return Fit(0, magnitudes.zeros, magnitudes.nonfinite, math.nan, math.nan, laws, nothing)
+    laws = _fitted(magnitudes)
+    ks = {name: ks_distance(x, law) for name, law in laws.items()}
+    lognormal = laws["lognormal"]
+    return Fit(x.size, magnitudes.zeros, magnitudes.nonfinite, lognormal.location, lognormal.scale, laws, ks)
+
+
+def ks_distance(x: NDArray[np.float32], law: Law) -> float:
+    """Kolmogorov-Smirnov distance of sorted magnitudes to a law, exact; nan for none, or a law without width.
+
+    Both distribution functions rise, so between two order statistics the gap is bounded by the values at both. Most
+    of a large tensor is ruled out by looking at about the square root of its elements.
+    """
+    n = x.size
+    if not n or not law.scale > 0:
+        return math.nan
+    if n <= _SMALL:
+        return _largest_gap(law.cdf(x), np.arange(n), n)
+    marks = np.unique(np.linspace(0, n - 1, math.isqrt(n)).astype(np.int64))
+    at = law.cdf(x[marks])
+    largest = _largest_gap(at, marks, n)
+    bound = np.maximum((marks[1:] + 1) / n - at[:-1], at[1:] - marks[:-1] / n)
+    inside = np.flatnonzero(np.repeat(bound > largest, np.diff(marks)))
+    for k in range(0, inside.size, _BLOCK):
+        part = inside[k : k + _BLOCK]
+        largest = max(largest, _largest_gap(law.cdf(x[part]), part, n))
+    return largest
+
+
+def _largest_gap(cdf: NDArray[np.float64], ranks: NDArray[np.int64], n: int) -> float:
+    return float(max(((ranks + 1) / n - cdf).max(), (cdf - ranks / n).max()))
+
+
+def _fitted(magnitudes: Magnitudes) -> dict[str, Law]:
+    """Every law with its parameters, from at least one magnitude."""
+    x = magnitudes.sorted
+    low_quartile, median, high_quartile = magnitudes.quantiles([0.25, 0.5, 0.75]).tolist()
+    log_median = float(np.log(np.array([median]))[0])
+    mean, deviation, distance = _moments(x, median, lambda block: block)
+    log_mean, log_deviation, log_distance = _moments(x, log_median, np.log)
+    first, last = float(x[0]), float(x[-1])
+    if first == last:
+        # Rounding must not give a width to what has none.
+        deviation = distance = log_deviation = log_distance = 0.0
+    parameters = {
+        "lognormal": (log_mean, log_deviation),
+        "normal": (mean, deviation),
+        "half-normal": (0.0, math.hypot(mean, deviation)),
+        "laplace": (median, distance),
+        "half-laplace": (0.0, mean),
+        "loglaplace": (log_median, log_distance),
+        "cauchy": (median, (high_quartile - low_quartile) / 2),
+        "uniform": (first, last - first),
+    }
+    return {name: Law(name, *parameters[name]) for name in LAWS}
+
+
+def _moments(x: NDArray[np.float32], median: float, function: Function) -> tuple[float, float, float]:
+    """Mean, standard deviation and mean distance from the median of function(x), a block at a time.
+
+    Sums are taken about the median: it lies within one deviation of the mean, so none of them cancels.
+    """
+    total = squares = distances = 0.0
+    for k in range(0, x.size, _BLOCK):
+        d = function(x[k : k + _BLOCK].astype(np.float64)) - median
+        total += float(d.sum())
+        squares += float(d @ d)
+        distances += float(np.abs(d).sum())
+    shift = total / x.size
+    return median + shift, math.sqrt(max(squares / x.size - shift * shift, 0.0)), distances / x.size

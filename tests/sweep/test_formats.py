@@ -1,0 +1,123 @@
+import json
+
+import numpy as np
+import pytest
+import yaml
+from helpers_laws import LAYERS, STEPS, gradient, memory_trace
+from scipy.stats import norm
+
+from gtrace.errors import UsageError
+from gtrace.fitting.floats import FloatFormat
+from gtrace.fitting.formats import candidates, optimal_format, placed_error
+from gtrace.fitting.magnitudes import fit_magnitudes
+from gtrace.sweep.formats import choose_formats, recipe
+from gtrace.trace import Trace
+from gtrace.trace.choose import choose_infos
+
+BITS = (4, 6)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return memory_trace()
+
+
+@pytest.fixture(scope="module", params=["max", "mean", "error"])
+def table(request, trace):
+    return request.param, choose_formats(trace, choose_infos(trace), frozenset(STEPS), BITS, request.param)
+
+
+def test_the_format_has_the_least_mean_error(table):
+    rule, layers = table
+    assert [layer.info.name for layer in layers] == list(LAYERS)
+    for layer in layers:
+        fits = [fit_magnitudes(gradient(layer.info.name, step)) for step in STEPS]
+        for found in layer.formats:
+            errors = {
+                form: np.mean([placed_error(form, f.sigma_log2, rule, count=f.count, mu=f.mu_log2) for f in fits])
+                for form in candidates(found.bits)
+            }
+            best, second = sorted(errors, key=errors.get)[:2]
+            assert (found.format, found.second) == (best, second)
+            assert found.error == pytest.approx(errors[best], rel=1e-9)
+            assert found.margin == pytest.approx(errors[second] / errors[best], rel=1e-9)
+
+
+def test_flushed_and_saturated_are_what_rounding_does(table):
+    _, layers = table
+    for layer in layers:
+        for found in layer.formats:
+            for place, step in enumerate(STEPS):
+                g = gradient(layer.info.name, step)
+                g = g[g != 0].astype(np.float64) * 2.0 ** int(found.scale_exponents[place])
+                rounded = found.format.round(g)
+                assert found.flushed[place] == pytest.approx(np.mean(rounded == 0), abs=1e-12)
+                assert found.saturated[place] == pytest.approx(np.mean(np.abs(g) > found.format.max), abs=1e-12)
+
+
+def test_the_scale_follows_the_gradient(trace):
+    (layer,) = choose_formats(trace, choose_infos(trace, ["narrow"]), frozenset(STEPS), (8,), "max")
+    (found,) = layer.formats
+    # Gradients shrink by four octaves from step to step.
+    np.testing.assert_allclose(np.diff(found.scale_exponents), 4, atol=1)
+
+
+def test_the_overshoot_is_how_far_the_tail_falls_short(trace):
+    (layer,) = choose_formats(trace, choose_infos(trace, ["early"]), frozenset([0]), (4,))
+    x = np.log2(np.abs(gradient("early", 0)[gradient("early", 0) != 0]).astype(np.float64))
+    expected = x.mean() + x.std() * norm.isf(1 / x.size) - x.max()
+    assert layer.overshoot[0] == pytest.approx(expected, rel=1e-6)
+    # A half-normal law has less of a tail than the lognormal one fitted to it.
+    assert expected > 1
+
+
+def test_one_step_chooses_as_the_public_call_does(trace):
+    (layer,) = choose_formats(trace, choose_infos(trace, ["wide"]), frozenset([0]), BITS, "error")
+    fit = fit_magnitudes(gradient("wide", 0))
+    for found in layer.formats:
+        assert found.format == optimal_format(found.bits, fit.sigma_log2, "error", mu=fit.mu_log2)
+
+
+def test_layers_of_zeros_have_no_format():
+    trace = Trace.from_arrays({"zero": {0: np.zeros(9)}, "late": {0: np.zeros(9), 1: np.ones(9)}})
+    layers = choose_formats(trace, choose_infos(trace), frozenset([0, 1]), BITS)
+    assert [(layer.info.name, layer.steps.tolist()) for layer in layers] == [("late", [1])]
+
+
+def test_three_bits_have_one_format_and_no_margin():
+    trace = Trace.from_arrays({"w": np.arange(1.0, 50)})
+    (layer,) = choose_formats(trace, choose_infos(trace), frozenset([0]), (3,))
+    (found,) = layer.formats
+    assert (found.format, found.second) == (FloatFormat(2, 0), None)
+    assert recipe(trace, [layer], "max")["layers"][0]["formats"][3]["margin"] is None
+
+
+def test_the_recipe_is_plain_and_complete(trace):
+    layers = choose_formats(trace, choose_infos(trace), frozenset(STEPS), BITS)
+    document = recipe(trace, layers, "max", {"bits": list(BITS)})
+    assert yaml.safe_load(yaml.safe_dump(document)) == document
+    json.dumps(document)
+    assert document["provenance"]["fingerprint"] == trace.fingerprint
+    assert document["provenance"]["bits"] == [4, 6]
+    entry = document["layers"][0]
+    assert (entry["tensor"], entry["steps"], entry["steps_seen"]) == ("wide", [0, 20], 3)
+    found = layers[0].formats[1]
+    assert entry["formats"][6]["format"] == found.format.name
+    k = found.scale_exponents.tolist()
+    assert entry["formats"][6]["scale_exponent"] == {"first": k[0], "last": k[-1], "min": min(k), "max": max(k)}
+    assert entry["formats"][6]["worst_flushed"] == pytest.approx(found.flushed.max(), rel=1e-3)
+
+
+def test_impossible_bits_are_refused(trace):
+    with pytest.raises(UsageError, match="20 bits"):
+        choose_formats(trace, choose_infos(trace), frozenset(STEPS), (20,))
+
+
+@pytest.mark.parametrize("rule", ["max", "mean", "error"])
+def test_ties_are_flushed_as_rounding_flushes_them(rule):
+    g = 2.0 ** np.arange(-20, 20)
+    trace = Trace.from_arrays({"w": g})
+    (layer,) = choose_formats(trace, choose_infos(trace), frozenset([0]), (4, 5, 6), rule)
+    for found in layer.formats:
+        rounded = found.format.round(g * 2.0 ** int(found.scale_exponents[0]))
+        assert found.flushed[0] == np.mean(rounded == 0) > 0

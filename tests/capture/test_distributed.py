@@ -113,6 +113,16 @@ def scaled(rank):
         scaler.update()
 
 
+def sharded(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Model()
+    model.extra.requires_grad_(False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    plain(rank, model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+
+
 RUNS = {
     "ddp": (ddp, {}),
     "chosen": (ddp, {"policy": parse_steps("1")}),
@@ -123,6 +133,7 @@ RUNS = {
     "accumulated": (accumulated, {}),
     "accumulated_with_sync": (accumulated_with_sync, {}),
     "unused": (unused, {}),
+    "sharded": (sharded, {}),
 }
 
 
@@ -221,6 +232,19 @@ def test_reduced_gradients(run):
     check(trace, alone(), "reduced")
     for info in trace.tensors:
         assert trace.read(info.name, 2, rank=0).tobytes() == trace.read(info.name, 2, rank=1).tobytes()
+
+
+def test_each_process_records_its_shard(run):
+    trace = run("sharded")
+    expected = alone()
+    assert {info.name for info in trace.tensors} == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    for info in trace.tensors:
+        assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["Shard(dim=0)"], [info.rank])
+        for step in range(STEPS):
+            whole = (expected[step][0][info.name] + expected[step][1][info.name]) / 2
+            assert list(whole.shape) == info.attrs["whole_shape"]
+            part = whole.chunk(2)[info.rank].reshape(-1).numpy()
+            assert np.allclose(trace.read(info.name, step, rank=info.rank), part, rtol=1e-5, atol=1e-8)
 
 
 def test_one_process_of_one_is_as_without(tmp_path):

@@ -38,7 +38,7 @@ def never_compiled(function: _F) -> _F:
             eval_frame.set_eval_frame(before)
 
     plain._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _skip(plain.__code__)
+    _skip(plain.__code__)  # type: ignore[attr-defined]
     return plain  # type: ignore[return-value]
 
 

@@ -65,12 +65,14 @@ def check(tmp_path, compiled, backend):
     assert np.isfinite(trace.scalars()["loss"]).all()
 
 
+@pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("compiled", ["model", "step", "model and step", "loop"])
 def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
     check(tmp_path, compiled, backend)
 
 
+@pytest.mark.capture_case("torch.compile of a model (inductor)")
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor(tmp_path):
     check(tmp_path, "model", "inductor")

@@ -200,6 +200,7 @@ def check(trace, expected, stage="local"):
     assert {info.stage for info in trace.tensors} == {stage}
 
 
+@pytest.mark.capture_case("DDP, local gradients")
 @pytest.mark.parametrize("program", ["ddp", "views", "by_hand", "scaled"])
 def test_local_gradients(run, program):
     check(run(program), alone())
@@ -212,11 +213,13 @@ def test_local_gradients_of_chosen_steps(run):
     assert np.allclose(trace.read("body.weight", 1, rank=1), expected, rtol=1e-5)
 
 
+@pytest.mark.capture_case("DDP, accumulation with and without no_sync")
 @pytest.mark.parametrize("program", ["accumulated", "accumulated_with_sync"])
 def test_local_gradients_of_micro_batches(run, program):
     check(run(program), alone(micro_batches=2))
 
 
+@pytest.mark.capture_case("DDP, find_unused_parameters")
 def test_a_parameter_that_this_process_did_not_use_is_absent(run):
     trace = run("unused")
     assert [
@@ -227,6 +230,7 @@ def test_a_parameter_that_this_process_did_not_use_is_absent(run):
     assert trace.read("body.bias", 0, rank=1).any()
 
 
+@pytest.mark.capture_case("DDP, averaged gradients")
 def test_reduced_gradients(run):
     trace = run("reduced")
     check(trace, alone(), "reduced")
@@ -234,6 +238,7 @@ def test_reduced_gradients(run):
         assert trace.read(info.name, 2, rank=0).tobytes() == trace.read(info.name, 2, rank=1).tobytes()
 
 
+@pytest.mark.capture_case("FSDP2 (fully_shard)")
 def test_each_process_records_its_shard(run):
     trace = run("sharded")
     expected = alone()

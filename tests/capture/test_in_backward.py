@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -48,6 +49,7 @@ def capture(path, policy=None, **how):
     return weights, gradients, summary
 
 
+@pytest.mark.capture_case("optimizers inside the backward pass")
 def test_one_stream_with_one_row_per_backward_pass(tmp_path):
     plain = train()
     weights, gradients, summary = capture(tmp_path / "run.zarr")
@@ -78,6 +80,7 @@ def test_chosen_steps(tmp_path):
     assert np.array_equal(trace.read("0.weight", 3), expected)
 
 
+@pytest.mark.capture_case("optimizers inside the backward pass")
 def test_a_backward_pass_that_fails_does_not_mix_with_the_next(tmp_path):
     _, gradients, _ = capture(tmp_path / "run.zarr", fail=True)
     trace = open_trace(tmp_path / "run.zarr")

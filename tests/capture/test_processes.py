@@ -31,7 +31,10 @@ TRAIN = """
             optimizer.step()
         torch.save(model.state_dict(), f"weights{rank}.pt")
         if end == "kill" and rank == 1:
-            while not os.path.exists("run.zarr/rank00001/weight_grad/step/c.0"):
+            from gtrace.trace import open_trace
+            while not os.path.exists("run.zarr/rank00001"):
+                time.sleep(0.01)
+            while not any(info.rank == 1 for info in open_trace("run.zarr").tensors):
                 time.sleep(0.01)
             os.kill(os.getpid(), 9)
         # In this order, and together: a process group that is torn down under its users may abort the process.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MOST_CALLS = 64
 #: Bytes that a row may take while it is gathered; it cannot wait for room, since it is training that completes it.
 _ROW_BYTES = 2**30
+#: Samples of which the indices are kept for the next step; at the default element cap they take 64 MiB.
+_KEPT_SAMPLES = 32
 #: Names in a message.
 _NAMED = 5
 
@@ -171,6 +173,7 @@ class NeuralGradients:
         self._bytes = 0
         #: module -> its calls in this row, rising
         self._calls: dict[str, list[int]] = {}
+        self._samples: dict[tuple[int, int, str], torch.Tensor] = {}
         self._steps = 0
         self._empty = 0
         self._said: set[str] = set()
@@ -271,8 +274,7 @@ class NeuralGradients:
         if not self._row:
             self._blocks.wait()
         if kept < total:
-            indices = torch.from_numpy(sample_indices(total, kept).copy())
-            gradient = gradient.take(indices.to(gradient.device))
+            gradient = gradient.take(self._indices(total, kept, gradient.device))
         if found is not None:
             # Another backward pass over the same graph: what the weights see is the sum, too.
             found.values += gradient.reshape(-1).to(found.values.dtype)
@@ -287,6 +289,16 @@ class NeuralGradients:
         dtype = str(given.dtype).removeprefix("torch.")
         self._row[output[1:]] = _Arrival(output, values, total, shape, dtype)
         self._bytes += 4 * kept
+
+    def _indices(self, total: int, kept: int, device: torch.device) -> torch.Tensor:
+        key = total, kept, str(device)
+        found = self._samples.get(key)
+        if found is None:
+            if len(self._samples) == _KEPT_SAMPLES:
+                self._samples.clear()
+            found = torch.from_numpy(sample_indices(total, kept).copy()).to(device)
+            self._samples[key] = found
+        return found
 
     def _is_among_first(self, output: Output) -> bool:
         """Whether the call is among the first of its module; a later one that came before it makes room.

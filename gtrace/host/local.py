@@ -41,8 +41,8 @@ class LocalGradients:
 
     ``DistributedDataParallel`` learns of a gradient from the node that accumulates it, after the parameter's own
     post-accumulate hooks have run: in those, ``grad`` still is this process's. So it is where a program averages
-    gradients itself after its backward pass. ``gradient_as_bucket_view``, ``static_graph``, ``no_sync`` and unused
-    parameters change nothing about that. Micro-batches without ``no_sync`` do: all but the first are added to an
+    gradients itself after its backward pass. ``gradient_as_bucket_view``, ``no_sync`` and unused parameters
+    change nothing about that. Micro-batches without ``no_sync`` do: all but the first are added to an
     average. Of those, only what they add is taken, exact but for rounding.
 
     A gradient that does not pass through such a hook, or not in the parameter's shape, has no local form; nor has

@@ -27,8 +27,8 @@ SEED = 0
 #: The attribute ``sample`` of a ragged tensor.
 SAMPLE: Mapping[str, Any] = {"kind": "stretches", "seed": SEED}
 
-#: Index arrays that are kept for the next step; at the default element cap they take 64 MiB.
-_KEPT_SAMPLES = 32
+#: Index arrays that are kept for the next step.
+_KEPT_SAMPLES = 8
 
 
 def default_capacity(first: int) -> int:
@@ -46,9 +46,9 @@ def default_capacity(first: int) -> int:
 def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64]:
     """Which ``count`` of ``total`` elements a sample holds: one of each of ``count`` stretches of equal length.
 
-    Stretch i covers the elements ``i * total // count`` up to ``(i + 1) * total // count``; the key's i-th
-    uniform number chooses one of them. So no element comes twice, order is kept, and the cost does not
-    depend on ``total``.
+    Stretch i covers the elements ``i * total // count`` up to ``(i + 1) * total // count``; the i-th output of a
+    Philox generator with the key, as a uniform number of 53 bits, chooses one of them. So no element comes
+    twice, order is kept, and the cost does not depend on ``total``.
 
     Args:
         total: elements of the gradient, at least ``count``.
@@ -58,13 +58,12 @@ def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64
     Returns:
         int64[count], rising, read-only.
     """
-    from gtrace.kernels.counter import fill_uniform
-
     key = Key.derive(seed, tensor="", role="sample")
-    uniforms = np.empty(count, np.float32)
-    fill_uniform(uniforms, np.uint64(key.high), np.uint64(key.low), 0)  # type: ignore[no-untyped-call]
+    # Numpy's own Philox and not the kernels' hash: this runs while a model trains, which must not wait for a compiler.
+    words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(count)
+    uniforms = (words >> np.uint64(11)) * 2.0**-53
     edges = np.arange(count + 1, dtype=np.int64) * total // max(count, 1)
-    indices = edges[:-1] + (uniforms.astype(np.float64) * np.diff(edges)).astype(np.int64)
+    indices = edges[:-1] + (uniforms * np.diff(edges)).astype(np.int64)
     indices.flags.writeable = False
     return indices
 

@@ -144,7 +144,6 @@ class _TensorArray(_Array):
             self._rows = np.full(self._chunks, np.nan, layout.VALUES)
             self._block = block
         self._rows[offset, : values.size] = values
-        self._rows[offset, values.size :] = np.nan
         self._dirty = True
 
     def _put_long_row(self, block: int, values: NDArray[np.float32]) -> None:

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import gtrace
+from gtrace.capture.neural import _ROW_BYTES, MOST_CALLS
+from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.cli.capture import command
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capture.md").read_text()
@@ -13,13 +15,24 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capture.md").read_text()
 
 def test_its_python_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(compile(code, "docs/capture.md", "exec"), {"__name__": "docs"})
-    assert capsys.readouterr().out == "['weight', 'bias'] [ 0 10 20 30 40 50 60 70 80 90]\n"
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(code, "docs/capture.md", "exec"), {"__name__": "docs"})
+    assert capsys.readouterr().out.splitlines() == [
+        "0 Linear [512 512 160] 300",
+        "1 ReLU [512 512 160] 300",
+        "2 Linear [160 160  50] 160",
+        "['weight', 'bias'] [ 0 10 20 30 40 50 60 70 80 90]",
+    ]
     assert gtrace.open_trace("run.zarr").attrs["model"] == "Linear"
 
 
 def test_it_tells_every_option():
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
-    told = set(re.findall(r"`(--?[a-z]+)", PAGE))
+    told = set(re.findall(r"`(--?[a-z-]+)", PAGE))
     assert options <= told
+
+
+def test_its_numbers_are_those_of_the_code():
+    assert f"up to {MOST_CALLS};" in PAGE
+    assert f"by default {MAX_ELEMENTS} " in PAGE
+    assert f"at most\n{_ROW_BYTES >> 30} GiB while" in PAGE

@@ -3,79 +3,17 @@
 from __future__ import annotations
 
 import copy
-import gc
-import threading
 
 import numpy as np
 import pytest
 import torch
+from helpers_neural import CNN, Run, batches, mlp, weights
 from torch import nn
 from torch.nn import functional
 
-import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.neural import MOST_CALLS, HostBlocks
-from gtrace.capture.policy import AutomaticSteps, EveryStep, parse_steps
-from gtrace.errors import UsageError
+from gtrace.capture.neural import MOST_CALLS
+from gtrace.capture.policy import parse_steps
 from gtrace.trace.ragged import sample_indices
-
-
-class Run:
-    """A captured block; what the user is told is kept."""
-
-    def __init__(self, path, kind="neural", **options):
-        self.path = path
-        self.said = []
-        options = CaptureOptions(path, kind=kind, **({"policy": EveryStep()} | options))
-        self.session = CaptureSession(options, say=self.said.append)
-
-    def __enter__(self):
-        self.session.start()
-        return self
-
-    def __exit__(self, *_):
-        self.summary = self.session.finish("complete")
-        self.trace = gtrace.open_trace(self.path) if self.summary.rows else None
-
-    @property
-    def steps(self):
-        return {info.name: self.trace.steps(info.name, kind="neural").tolist() for info in self.infos}
-
-    @property
-    def infos(self):
-        return [info for info in self.trace.tensors if info.kind == "neural"]
-
-    def read(self, name, step, **which):
-        return self.trace.read(name, step, kind="neural", **which)
-
-
-class CNN(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 4, 3, padding=1)
-        self.conv2 = nn.Conv2d(4, 8, 3, padding=1)
-        self.fc1 = nn.Linear(8 * 4 * 4, 16)
-        self.fc2 = nn.Linear(16, 10)
-
-    def outputs(self, x):
-        a = self.conv1(x)
-        b = self.conv2(functional.relu(a))
-        c = self.fc1(functional.max_pool2d(functional.relu(b), 2).flatten(1))
-        return [a, b, c, self.fc2(functional.relu(c))]
-
-    def forward(self, x):
-        return self.outputs(x)[-1]
-
-
-def mlp():
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(inplace=True), nn.Linear(32, 10))
-
-
-def batches(count=4, sizes=(8, 8, 8, 3)):
-    generator = torch.Generator().manual_seed(2)
-    for k in range(count):
-        n = sizes[k % len(sizes)]
-        yield torch.randn(n, 1, 8, 8, generator=generator), torch.randint(10, (n,), generator=generator)
 
 
 @pytest.fixture
@@ -115,22 +53,6 @@ def test_gradients_are_those_of_autograd(tmp_path, suffix):
     assert len([t for t in run.trace.tensors if t.kind == "weight"]) == 8
     assert run.said == []
     assert (run.summary.rows, run.summary.neural_rows, run.summary.tensors, run.summary.neural_tensors) == (8, 8, 8, 4)
-
-
-def weights(kind, build, path, forward=None, steps=6, **options):
-    torch.manual_seed(0)
-    model = build()
-    run = Run(path, kind=kind, **options) if kind else None
-    if run:
-        run.__enter__()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for x, y in batches(steps):
-        optimizer.zero_grad()
-        functional.cross_entropy(forward(model, x) if forward else model(x), y).backward()
-        optimizer.step()
-    if run:
-        run.__exit__()
-    return [p.detach().clone() for p in model.parameters()], run
 
 
 @pytest.mark.parametrize("kind", ["neural", "both"])
@@ -382,138 +304,3 @@ def test_what_is_left_out_is_said_once(path):
             "output, or it is a view that was changed in place)"
         ),
     ]
-
-
-@pytest.mark.parametrize("part", [False, True])
-def test_a_compiled_module_is_named_with_what_to_do(path, part):
-    torch._dynamo.reset()
-    with Run(path, kind="both") as run:
-        model = CNN()
-        if part:
-            model.conv1 = torch.compile(model.conv1, backend="eager")
-        else:
-            model = torch.compile(model, backend="eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in batches(3):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    name = "conv1" if part else "CNN"
-    assert run.said[0] == (
-        f"gtrace: warning: neural gradients inside of the compiled '{name}' are not recorded; run without "
-        "torch.compile to record them"
-    )
-    assert len(run.said) == (1 if part else 2)
-    assert run.summary.rows == 3
-    assert list(run.steps) == (["conv2", "fc1", "fc2"] if part else [])
-    assert run.summary.errors == 0
-
-
-def test_a_compiled_function_is_told_of(path):
-    torch._dynamo.reset()
-    with Run(path, kind="both") as run:
-        model = nn.Linear(3, 2)
-        call = torch.compile(lambda x: model(x), backend="eager")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        call(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-    (said,) = run.said
-    assert said.startswith("gtrace: note: no gradient of a module's output arrived in 1 of 1 recorded steps")
-
-
-def test_patterns_choose_modules(path):
-    with Run(path, include=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
-        model = CNN()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in batches(2):
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    assert [t.name for t in run.trace.tensors] == ["conv1.weight", "conv1.bias", "fc1.weight", "fc1.bias", "conv1"]
-    (complaint,) = run.summary.complaints
-    assert complaint.startswith("--exclude 'nothing' matched no tensor")
-
-
-def test_the_budget_counts_both_kinds(tmp_path):
-    rows = {}
-    for kind in ("weight", "neural", "both"):
-        _, run = weights(kind, CNN, tmp_path / f"{kind}.zarr", steps=8, budget=60_000)
-        assert run.summary.over_budget
-        rows[kind] = run.summary.rows
-        stored = sum(4 * int(run.trace.statistics(t.name, kind=t.kind)["n_valid"].sum()) for t in run.trace.tensors)
-        assert stored <= 60_000
-    assert rows["both"] < min(rows["weight"], rows["neural"])
-    _, run = weights("both", CNN, tmp_path / "auto.zarr", steps=12, budget=200_000, policy=AutomaticSteps())
-    assert 0 < run.summary.rows < 12
-    assert run.summary.neural_rows == run.summary.rows
-
-
-def test_record_takes_the_model_given_and_no_other(tmp_path):
-    model, other = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3)
-    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-    with gtrace.capture.record(model, optimizer, tmp_path / "run.zarr", kind="neural", max_elements=4):
-        for _ in range(2):
-            nn.ReLU()(other(model(torch.ones(2, 3)))).sum().backward()
-            optimizer.step()
-    trace = gtrace.open_trace(tmp_path / "run.zarr")
-    assert [(info.name, info.kind, info.size) for info in trace.tensors] == [("0", "neural", 4), ("1", "neural", 4)]
-    assert trace.attrs["capture"]["kind"] == "neural"
-    assert trace.attrs["capture"]["max_elements"] == 4
-    assert trace.attrs["model"] == "Sequential"
-    before = torch.nn.modules.module._global_forward_hooks
-    assert len(before) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "nural"}, "'nural' is no kind of gradient; did you mean neural"),
-        ({"max_elements": 5}, "--max-elements is for gradients of module outputs"),
-        ({"kind": "both", "max_elements": 0}, "write 1 or more"),
-    ],
-)
-def test_wrong_options(tmp_path, options, message):
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with (
-        pytest.raises(UsageError, match=message),
-        gtrace.capture.record(model, optimizer, tmp_path / "r.h5", **options),
-    ):
-        pass
-
-
-def test_modules_that_are_gone_leave_no_trouble(path):
-    with Run(path) as run:
-        weight = nn.Parameter(torch.ones(3))
-        optimizer = torch.optim.SGD([weight], lr=0.0)
-        for step in range(4):
-            (nn.Hardtanh(-9, 9)(weight * (step + 1))).sum().backward()
-            optimizer.step()
-            gc.collect()
-    assert run.steps == {"unnamed/Hardtanh": [0, 1, 2, 3]}
-    assert run.summary.errors == 0
-
-
-def test_waiting_rows_are_bounded():
-    blocks = HostBlocks(limit=4 * 100)
-    row = [blocks.take(80)]
-    blocks.wait()
-    blocks.hand_over(row)
-    blocks.wait()
-    more = [blocks.take(80)]
-    assert more[0].data_ptr() != row[0].data_ptr()
-    blocks.hand_over(more)
-    done = threading.Event()
-    waiting = threading.Thread(target=lambda: (blocks.wait(), done.set()))
-    waiting.start()
-    assert not done.wait(0.05)
-    blocks.release(row)
-    assert done.wait(10)
-    assert blocks.take(80).data_ptr() == row[0].data_ptr()
-
-
-def test_blocks_that_nobody_needs_any_more_make_room():
-    blocks = HostBlocks(limit=4 * 100)
-    for elements in range(1, 60):
-        blocks.reuse([blocks.take(elements)])
-        assert blocks._free_bytes <= 400
-        assert blocks._free_bytes == 4 * sum(b.numel() for free in blocks._free.values() for b in free)

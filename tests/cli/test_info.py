@@ -257,3 +257,5 @@ def test_info_says_whether_ranks_agree(tmp_path):
         [sys.executable, "-m", "gtrace", "info", "run.zarr"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert "ranks    2; local gradients differ (1 of 1); reduced gradients are the same on all" in done.stdout
+
+    assert row == Row(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)

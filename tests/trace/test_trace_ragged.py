@@ -208,6 +208,18 @@ def test_forged_lengths_are_refused(suffix, table, value, words, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+def test_more_elements_than_a_row_has_are_refused(suffix, tmp_path):
+    path = write(tmp_path / f"run{suffix}")
+    forge(path, "n_total", 2, 2**40)
+    forge(path, "n_valid", 2, 2**39)
+    with (
+        open_trace(path) as trace,
+        pytest.raises(TraceError, match=f"{2**39} valid elements of {2**40} in a row of 80"),
+    ):
+        trace.read("conv1", 2)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_length_that_is_plausible_and_wrong_is_refused(suffix, tmp_path):
     path = write(tmp_path / f"run{suffix}")
     forge(path, "n_valid", 2, 16)

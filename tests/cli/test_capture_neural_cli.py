@@ -1,0 +1,164 @@
+"""``gtrace capture --kind`` from the outside, and what other commands make of its traces."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from helpers_capture import SAMPLES, environment, run_gtrace, run_python, write_script
+
+import gtrace
+
+#: One module, whose gradient tells its step: step, step + 1, ... per element; batches of 3 and 2.
+ENDLESS = """
+    import time, torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(3, 50))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10**6):
+        optimizer.zero_grad()
+        rows = 3 - step % 2
+        ramp = torch.arange(50.0 * rows).reshape(rows, 50) + step
+        (model(torch.ones(rows, 3)) * ramp).sum().backward()
+        optimizer.step()
+        if step == 5:
+            print("going", flush=True)
+        time.sleep(0.001)
+    """
+
+
+@pytest.mark.parametrize(
+    ("sample", "options", "suffix"),
+    [
+        ("digits_cnn.py", ["--epochs", 1], "zarr"),
+        ("digits_mlp.py", ["--epochs", 1], "h5"),
+        ("char_lstm.py", ["--steps", 3, "--hidden", 16], "zarr"),
+    ],
+)
+def test_samples_end_with_the_same_weights(sample, options, suffix, tmp_path):
+    plain = run_python(SAMPLES / sample, *options, "--save", "plain.pt", cwd=tmp_path)
+    trace = f"run.{suffix}"
+    done = run_gtrace(
+        "capture", "--kind", "both", "-o", trace, SAMPLES / sample, *options, "--save", "c.pt", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
+    assert equal_weights(tmp_path / "plain.pt", tmp_path / "c.pt")
+    line = done.stderr.splitlines()[-1]
+    assert re.search(r"\d+ steps captured in run\.\w+ \(\d+ weight and \d+ neural tensors, ", line)
+    with gtrace.open_trace(tmp_path / trace) as opened:
+        neural = {info.name for info in opened.tensors if info.kind == "neural"}
+        for name in neural:
+            assert opened.steps(name, kind="neural").size == opened.scalars()["step"].size
+            assert opened.read(name, 0, kind="neural").any()
+    expected = {
+        "digits_cnn.py": {"conv1", "conv2", "fc1", "fc2"},
+        "char_lstm.py": {"embedding", "lstm", "head"},
+    }
+    assert neural == expected.get(sample, neural)
+    assert neural
+
+
+def equal_weights(one, other):
+    import torch
+
+    first, second = torch.load(one), torch.load(other)
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A trace of both kinds with a smaller last batch and a cap that cuts the convolutions' gradients."""
+    folder = tmp_path_factory.mktemp("digits")
+    script = [SAMPLES / "digits_cnn.py", "--epochs", 1, "--batch-size", 256]
+    done = run_gtrace("capture", "--kind", "both", "--max-elements", 20_000, "-o", "run.zarr", *script, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_info_tells_batches_and_what_was_kept(digits):
+    done = run_gtrace("info", "run.zarr", "--kind", "neural", cwd=digits)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split()[1:4] for line in done.stdout.splitlines() if line.startswith(("conv", "fc"))}
+    assert rows == {
+        "conv1": ["157-256x32x8x8", "3.8%", "float32"],
+        "conv2": ["157-256x64x8x8", "1.9%", "float32"],
+        "fc1": ["157-256x64", "100.0%", "float32"],
+        "fc2": ["157-256x10", "100.0%", "float32"],
+    }
+    document = json.loads(run_gtrace("info", "run.zarr", "--json", cwd=digits).stdout)
+    found = {tensor["name"]: tensor for tensor in document["tensors"]}
+    assert (found["fc2"]["elements_fewest"], found["fc2"]["elements_most"]) == (1570, 2560)
+    assert found["conv1"]["elements_stored"] == found["conv1"]["size"] == 20_000
+    assert found["fc1.bias"]["elements_fewest"] == found["fc1.bias"]["elements_most"] == 64
+    # Half of what passes a ReLU is zero, so counted over padding it would be less.
+    with gtrace.open_trace(digits / "run.zarr") as trace:
+        values = np.concatenate([trace.read("fc1", step) for step in trace.steps("fc1")])
+    assert found["fc1"]["zeros"] == pytest.approx(np.mean(values == 0))
+
+
+def test_a_report_takes_such_a_trace(digits):
+    done = run_gtrace("report", "run.zarr", "-o", "report.html", cwd=digits)
+    assert done.returncode == 0, done.stderr
+    page = (digits / "report.html").read_text()
+    assert "12 tensors" in page
+    assert done.stderr == ""
+
+
+def test_only_neural(tmp_path):
+    write_script(tmp_path / "train.py", ENDLESS.replace("10**6", "4"))
+    done = run_gtrace("capture", "--kind", "neural", "--every", 2, "train.py", cwd=tmp_path)
+    assert re.search(r"gtrace: 2 of 4 steps captured in train.zarr \(1 neural tensors, ", done.stderr)
+    assert [info.kind for info in gtrace.open_trace(tmp_path / "train.zarr").tensors] == ["neural"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kind", "all"], "gtrace: --kind: 'all' is no kind of gradient"),
+        (["--max-elements", "9"], "gtrace: --max-elements is for gradients of module outputs"),
+    ],
+)
+def test_wrong_use(options, message, tmp_path):
+    write_script(tmp_path / "train.py", ENDLESS)
+    done = run_gtrace("capture", *options, "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def committed(path):
+    """Steps with neural gradients that are in a trace that is being written."""
+    if not path.exists():
+        return 0
+    with gtrace.open_trace(path) as trace:
+        there = any(info.kind == "neural" for info in trace.tensors)
+        return trace.scalars(kind="neural")["step"].size if there else 0
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+def test_after_kill_9_every_committed_step_is_right(suffix, tmp_path):
+    write_script(tmp_path / "train.py", ENDLESS)
+    trace = tmp_path / f"run.{suffix}"
+    command = [sys.executable, "-m", "gtrace", "capture", "--kind", "both", "-o", trace.name, "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "going\n"
+        while committed(trace) <= 10:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    with gtrace.open_trace(trace) as opened:
+        steps = opened.steps("0", kind="neural").tolist()
+        assert len(steps) >= 10
+        assert steps == list(range(len(steps)))
+        for step in steps:
+            rows = 3 - step % 2
+            assert opened.read("0", step, kind="neural").tolist() == [step + k for k in range(50 * rows)]
+        assert opened.status == "interrupted"

@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gtrace.host.compiled import never_compiled, not_compiled_itself
 from gtrace.host.local import LOCAL, REDUCED, LocalGradients
 from gtrace.host.naming import ModuleCollector
 from gtrace.host.processes import process_place
@@ -213,10 +214,12 @@ class TrainingHooks:
 
     def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
         original = vars(owner)[name]
-        ours = functools.wraps(original)(make(original))
+        # Not traced itself, but where a compiled region calls it, that region goes straight to the original.
+        ours = functools.wraps(original)(not_compiled_itself(make(original)))
         self._patches.append((owner, name, original, ours))
         setattr(owner, name, ours)
 
+    @never_compiled
     def _guarded(self, function: Callable[..., None], *args: object) -> None:
         try:
             if os.getpid() == self._owner:
@@ -226,7 +229,8 @@ class TrainingHooks:
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
-            self._guarded(self._losses.backward, tensors, grad_tensors)
+            if not torch.compiler.is_compiling():
+                self._guarded(self._losses.backward, tensors, grad_tensors)
             return original(tensors, grad_tensors, *args, **kwargs)
 
         return backward
@@ -234,6 +238,8 @@ class TrainingHooks:
     def _watch_scale(self, original: _Function) -> _Function:
         def scale(scaler: GradScaler, outputs: object) -> object:
             result = original(scaler, outputs)
+            if torch.compiler.is_compiling():
+                return result
             self._guarded(self._losses.scaled, scaler, outputs, result)
             return result
 
@@ -252,6 +258,8 @@ class TrainingHooks:
     def _watch_clip(self, original: _Function) -> _Function:
         def clip_grad_norm_(*args: object, **kwargs: object) -> object:
             norm = original(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return norm
             self._guarded(self._losses.clipped, norm)
             return norm
 
@@ -281,10 +289,11 @@ class TrainingHooks:
             for group in groups:
                 self._local.watch(group["params"])
 
+    @never_compiled
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or _is_nested(sys._getframe(1)):
+        if not self._watches(optimizer) or _is_nested(sys._getframe(2)):
             return None
         self._started += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

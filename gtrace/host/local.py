@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gtrace.host.sharded import is_sharded
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -39,12 +41,12 @@ class LocalGradients:
 
     ``DistributedDataParallel`` learns of a gradient from the node that accumulates it, after the parameter's own
     post-accumulate hooks have run: in those, ``grad`` still is this process's. So it is where a program averages
-    gradients itself after its backward pass. ``gradient_as_bucket_view``, ``static_graph``, ``no_sync`` and unused
-    parameters change nothing about that. Micro-batches without ``no_sync`` do: all but the first are added to an
+    gradients itself after its backward pass. ``gradient_as_bucket_view``, ``no_sync`` and unused parameters
+    change nothing about that. Micro-batches without ``no_sync`` do: all but the first are added to an
     average. Of those, only what they add is taken, exact but for rounding.
 
-    A gradient that passes through no such hook (``fully_shard`` puts sums over all processes into ``grad``), or not
-    in the parameter's shape, has no local form.
+    A gradient that does not pass through such a hook, or not in the parameter's shape, has no local form; nor has
+    that of a sharded parameter (``fully_shard`` puts sums over all processes into ``grad``).
 
     Args:
         guarded: calls a function with arguments and catches its errors.
@@ -61,11 +63,12 @@ class LocalGradients:
         """Watch these parameters, too.
 
         Args:
-            parameters: those that need no gradient are left out.
+            parameters: those that need no gradient, and sharded ones, are left out.
             strict: a wrapper averages their gradients during the backward pass.
         """
         for parameter in parameters:
-            if not parameter.requires_grad or not parameter.is_leaf:
+            # What runs the hooks of a sharded parameter has summed up its gradient before.
+            if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
                 continue
             copy = self._copies.get(parameter)
             if copy is None:

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     import torch
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this process holds it as a part of something larger."""
     # Not imported for this: a program that has made one has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -17,7 +18,7 @@ def _is_sharded(tensor: torch.Tensor) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this process holds of a tensor; the tensor itself where that is all of it."""
-    part: torch.Tensor = tensor.to_local() if _is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 
 
@@ -28,11 +29,11 @@ def sharding(parameter: Any) -> dict[str, Any]:
         ``placements``, one per dimension of the mesh (such as ``Shard(dim=0)``), ``mesh`` (its shape), ``place``
         (this process's coordinates in it) and ``whole_shape``.
     """
-    if not _is_sharded(parameter):
+    if not is_sharded(parameter):
         return {}
     place = parameter.device_mesh.get_coordinate()
     return {
-        "placements": [str(placement) for placement in parameter.placements],
+        "placements": [repr(placement) for placement in parameter.placements],
         "mesh": list(parameter.device_mesh.shape),
         "place": None if place is None else list(place),
         "whole_shape": list(parameter.shape),

@@ -45,6 +45,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
+def _cautions(trace: Trace) -> list[str]:
+    """What the trace itself says about how far its errors can be trusted."""
+    world = trace.attrs.get("world_size")
+    if isinstance(world, int) and world > 1 and any(info.stage == "reduced" for info in trace.tensors):
+        averages = f"gradients are averages over {world} processes; those that each of them would send have more noise"
+        return [f"{averages}, so errors on the wire will be larger (capture --local records them)"]
+    return []
+
+
 def run_sweep(
     trace: Trace | str | os.PathLike[str],
     codecs: Sequence[Codec | str],
@@ -130,6 +139,7 @@ def run_sweep(
         limits.check()
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
+            store.add((), warnings=_cautions(opened))
             done = store.done()
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}

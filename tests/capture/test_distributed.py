@@ -113,6 +113,16 @@ def scaled(rank):
         scaler.update()
 
 
+def sharded(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Model()
+    model.extra.requires_grad_(False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    plain(rank, model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+
+
 RUNS = {
     "ddp": (ddp, {}),
     "chosen": (ddp, {"policy": parse_steps("1")}),
@@ -123,6 +133,7 @@ RUNS = {
     "accumulated": (accumulated, {}),
     "accumulated_with_sync": (accumulated_with_sync, {}),
     "unused": (unused, {}),
+    "sharded": (sharded, {}),
 }
 
 
@@ -189,6 +200,7 @@ def check(trace, expected, stage="local"):
     assert {info.stage for info in trace.tensors} == {stage}
 
 
+@pytest.mark.capture_case("DDP, local gradients")
 @pytest.mark.parametrize("program", ["ddp", "views", "by_hand", "scaled"])
 def test_local_gradients(run, program):
     check(run(program), alone())
@@ -201,11 +213,13 @@ def test_local_gradients_of_chosen_steps(run):
     assert np.allclose(trace.read("body.weight", 1, rank=1), expected, rtol=1e-5)
 
 
+@pytest.mark.capture_case("DDP, accumulation with and without no_sync")
 @pytest.mark.parametrize("program", ["accumulated", "accumulated_with_sync"])
 def test_local_gradients_of_micro_batches(run, program):
     check(run(program), alone(micro_batches=2))
 
 
+@pytest.mark.capture_case("DDP, find_unused_parameters")
 def test_a_parameter_that_this_process_did_not_use_is_absent(run):
     trace = run("unused")
     assert [
@@ -216,11 +230,26 @@ def test_a_parameter_that_this_process_did_not_use_is_absent(run):
     assert trace.read("body.bias", 0, rank=1).any()
 
 
+@pytest.mark.capture_case("DDP, averaged gradients")
 def test_reduced_gradients(run):
     trace = run("reduced")
     check(trace, alone(), "reduced")
     for info in trace.tensors:
         assert trace.read(info.name, 2, rank=0).tobytes() == trace.read(info.name, 2, rank=1).tobytes()
+
+
+@pytest.mark.capture_case("FSDP2 (fully_shard)")
+def test_each_process_records_its_shard(run):
+    trace = run("sharded")
+    expected = alone()
+    assert {info.name for info in trace.tensors} == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    for info in trace.tensors:
+        assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["Shard(dim=0)"], [info.rank])
+        for step in range(STEPS):
+            whole = (expected[step][0][info.name] + expected[step][1][info.name]) / 2
+            assert list(whole.shape) == info.attrs["whole_shape"]
+            part = whole.chunk(2)[info.rank].reshape(-1).numpy()
+            assert np.allclose(trace.read(info.name, step, rank=info.rank), part, rtol=1e-5, atol=1e-8)
 
 
 def test_one_process_of_one_is_as_without(tmp_path):

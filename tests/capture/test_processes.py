@@ -31,7 +31,10 @@ TRAIN = """
             optimizer.step()
         torch.save(model.state_dict(), f"weights{rank}.pt")
         if end == "kill" and rank == 1:
-            while not os.path.exists("run.zarr/rank00001/weight_grad/step/c.0"):
+            from gtrace.trace import open_trace
+            while not os.path.exists("run.zarr/rank00001"):
+                time.sleep(0.01)
+            while not any(info.rank == 1 for info in open_trace("run.zarr").tensors):
                 time.sleep(0.01)
             os.kill(os.getpid(), 9)
         # In this order, and together: a process group that is torn down under its users may abort the process.
@@ -93,6 +96,7 @@ def check_two_ranks(folder, status="complete"):
     return trace
 
 
+@pytest.mark.capture_case("torchrun -m -- gtrace capture")
 def test_gtrace_inside_torchrun(folder):
     """``torchrun -m -- gtrace capture``; a second launch with the same port must not join the first one's trace."""
     port = free_port()
@@ -109,6 +113,7 @@ def test_gtrace_inside_torchrun(folder):
     assert "run.zarr: exists already and was left untouched" in again.stderr
 
 
+@pytest.mark.capture_case("gtrace capture -m torch.distributed.run")
 def test_torchrun_inside_gtrace_keeps_weights(folder):
     plain = run_python("-m", *torchrun(), "train.py", cwd=folder)
     assert plain.returncode == 0, plain.stderr
@@ -122,6 +127,7 @@ def test_torchrun_inside_gtrace_keeps_weights(folder):
         assert all(torch.equal(after[name], value) for name, value in before[rank].items())
 
 
+@pytest.mark.capture_case("torch.multiprocessing.spawn")
 def test_spawned_processes(folder):
     result = run_gtrace("capture", "-o", "run.zarr", "spawned.py", free_port(), cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -132,6 +138,7 @@ def test_spawned_processes(folder):
     assert json.loads(result.stdout)["ranks"] == [0, 1]
 
 
+@pytest.mark.capture_case("kill -9 of one rank")
 def test_a_killed_rank_keeps_its_steps(folder):
     result = run_gtrace("capture", "-o", "run.zarr", "-m", *torchrun(), "train.py", "kill", cwd=folder)
     assert result.returncode == 5
@@ -195,6 +202,7 @@ ALONE = """
     """
 
 
+@pytest.mark.capture_case("subprocess")
 @pytest.mark.parametrize(
     ("end", "code", "rank_status"),
     [
@@ -252,6 +260,7 @@ BYSTANDERS = """
     """
 
 
+@pytest.mark.capture_case("DataLoader workers, spawned and forked")
 def test_workers_forks_and_strangers_write_nothing(tmp_path):
     write_script(tmp_path / "script.py", BYSTANDERS)
     result = run_gtrace("capture", "-o", "run.zarr", "script.py", cwd=tmp_path)

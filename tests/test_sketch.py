@@ -263,3 +263,11 @@ def test_log2_moments_of_nothing_and_of_normalized_values():
     assert math.isnan(found.sigma)
     with pytest.raises(UsageError, match="norm=none"):
         MomentSketch.of([1.0, 2.0], norm="l2").log2_moments()
+
+
+def test_largest_is_exact_where_the_last_bin_holds_one_value_and_a_close_bound_elsewhere():
+    x = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
+    assert MomentSketch.of(x, "none").largest == float(np.abs(x).max())
+    assert MomentSketch.of([], "none").largest == 0.0
+    crowd = np.array([1.0, 1.0003, 1.0005], np.float32)
+    assert 1.0005 <= MomentSketch.of(crowd, "none").largest < 1.001

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gtrace.capture.options import CaptureOptions, capture_options
 from gtrace.capture.session import CaptureSession, CaptureSummary
 from gtrace.errors import UsageError
+from gtrace.host.processes import launch_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,9 @@ def record(
     kind: str = "weight",
     max_elements: int | None = None,
     drop: bool = False,
+    reduced: bool = False,
+    sketch: str | None = None,
+    sketch_mantissa: int | None = None,
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
@@ -66,13 +70,17 @@ def record(
             more.
         drop: leave out steps while 256 MiB of gradients wait to be written, instead of making training wait; the
             trace's attribute ``capture`` says which.
+        reduced: of several processes that train together, record the average instead of each one's own gradients.
+        sketch: keep moment sketches of large gradients instead of their values: norms and bucket sizes, such as
+            ``"l2:8192,linf:8192,none"``; tensors whose values take less room keep them.
+        sketch_mantissa: width of the sketches' bins, 2^n in an octave; 6 by default, 10 loses nothing.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
 
     Raises:
-        UsageError: ``steps``, ``budget`` or ``kind`` cannot be read, ``steps`` and ``every`` are both given, or no
-            trace can be made at ``path``.
+        UsageError: ``steps``, ``budget``, ``kind`` or ``sketch`` cannot be read, ``steps`` and ``every`` both given,
+            or no trace can be made at ``path``.
         OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
     """
     options = capture_options(
@@ -86,6 +94,10 @@ def record(
         kind=kind,
         max_elements=max_elements,
         drop=drop,
+        reduced=reduced,
+        sketch=sketch,
+        sketch_mantissa=sketch_mantissa,
+        run=launch_token(),
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

@@ -23,6 +23,7 @@ COMMANDS = {
     "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),
     "check": ("gtrace.cli.check", "Verify every value of a trace, and repair it."),
     "pack": ("gtrace.cli.pack", "Rewrite a trace into fewer files, or as HDF5."),
+    "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
     "sweep": ("gtrace.cli.sweep", "Measure codecs on a trace."),
     "report": ("gtrace.cli.report", "Turn results into tables, plots and a page."),
     "train": ("gtrace.cli.train", "Train with a codec on the gradients."),

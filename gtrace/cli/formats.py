@@ -26,10 +26,11 @@ _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 @click.option("--bits", type=Integers(), default="4-8", show_default=True, help="Bits of a format 1-E-M: 3 to 8.")
 @click.option(
     "--scale",
-    type=click.Choice(["max", "mean", "error"]),
+    type=click.Choice(["max", "mean", "error", "absmax"]),
     default="max",
     show_default=True,
-    help="How the power-of-two scale is set: nothing saturates, as the paper's authors, or least error.",
+    help="How the power-of-two scale is set: by the largest value that the fitted law expects, by the mean as the "
+    "paper's authors, by least error, or by the largest value that there is.",
 )
 @click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
 @click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")

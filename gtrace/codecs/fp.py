@@ -100,7 +100,8 @@ class Fp(ExpectingCodec):
     law: Law = parameter("lognormal", "the law of magnitudes that a format is chosen under", choices=get_args(Law))
     scale: str | None = parameter(
         None,
-        "where the values are put: below the largest number, at its mean, or with least error; or how blocks do it",
+        "where the values are put: their largest, as the law expects it (max) or as it is (absmax), below the "
+        "format's, their mean, or with least error; or how blocks do it",
         choices=(*RULES, *_blocks.BLOCK_SCALES),
         optional=True,
     )
@@ -197,16 +198,18 @@ class Fp(ExpectingCodec):
         count, mu, sigma = summary.log2_moments()
         if count == 0:
             return state
-        form = self._named or self.choose(mu, sigma, count)
-        return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count)))
+        largest = math.log2(summary.largest)
+        form = self._named or self.choose(mu, sigma, count, largest)
+        return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count, largest)))
 
-    def choose(self, mu: float, sigma: float, count: int) -> FloatFormat:
+    def choose(self, mu: float, sigma: float, count: int, largest: float | None = None) -> FloatFormat:
         """The format of ``bits`` with the least expected relative error under this codec's law, scale and rounding.
 
         Args:
             mu: mean of log2|x|.
             sigma: its standard deviation.
             count: how many values there are.
+            largest: log2 of the largest |x|, where it is known.
         """
         bits = cast("int", self.bits)
         if self.block is not None:
@@ -220,7 +223,7 @@ class Fp(ExpectingCodec):
                 ),
             )
         rule = cast("ScaleRule", self.scale)
-        return optimal_format(bits, sigma, rule, self.law, count, mu=mu, stochastic=self.stochastic)
+        return optimal_format(bits, sigma, rule, self.law, count, mu=mu, largest=largest, stochastic=self.stochastic)
 
     def format_of(self, state: State) -> FloatFormat:
         """The format that a state encodes in."""
@@ -319,11 +322,11 @@ class Fp(ExpectingCodec):
     def _block_scale(self) -> BlockScale:
         return cast("BlockScale", self.scale)
 
-    def _shift(self, form: FloatFormat, mu: float, sigma: float, count: int) -> int:
+    def _shift(self, form: FloatFormat, mu: float, sigma: float, count: int, largest: float) -> int:
         if self.exponent is not None or self.block is not None:
             return self.exponent or 0
         rule = cast("ScaleRule", self.scale)
-        return scale_exponent(form, rule, mu, sigma, count, stochastic=self.stochastic)
+        return scale_exponent(form, rule, mu, sigma, count, largest, stochastic=self.stochastic)
 
     def _scales(
         self, state: State, form: FloatFormat, x: NDArray[np.float32]

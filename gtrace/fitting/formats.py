@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from gtrace.errors import UsageError, suggest
 from gtrace.fitting.floats import LARGEST_BITS, LARGEST_EXPONENT, LARGEST_MANTISSA, FloatFormat
 from gtrace.fitting.relative_error import NORMAL_MU, Law
 
-ScaleRule: TypeAlias = Literal["max", "mean", "error"]
-RULES: tuple[ScaleRule, ...] = ("max", "mean", "error")
+ScaleRule: TypeAlias = Literal["max", "mean", "error", "absmax"]
+RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
 LAWS: tuple[Law, ...] = ("lognormal", "normal")
 
 #: powers of two that a scale may multiply by: 2^-k must be a float32
@@ -43,13 +43,14 @@ def scale_exponent(
 
     Args:
         form: the format.
-        rule: ``max`` puts the largest of ``count`` values below the format's largest number: k = floor(log2 max - mu -
-            sigma Phi^-1(1 - 1 / count)); ``mean`` is the nearest to -mu - 3; ``error`` has the least expected
-            relative error.
+        rule: ``max`` puts the largest of ``count`` values, as the law expects it, below the format's largest number:
+            k = floor(log2 max - mu - sigma Phi^-1(1 - 1 / count)); ``mean`` is the nearest to -mu - 3; ``error`` has
+            the least expected relative error; ``absmax`` is ``max`` with the largest value that there is. On
+            captured gradients a fitted lognormal law reaches octaves further than the data do.
         mu: mean of log2|x| over non-zero values.
         sigma: its standard deviation.
         count: how many values; one alone is its own largest.
-        largest: log2 of the largest magnitude where it is known; rule ``max`` then takes it for the quantile.
+        largest: log2 of the largest magnitude, for rule ``absmax``, which without it is as ``max``.
         law: of the quantile and of the error.
         stochastic: the error is that of stochastic rounding.
 
@@ -59,8 +60,9 @@ def scale_exponent(
     _check(rule, law, sigma, count)
     if not math.isfinite(mu):
         raise UsageError(f"scale: mu is {mu}; a tensor of zeros has no scale")
-    if rule == "max":
-        top = mu + _quantile(sigma, count, law) if largest is None else largest
+    if rule in ("max", "absmax"):
+        expected = mu + _quantile(sigma, count, law)
+        top = expected if rule == "max" or largest is None else largest
         k = math.floor(math.log2(form.max) - top)
     elif rule == "mean":
         k = round(-mu - 3.0)
@@ -80,6 +82,7 @@ def optimal_format(
     count: int = 1_000_000,
     *,
     mu: float | None = None,
+    largest: float | None = None,
     stochastic: bool = False,
 ) -> FloatFormat:
     """The format of so many bits (2 to 7 of exponent) with the least expected relative error under a scale rule.
@@ -89,9 +92,10 @@ def optimal_format(
         sigma: standard deviation of log2|x|.
         scale: the rule that places the values; see :func:`scale_exponent`.
         law: ``lognormal``, or ``normal`` for what one chooses who takes gradients for normal.
-        count: number of values; only rule ``max`` looks at it.
+        count: number of values; only rules ``max`` and ``absmax`` look at it.
         mu: mean of log2|x|: the scale is then a power of two; without it the scale is free, and with rule ``max`` the
             error is a mean over where mu may fall between two powers.
+        largest: log2 of the largest magnitude, for rule ``absmax`` where mu is given.
         stochastic: for stochastic rounding.
 
     Raises:
@@ -103,7 +107,7 @@ def optimal_format(
     _check(scale, law, sigma, count)
     return min(
         candidates(bits),
-        key=lambda form: placed_error(form, sigma, scale, law, count, mu=mu, stochastic=stochastic),
+        key=lambda form: placed_error(form, sigma, scale, law, count, mu=mu, largest=largest, stochastic=stochastic),
     )
 
 
@@ -132,11 +136,12 @@ def placed_error(
     count: int = 1_000_000,
     *,
     mu: float | None = None,
+    largest: float | None = None,
     stochastic: bool = False,
 ) -> float:
     """Expected relative error of a format with its values placed by a scale rule; see :func:`optimal_format`."""
     if mu is not None:
-        k = scale_exponent(form, scale, mu, sigma, count, law=law, stochastic=stochastic)
+        k = scale_exponent(form, scale, mu, sigma, count, largest, law=law, stochastic=stochastic)
         return float(form.relative_errors(np.array([mu + k]), sigma, stochastic=stochastic, law=law)[0])
     if scale == "error":
         return _least_error(form, float(sigma), law, stochastic)[1]

@@ -128,7 +128,7 @@ class FormatTrial:
 
 def _try(form: FloatFormat, rule: ScaleRule, magnitudes: Magnitudes, fit: Fit) -> tuple[float, int, float, float]:
     """Expected relative error under the fitted law, scale exponent, and fractions saturated and flushed in truth."""
-    k = scale_exponent(form, rule, fit.mu_log2, fit.sigma_log2, fit.count)
+    k = scale_exponent(form, rule, fit.mu_log2, fit.sigma_log2, fit.count, math.log2(magnitudes.sorted[-1]))
     error = form.expected_relative_error(fit.mu_log2 + k, fit.sigma_log2)
     x = magnitudes.sorted
     # Halfway to the smallest number is a tie, and zero the even code of the two.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from gtrace.errors import TraceError
-from gtrace.trace.format import FORMAT, VERSION, TensorSpec
+from gtrace.errors import TraceError, UsageError
+from gtrace.trace.format import FORMAT, SKETCH, VERSION, TensorSpec
 from gtrace.trace.names import printable
+from gtrace.trace.sketched import SketchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,10 +57,15 @@ def check_root(path: str, attrs: Mapping[str, Any]) -> None:
 
 def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
     """What is wrong with the attributes of a tensor of which ``size`` elements are stored, None when nothing is."""
+    if SKETCH in attrs:
+        try:
+            SketchPlan.read(attrs[SKETCH])
+        except UsageError as error:
+            return f"attribute '{SKETCH}': {error}"
     shape = attrs.get("shape")
     if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
         return "attribute 'shape' is no list of lengths"
-    if attrs.get("sample") is None and math.prod(shape) != size:
+    if SKETCH not in attrs and attrs.get("sample") is None and math.prod(shape) != size:
         return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
     aliases = attrs.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):

@@ -26,6 +26,7 @@ from gtrace.trace.checks import (
 )
 from gtrace.trace.format import StreamKey
 from gtrace.trace.names import DIMENSION_SUFFIX, printable
+from gtrace.trace.sketched import stored_bytes
 from gtrace.trace.superblock import MarkedFile, is_marked, read_superblock
 
 if TYPE_CHECKING:
@@ -135,6 +136,17 @@ class _Dataset:
                 self.node.read_direct(out, (slice(start, stop), *(slice(0, n) for n in shape[1:])))
             return out
 
+    def piece(self, row: int, start: int, count: int, about: str) -> NDArray[Any]:
+        """At most ``count`` elements of one row from ``start``; errors as of :meth:`read`."""
+        stop = min(start + count, self.shape[1])
+        with _reported(f"{self.where}: {about}"):
+            stored = min(self.node.id.get_storage_size(), self._file_bytes) * self._inflation
+            if row >= self.shape[0] or start >= stop or stop * self.node.dtype.itemsize > stored:
+                raise TraceError(f"{self.where}: {about}: the row is missing or truncated; the trace is damaged")
+            out = np.empty(stop - start, self.node.dtype)
+            self.node.read_direct(out, (row, slice(start, stop)))
+            return out
+
 
 class Hdf5Stream:
     """One stream's group, clipped to the rows that were committed when it was opened.
@@ -185,10 +197,10 @@ class Hdf5Stream:
             node = self._group[entry]
             if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
                 return
-            column = layout.Column(layout.VALUES, math.nan)
+            attrs = _read_json(node, layout.METADATA, place)
+            column = layout.column_of(attrs)
             dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=self._file_bytes)
             chunks = node.chunks or (1, dataset.shape[1])
-            attrs = _read_json(node, layout.METADATA, place)
             spec = tensor_spec(place, entry, attrs, dataset.shape[1], chunks)
             found.append(spec)
             self._tensors[spec.index] = dataset
@@ -234,9 +246,12 @@ class Hdf5Stream:
         """(committed rows, tensors) of one of the lengths, None where there is no such data set."""
         return self.statistic(name) if self.key.kind == "neural" and name in self._group else None
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
         about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        if spec.sketched:
+            tensor, length = self._tensors[spec.index], spec.chunk_elements
+            return row, stored_bytes(lambda part: tensor.piece(row, part * length, length, about), spec, about)[None]
         first, stop = row, row + 1
         if spec.parts == 1 and spec.chunk_rows > 1:
             first = row - row % spec.chunk_rows

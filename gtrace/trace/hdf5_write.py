@@ -142,8 +142,8 @@ def _make_tensor(group: h5py.Group, spec: TensorSpec) -> None:
         shape=(0, spec.size),
         maxshape=(None, spec.size or None),
         chunks=(spec.chunk_rows, spec.chunk_elements),
-        dtype=layout.VALUES,
-        fillvalue=np.nan,
+        dtype=spec.column.dtype,
+        fillvalue=spec.column.fill,
     )
     _set_attrs(dataset, spec.attrs)
     elements = group.create_dataset(spec.entry + DIMENSION_SUFFIX, shape=(spec.size,), dtype="u1", track_times=False)
@@ -224,7 +224,7 @@ class Hdf5Sink:
         _make_tensor(self._stream(stream).group, spec)
         self._specs.setdefault(stream, []).append(spec)
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Write the row to the file; as long as ``step`` is shorter no reader looks at it."""
         _put_row(self._stream(stream)[spec.entry], row, values)
 

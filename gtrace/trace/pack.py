@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,9 +133,7 @@ def _write_stream(stream: StreamSource, folder: str) -> Iterator[ShardedArray]:
         chunks = (new.chunk_rows, new.chunk_elements)
         dimensions = ("step", spec.entry + DIMENSION_SUFFIX)
         place = os.path.join(folder, spec.entry)
-        array = ShardedArray(
-            place, layout.Column(layout.VALUES, math.nan), (rows, spec.size), chunks, dimensions, new.attrs
-        )
+        array = ShardedArray(place, spec.column, (rows, spec.size), chunks, dimensions, new.attrs)
         array.write(_blocks(stream, spec, tables["present"][:, index] != 0, chunks[0]))
         yield array
     height, width = layout.table_chunking(len(stream.tensors))
@@ -160,13 +157,19 @@ def _write_table(
 
 def _blocks(
     stream: StreamSource, spec: TensorSpec, present: NDArray[np.bool_], height: int
-) -> Iterator[NDArray[np.float32] | None]:
-    """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them."""
+) -> Iterator[NDArray[Any] | None]:
+    """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them.
+
+    Those of sketches, one each, are no longer than they have to be.
+    """
     blocks = Blocks(stream)
     for start in range(0, present.size, height):
         there = present[start : start + height]
         if not there.any() or spec.size == 0:
             yield None
+            continue
+        if spec.sketched:
+            yield blocks.read(spec, start)[None]
             continue
         out = np.full((there.size, spec.size), np.nan, np.float32)
         for offset in np.flatnonzero(there).tolist():

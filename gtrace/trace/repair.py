@@ -51,9 +51,10 @@ def open_sink(place: Path, attrs: dict[str, Any], *, is_file: bool) -> Sink:
         from gtrace.trace.hdf5_write import Hdf5Sink
 
         return Hdf5Sink(place, attrs, force=False)
-    from gtrace.trace.zarr_write import ZarrSink
+    from gtrace.trace.zarr_write import ZarrSink, start_folder
 
-    return ZarrSink(place, attrs, force=False)
+    start_folder(place, attrs, force=False)
+    return ZarrSink(place)
 
 
 def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Repair:
@@ -144,6 +145,8 @@ def copy_right(found: StreamFindings, sink: Sink) -> None:
 def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
     """The tensor with another index, in chunks of the size that a writer chooses."""
     rows, elements = layout.chunking(spec.size)
+    if spec.sketched:
+        elements = spec.chunk_elements
     if spec.chunk_rows == 1:
         rows = 1
     return replace(spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index})
@@ -154,11 +157,11 @@ class Blocks:
 
     def __init__(self, stream: StreamSource) -> None:
         self._stream = stream
-        self._held: dict[int, tuple[int, NDArray[np.float32]]] = {}
+        self._held: dict[int, tuple[int, NDArray[Any]]] = {}
         self._bytes = 0
 
-    def read(self, spec: TensorSpec, row: int) -> NDArray[np.float32]:
-        """The values of one row."""
+    def read(self, spec: TensorSpec, row: int) -> NDArray[Any]:
+        """One row: float32 values, or sketches as bytes."""
         first, rows = self._held.get(spec.index, (0, ()))
         if not first <= row < first + len(rows):
             first, rows = self._stream.read_rows(spec, row)
@@ -167,4 +170,4 @@ class Blocks:
             if len(rows) > 1 and self._bytes + rows.nbytes <= _BLOCK_BYTES:
                 self._held[spec.index] = first, rows
                 self._bytes += rows.nbytes
-        return np.ascontiguousarray(rows[row - first], np.float32)
+        return np.ascontiguousarray(rows[row - first], spec.column.dtype)

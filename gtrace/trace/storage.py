@@ -33,8 +33,8 @@ class Sink(Protocol):
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:
         """Make room for a tensor; its index follows those that the stream has."""
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
-        """Take the values of one row, filled up with NaN where they are fewer; copied or written on return."""
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        """Take one row, float32 filled up with NaN where it is shorter, or bytes; copied or written on return."""
 
     def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
         """Forget what was written of these tensors' rows: they will be absent from it, or written again."""
@@ -78,8 +78,11 @@ class StreamSource(Protocol):
     def lengths(self, name: str) -> NDArray[Any] | None:
         """One of ``format.LENGTHS`` in the same form, None where the stream has none."""
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements)."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
+
+        Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
+        """
 
 
 class Source(Protocol):

@@ -13,11 +13,13 @@ import numpy as np
 from gtrace.errors import TraceError
 from gtrace.trace import format as layout
 from gtrace.trace.files import dead_leftovers
+from gtrace.trace.format import SKETCH
 from gtrace.trace.journal import NAME, is_held
 from gtrace.trace.names import printable
 from gtrace.trace.ragged import lengths
 from gtrace.trace.reader import open_source
-from gtrace.trace.statistics import RowStatistics, checksum, row_statistics
+from gtrace.trace.sketched import SketchPlan, unpack_row
+from gtrace.trace.statistics import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.superblock import is_marked, read_superblock
 
 if TYPE_CHECKING:
@@ -200,12 +202,12 @@ def _examine(stream: StreamSource, faults: list[Fault], progress: Callable[[int]
     right = np.zeros((rows, len(specs)), bool)
     statistics: dict[tuple[int, int], dict[str, float]] = {}
     for place, spec in enumerate(specs):
-        block: tuple[int, NDArray[np.float32]] = (0, np.empty((0, spec.size), np.float32))
+        block: tuple[int, NDArray[Any]] = (0, np.empty((0, 0), np.float32))
         for row in range(rows):
             step = int(stream.steps[row])
             cached = block[0] <= row < block[0] + len(block[1])
             if not present[row, spec.index]:
-                if cached and not np.isnan(block[1][row - block[0]]).all():
+                if cached and not spec.sketched and not np.isnan(block[1][row - block[0]]).all():
                     faults.append(Fault("values where the tensor is absent", group, spec.name, step))
                 continue
             try:
@@ -230,27 +232,35 @@ def _verified(
     stream: StreamSource,
     spec: TensorSpec,
     row: int,
-    stored: NDArray[np.float32],
+    stored: NDArray[Any],
     tables: dict[str, NDArray[Any] | None],
 ) -> dict[str, float]:
-    """What is known about the values of one gradient.
+    """What is known about one gradient, from its values or from its sketches and the tables.
 
     Raises:
         TraceError: they are not those that were committed.
     """
+    about = f"tensor '{printable(spec.name)}', step {stream.steps[row]}"
     told: dict[str, float] = {}
     valid = spec.size
-    if stream.key.kind == "neural":
+    if spec.sketched or stream.key.kind == "neural":
         found = lengths(stream, spec, slice(row, row + 1))
-        told = {name: int(values[0]) for name, values in found.items()}
-        valid = int(told["n_valid"])
-    values = np.ascontiguousarray(stored[:valid], np.float32)
+        valid = int(found["n_valid"][0])
+        if stream.key.kind == "neural":
+            told = {name: int(values[0]) for name, values in found.items()}
     crc = tables["crc32c"]
-    if crc is not None and checksum(values) != crc[row, spec.index]:
-        raise TraceError(
-            f"tensor '{printable(spec.name)}', step {stream.steps[row]}: checksum mismatch with the commit record"
-        )
-    return row_statistics(values)._asdict() | told
+    values: NDArray[Any] = stored if spec.sketched else np.ascontiguousarray(stored[:valid], np.float32)
+    computed = checksum_bytes(values) if spec.sketched else checksum(values)
+    if crc is not None and computed != crc[row, spec.index]:
+        raise TraceError(f"{about}: checksum mismatch with the commit record")
+    if not spec.sketched:
+        return row_statistics(values)._asdict() | told
+    unpack_row(stored, spec.attrs, SketchPlan.read(spec.attrs[SKETCH]).specs, valid, about)
+    # What a sketch does not tell exactly is taken from the tables, where they can be read.
+    for name in RowStatistics._fields:
+        table = tables[name]
+        told[name] = layout.STATISTICS[name].fill if table is None else table[row, spec.index].item()
+    return told | {"crc32c": computed}
 
 
 def _differing(told: dict[str, float], tables: dict[str, NDArray[Any] | None], row: int, column: int) -> str:

@@ -166,7 +166,8 @@ class ShardedArray(Array):
         """Write all rows.
 
         Args:
-            blocks: (rows of a chunk or, at the end, fewer; elements) each; None where there are no values.
+            blocks: (rows of a chunk or, at the end, fewer; elements) each; None where there are no values. Chunks
+                beyond the elements are left out.
         """
         shard: list[bytes | None] = []
         number = 0
@@ -182,8 +183,11 @@ class ShardedArray(Array):
         height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
         out: list[bytes | None] = []
         for part in range(self._parts):
-            chunk = np.full((height, width), self.column.fill, self.column.dtype)
             piece = block[:, part * width : (part + 1) * width]
+            if piece.shape[1] == 0:
+                out.append(None)
+                continue
+            chunk = np.full((height, width), self.column.fill, self.column.dtype)
             chunk[: piece.shape[0], : piece.shape[1]] = piece
             out.append(b"".join(self.encode(chunk)))
         return out

@@ -27,6 +27,7 @@ from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
 from gtrace.trace.names import printable
 from gtrace.trace.shards import CODEC, ShardReader, inner_chunks
+from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,9 +227,11 @@ class ZarrStream:
             return
         if "name" in document["attributes"]:
             array = _ArrayFile(place, document, layout.MAX_CHUNK_BYTES)
-            if len(array.shape) != 2 or array.dtype != layout.VALUES:
-                raise TraceError(f"{place}: a tensor has to be float32 (step, element); damaged or foreign")
+            if len(array.shape) != 2:
+                raise TraceError(f"{place}: a tensor has to be (step, element); damaged or foreign")
             spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
+            if array.dtype != spec.column.dtype:
+                raise TraceError(f"{place}: a tensor has to be {spec.column.dtype.name}; damaged or foreign")
             found.append(spec)
             self._tensors[spec.index] = array
         elif entry in _TABLES:
@@ -327,12 +330,14 @@ class ZarrStream:
             return np.empty((rows, 0), column.dtype)
         return np.hstack(bands)[:, :columns]
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
         if row >= self._base and in_journal(spec):
             return row, self._journal.values(spec, row)[None]
         array = self._tensors[spec.index]
         about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        if spec.sketched:
+            return row, stored_bytes(lambda part: self._read_part(spec, row, part, about), spec, about)[None]
         block, offset = divmod(row, spec.chunk_rows)
         if spec.parts == 1:
             first = block * spec.chunk_rows
@@ -351,6 +356,14 @@ class ZarrStream:
             assert chunk is not None
             values[part * length : (part + 1) * length] = chunk[offset, : spec.size - part * length]
         return row, values[None]
+
+    def _read_part(self, spec: TensorSpec, row: int, part: int, about: str) -> NDArray[Any]:
+        block, offset = divmod(row, spec.chunk_rows)
+        array = self._tensors[spec.index]
+        array.demand((block, part), about)
+        chunk = array.chunk((block, part), about)
+        assert chunk is not None
+        return np.ascontiguousarray(chunk[offset])
 
 
 class ZarrSource:

@@ -39,7 +39,7 @@ class _TensorArray(Array):
     def __init__(self, folder: str, spec: TensorSpec) -> None:
         super().__init__(
             folder,
-            layout.Column(layout.VALUES, float("nan")),
+            spec.column,
             (spec.chunk_rows, spec.chunk_elements),
             ("step", spec.entry + DIMENSION_SUFFIX),
             spec.attrs,
@@ -52,7 +52,7 @@ class _TensorArray(Array):
     def set_rows(self, rows: int) -> None:
         self.set_shape(rows, self._spec.size)
 
-    def put_row(self, row: int, values: NDArray[np.float32]) -> None:
+    def put_row(self, row: int, values: NDArray[Any]) -> None:
         if self._spec.size == 0:
             return
         block, offset = divmod(row, self._spec.chunk_rows)
@@ -66,13 +66,15 @@ class _TensorArray(Array):
         self._rows[offset, : values.size] = values
         self._dirty = True
 
-    def _put_long_row(self, block: int, values: NDArray[np.float32]) -> None:
+    def _put_long_row(self, block: int, values: NDArray[Any]) -> None:
         # Not visible before its commit, so it can be written at once and needs no memory.
+        dtype, fill = self._spec.column
         length = self._spec.chunk_elements
-        for part in range(self._spec.parts):
-            piece = np.ascontiguousarray(values[part * length : (part + 1) * length], layout.VALUES)
+        # Of a sketch no chunk is written beyond its last byte.
+        for part in range(-(-values.size // length) if self._spec.sketched else self._spec.parts):
+            piece = np.ascontiguousarray(values[part * length : (part + 1) * length], dtype)
             if piece.size < length:
-                piece = np.concatenate((piece, np.full(length - piece.size, np.nan, layout.VALUES)))
+                piece = np.concatenate((piece, np.full(length - piece.size, fill, dtype)))
             self.put_new_chunk(f"c.{block}.{part}", piece)
 
     def discard(self, row: int) -> None:
@@ -158,7 +160,7 @@ class _Stream:
         array.set_rows(self._rows)
         self._tensors.append(array)
 
-    def write_row(self, index: int, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, index: int, row: int, values: NDArray[Any]) -> None:
         self._grow(row)
         self._tensors[index].put_row(row, values)
 
@@ -234,25 +236,37 @@ class _Stream:
         return {array.entry: array.document for array in (*self._tensors, *self._tables.values())}
 
 
-class ZarrSink:
-    """A new Zarr trace. It holds one chunk of at most 256 KiB per tensor and the last rows of the tables."""
+def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
+    """Put a trace without rows in its place, at once; errors as of ``check_place`` and ``move_in``."""
+    check_place(path, force=force, is_trace=is_gtrace_zarr)
+    prepare_documents()
+    clear_leftovers(path)
+    started = beside(path, "partial")
+    try:
+        make_group(str(started), attrs)
+        move_in(started, path, force=force)
+    finally:
+        remove(started)
 
-    def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
-        check_place(path, force=force, is_trace=is_gtrace_zarr)
-        columns = (layout.STEP, layout.SCALAR)
-        for dtype, fill, ndim in (
-            *((c.dtype.name, c.fill, 1) for c in columns),
-            *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
-            (layout.VALUES.name, float("nan"), 2),
-        ):
-            array_document(dtype, fill, ndim)
-        clear_leftovers(path)
-        started = beside(path, "partial")
-        try:
-            make_group(str(started), attrs)
-            move_in(started, path, force=force)
-        finally:
-            remove(started)
+
+def prepare_documents() -> None:
+    """Make every document that a writer will need, while zarr-python still can."""
+    columns = (layout.STEP, layout.SCALAR)
+    for dtype, fill, ndim in (
+        *((c.dtype.name, c.fill, 1) for c in columns),
+        *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
+        (layout.VALUES.name, float("nan"), 2),
+        (layout.BYTES.name, 0, 2),
+    ):
+        array_document(dtype, fill, ndim)
+
+
+class ZarrSink:
+    """A Zarr trace that was just started. It holds one chunk of at most 256 KiB per tensor and the last rows of the
+    tables.
+    """
+
+    def __init__(self, path: Path) -> None:
         self._root = str(path)
         self._streams: dict[StreamKey, _Stream] = {}
 
@@ -270,7 +284,7 @@ class ZarrSink:
         """Make the tensor's folder and metadata."""
         self._stream(stream).add_tensor(spec)
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Copy a short row into the tensor's open chunk, write a long one."""
         self._stream(stream).write_row(spec.index, row, values)
 
@@ -288,15 +302,20 @@ class ZarrSink:
 
         Metadata change no more, so they are gathered in the root's, where zarr-python and xarray look for them.
         """
-        gathered: dict[str, Any] = {}
         try:
-            for key, stream in self._streams.items():
-                gathered[key.rank_group] = group_document({"rank": key.rank})
-                gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
-                for entry, document in stream.close().items():
-                    gathered[f"{key.rank_group}/{key.group}/{entry}"] = document
+            gathered = self.cut()
         except OSError:
             # The disk is full: rows stay in journals. What the trace says about itself may still find room.
             write_json(self._root, group_document({**attrs, "status": "interrupted"}))
             raise
         write_root(self._root, attrs, gathered)
+
+    def cut(self) -> dict[str, Any]:
+        """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""
+        gathered: dict[str, Any] = {}
+        for key, stream in self._streams.items():
+            gathered[key.rank_group] = group_document({"rank": key.rank})
+            gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
+            for entry, document in stream.close().items():
+                gathered[f"{key.rank_group}/{key.group}/{entry}"] = document
+        return gathered

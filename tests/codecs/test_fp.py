@@ -128,6 +128,21 @@ def test_fit_chooses_the_format_that_is_best_under_its_own_scale(scale, sigma):
     assert abs(off.mean() - errors[chosen.exponent]) < 5 * off.std() / np.sqrt(off.size) + 0.02 * off.mean()
 
 
+def test_absmax_puts_the_largest_value_below_the_largest_number():
+    # Uniform magnitudes end where a lognormal law of their moments goes on.
+    x = np.random.default_rng(5).uniform(-0.9, 0.9, 20_000).astype(np.float32)
+    for bits in (4, 6, 8):
+        found = {}
+        for rule in ("max", "absmax"):
+            c = gtrace.codec("fp", bits=bits, scale=rule)
+            state, sketch = fitted(c, x)
+            found[rule] = c.expect(state, sketch)
+            k, form = c.scale_of(state), c.format_of(state)
+        assert form.max / 2 < np.abs(x).max() * 2.0**k <= form.max
+        assert found["absmax"].saturated == 0
+        assert found["absmax"].squared_error < found["max"].squared_error
+
+
 def test_formats_under_a_normal_law_a_fixed_scale_and_blocks():
     x = lognormal(sigma=4.0)
     widths = {}

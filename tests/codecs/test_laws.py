@@ -73,6 +73,7 @@ VARIANTS = [
     "fp:bits=4",
     "fp:bits=5,rounding=stochastic",
     "fp:bits=6,scale=error",
+    "fp:bits=4,scale=absmax",
     "fp:bits=7,scale=mean,law=normal",
     "fp:bits=8,scale=error,rounding=stochastic,scope=model",
     "fp:e1m3",

@@ -158,7 +158,9 @@ def test_scale_rules():
     assert scale_exponent(form, "max", mu, sigma, n) == math.floor(math.log2(384) - mu - sigma * quantile)
     assert scale_exponent(form, "mean", mu, sigma, n) == 14
     assert scale_exponent(form, "max", mu, 0.0, 1) == math.floor(math.log2(384) + 17.3)
-    assert scale_exponent(form, "max", mu, sigma, n, largest=-5.0) == 13
+    assert scale_exponent(form, "absmax", mu, sigma, n, largest=-5.0) == 13
+    assert scale_exponent(form, "max", mu, sigma, n, largest=-5.0) == scale_exponent(form, "max", mu, sigma, n)
+    assert scale_exponent(form, "absmax", mu, sigma, n) == scale_exponent(form, "max", mu, sigma, n)
     best = min(range(-40, 60), key=lambda k: form.expected_relative_error(mu + k, sigma))
     assert scale_exponent(form, "error", mu, sigma, n) == best
     assert abs(mu + best - best_centre(form, sigma)) <= 1.0

@@ -15,10 +15,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
 	touch $@
 
+$(VENV)/.frameworks: $(VENV)/.installed
+	# What only the tests with other frameworks need; without it they are skipped.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[frameworks]' || echo "the frameworks group could not be installed; its tests are skipped"
+	touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/gtrace demo --force
 
-test: $(VENV)/.installed lint
+test: $(VENV)/.frameworks lint
 	$(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.installed

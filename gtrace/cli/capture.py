@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from gtrace.cli.options import size_text
-from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError
+from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
     from gtrace.capture.session import CaptureSession, CaptureSummary
@@ -78,8 +77,12 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     "--max-elements",
     type=int,
     metavar="N",
-    help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
+    help="Keep N elements of a larger gradient: of a weight's, whole blocks of 16384; of a neural one, a sample of "
+    "single elements.  [default: all; 262144]",
 )
+@click.option("--optimizer-state", is_flag=True, help="Record the sums of Adam's second moments, too.")
+@click.option("--noise", is_flag=True, help="Record how the gradients of a step's micro-batches scatter, too.")
+@click.option("--verbose", is_flag=True, help="Say something after every 100 recorded steps.")
 @click.option(
     "--drop", is_flag=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
 )
@@ -109,6 +112,9 @@ def command(
     rank: str,
     kind: str,
     max_elements: int | None,
+    optimizer_state: bool,
+    noise: bool,
+    verbose: bool,
     drop: bool,
     sketch: str | None,
     sketch_mantissa: int | None,
@@ -150,6 +156,9 @@ def command(
         "force": force,
         "kind": kind,
         "max_elements": max_elements,
+        "optimizer_state": optimizer_state,
+        "noise": noise,
+        "verbose": verbose,
         "drop": drop,
         "sketch": sketch,
         "sketch_mantissa": sketch_mantissa,
@@ -226,6 +235,7 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
         parts.append(f"{summary.dropped} steps dropped")
     if summary.unwritten:
         parts.append(f"{summary.unwritten} steps could not be written")
+    parts += summary.without
     if summary.errors:
         parts.append(f"{summary.errors} errors")
     rows = f"{summary.rows}" if summary.fewest_rows in (0, summary.rows) else f"{summary.fewest_rows} to {summary.rows}"

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from gtrace.sweep.replay import Replay, SketchReplay
+from gtrace.sweep.sampled import SampledReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ def run_jobs(
     lock = threading.Lock()
 
     def work(job: Job) -> None:
-        replay = SketchReplay if job.sketched else Replay
+        replay = SketchReplay if job.sketched else Replay if job.sample is None else SampledReplay
         for block in replay(source, job, settings, allocation).blocks():
             with lock:
                 finished.append(block)

@@ -27,6 +27,7 @@ from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, Totals, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.sampled import Whole, sample_of
 from gtrace.sweep.sketched import Limits, total
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
@@ -214,6 +215,7 @@ def _plan(
         jobs.append(_with_missing(job, steps, limits.for_model(model), draws, done))
     for info in sorted(gradients.infos, key=lambda info: -info.size):
         job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
+        job = replace(job, sample=sample_of(info))
         jobs.append(_with_missing(job, steps, limits.for_tensor(info, alone), draws, done))
     return [job for job in jobs if job.wanted]
 
@@ -327,6 +329,20 @@ class _Gradients:
         size, energy = sum(t.size for t, _ in found), math.fsum(t.energy for t, _ in found)
         mean = math.fsum(t.mean_abs * t.size for t, _ in found) / max(1, size)
         return Totals(size, energy, mean), sum(bad for _, bad in found)
+
+    def whole(self, name: str, step: int) -> Whole:
+        """What is known of a tensor of which a sample of blocks is stored, exactly where the capture found it out."""
+        numbers = self._trace.statistics(name, **self._streams[name])
+        place = int(np.searchsorted(numbers["step"], step))
+        size, stored = int(numbers["n_total"][place]), int(numbers["n_valid"][place])
+        unknown = np.full(numbers["step"].size, math.nan)
+        norm1, norm2 = (float(numbers.get(what, unknown)[place]) for what in ("whole_norm1", "whole_norm2"))
+        found = self.totals(name, step)[0]
+        return Whole(
+            size,
+            found.energy * size / stored if math.isnan(norm2) else norm2,
+            found.mean_abs if math.isnan(norm1) else norm1 / size,
+        )
 
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""

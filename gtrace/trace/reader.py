@@ -14,7 +14,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.trace.checks import refuse
-from gtrace.trace.format import SCALARS, SKETCH, STATISTICS, VERSION, StreamKey, TensorSpec
+from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VERSION, StreamKey, TensorSpec
 from gtrace.trace.info import TensorInfo
 from gtrace.trace.names import printable
 from gtrace.trace.ragged import lengths
@@ -280,7 +280,12 @@ class Trace:
             ``step`` (int64), ``norm2`` (sum of squares of the finite values) and ``absmax`` (their largest
             magnitude) as float64, ``zeros`` and ``nonfinite`` (counts, int64), ``crc32c`` (of the float32
             bytes, uint32), ``n_valid`` and ``n_total`` (elements that are stored, elements that there were,
-            int64). All others are about the stored elements.
+            int64). All others are about the stored elements. Where the capture was told to find them out, as
+            float64 with NaN where unknown: ``whole_norm1``, ``whole_norm2``, ``whole_absmax`` and
+            ``whole_nonfinite`` (of the whole gradient, where a sample of its blocks is stored), ``second_moment``
+            (sum of Adam's running means of squared gradients, as the step found them), ``replicas``,
+            ``replicas_norm2`` and ``replicas_sum_norm2`` (micro-batches that were accumulated, the sum of their
+            squared norms, the squared norm of their sum).
 
         Raises:
             UsageError: there is no such tensor.
@@ -292,6 +297,10 @@ class Trace:
         for statistic in STATISTICS:
             if statistic != "present":
                 out[statistic] = stream.statistic(statistic)[there, spec.index]
+        for extra in EXTRAS:
+            table = stream.further(extra)
+            if table is not None and spec.index < table.shape[1]:
+                out[extra] = table[there, spec.index]
         return out | self._lengths(stream, spec, there)
 
     def close(self) -> None:

@@ -85,6 +85,7 @@ class CaptureSession:
         attrs: further attributes of the trace.
         say: prints one line for the user; to stderr by default.
         launched: this process was launched by the one that runs the program.
+        status: say how it goes after the first recorded step, too.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class CaptureSession:
         *,
         say: Callable[[str], None] | None = None,
         launched: bool = False,
+        status: bool = False,
     ) -> None:
+        self._status = status or options.verbose
         self._options = options
         self._attrs = attrs or {}
         self._say = say or print_line
@@ -278,7 +281,7 @@ class CaptureSession:
     def _tell(self, text: str) -> None:
         """Say how it goes; of several processes the first does."""
         place = self._place or Place()
-        if place.rank == 0 or (place.rank is None and not self._launched):
+        if self._status and (place.rank == 0 or (place.rank is None and not self._launched)):
             self._say(text)
 
     def _may_record(self, place: Place) -> bool:

@@ -125,8 +125,9 @@ def command(
     """Run SCRIPT with its ARGS and record the gradient of every parameter at its optimizer steps.
 
     The script runs unchanged and ends with the same weights, bit for bit. Options of gtrace come before
-    SCRIPT; everything after it is the script's own. One line on stderr at the end says what was recorded. The
-    exit code is 5 where the script fails, and the message names its own.
+    SCRIPT; everything after it is the script's own. A line on stderr after the first recorded step says what that
+    takes, and one at the end what was recorded. The exit code is 5 where the script fails, and the message names
+    its own.
     """
     from gtrace.host.children import watch_no_more
     from gtrace.host.launcher import Outcome, Program, run_program
@@ -167,7 +168,7 @@ def command(
     options = capture_options(shown, **chosen)
     argv = ["-m", script, *args] if is_module else [script, *args]
     attrs = {"argv": argv, "git_commit": git_commit(program.folder)}
-    session = CaptureSession(options, attrs)
+    session = CaptureSession(options, attrs, status=True)
 
     def leave(exit_code: int) -> int:
         """The program ends the process by itself, so that nothing after ``run_program`` is reached."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gtrace.codecs import codec, codec_names
     from gtrace.sketch import MomentSketch
     from gtrace.sweep import SweepResult, run_sweep
-    from gtrace.trace import Trace, TraceWriter, create_trace, open_trace
+    from gtrace.trace import Trace, TraceWriter, create_trace, open_trace, sketch_trace
 
 __version__ = "0.1.0"
 
@@ -27,6 +27,7 @@ _HOMES = {
     "create_trace": "gtrace.trace",
     "open_trace": "gtrace.trace",
     "run_sweep": "gtrace.sweep",
+    "sketch_trace": "gtrace.trace",
 }
 _MODULES = ("capture", "codecs", "distributions", "errors", "fitting", "online", "report", "testing", "types")
 
@@ -45,6 +46,7 @@ __all__ = [
     "online",
     "open_trace",
     "run_sweep",
+    "sketch_trace",
 ]
 
 

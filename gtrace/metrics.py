@@ -61,9 +61,14 @@ class Reference:
         self.norm1 = float(_norms.power_sum(self.values, 1))
 
     @property
+    def size(self) -> int:
+        """Number of values."""
+        return self.values.size
+
+    @property
     def mean_abs(self) -> float:
         """Mean |g|, in gradient units."""
-        return self.norm1 / max(1, self.values.size)
+        return self.norm1 / max(1, self.size)
 
     @cached_property
     def _sorted(self) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ bin holding those three sums, plain and weighted by the squared scale of the val
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -120,6 +120,7 @@ class MomentSketch:
         dead: values of buckets whose norm is zero; they decode to zero whatever the levels.
         bucket_moments: float64[buckets, 3], mean and standard deviation (n - 1) of each bucket's signed values
             divided by its norm, and the norm; None where the spec does not ask for them.
+        mantissa: bits that tell two bins of one octave apart; fewer after :meth:`coarsen`.
     """
 
     spec: SummarySpec
@@ -137,6 +138,7 @@ class MomentSketch:
     clip_error: float = 0.0
     dead: int = 0
     bucket_moments: NDArray[np.float64] | None = None
+    mantissa: int = MANTISSA
     _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -225,14 +227,53 @@ class MomentSketch:
             bucket_moments=_bucket_moments(x, bucket, scales) if spec.bucket_moments else None,
         )
 
+    def coarsen(self, mantissa: int) -> MomentSketch:
+        """The same summary with wider bins: 2^mantissa of them in an octave.
+
+        Sums over bins are kept exactly, so norms, counts and moments do not change; what a level inside a bin
+        costs is known less well, see :meth:`error_bound`.
+
+        Args:
+            mantissa: 0 to the sketch's own.
+
+        Raises:
+            UsageError: out of that range.
+        """
+        if not 0 <= mantissa <= self.mantissa:
+            raise UsageError(f"mantissa bits: {mantissa} is not between 0 and the sketch's own {self.mantissa}")
+        if mantissa == self.mantissa:
+            return self
+        low = self.rows.astype(np.int64) + self._base
+        # The catch-all below the first octave stays by itself: it begins at zero, not at an edge of its size.
+        wide = np.where(self.rows == 1, low, low >> (MANTISSA - mantissa) << (MANTISSA - mantissa))
+        keys, where = np.unique(wide, return_inverse=True)
+        rows = (keys - self._base).astype(np.int32)
+        moved = self.lower - _lower_edges(rows, self._base)[where]
+        n, d1, d2, w, w1, w2 = self.sums.T
+        columns = (
+            n,
+            d1 + moved * n,
+            d2 + moved * (2 * d1 + moved * n),
+            w,
+            w1 + moved * w,
+            w2 + moved * (2 * w1 + moved * w),
+        )
+        sums = np.empty((rows.size, _sketching.COLUMNS))
+        for k, column in enumerate(columns):
+            sums[:, k] = np.bincount(where, column, rows.size)
+        return replace(self, rows=rows, sums=sums, mantissa=mantissa, _edges=[])
+
     def merge(self, other: MomentSketch) -> MomentSketch:
-        """The sketch of both inputs together.
+        """The sketch of both inputs together, with the wider bins of the two.
 
         Raises:
             UsageError: the two were built with different specs.
         """
         if self.spec != other.spec:
             raise UsageError(f"sketches of {self.spec} and {other.spec} cannot be merged; build both alike")
+        if self.mantissa != other.mantissa:
+            mantissa = min(self.mantissa, other.mantissa)
+            return self.coarsen(mantissa).merge(other.coarsen(mantissa))
         rows, where = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
         sums = np.zeros((rows.size, _sketching.COLUMNS))
         sums[where[: self.rows.size]] = self.sums
@@ -255,6 +296,7 @@ class MomentSketch:
             bucket_moments=None
             if self.bucket_moments is None or other.bucket_moments is None
             else np.concatenate([self.bucket_moments, other.bucket_moments]),
+            mantissa=self.mantissa,
         )
 
     __add__ = merge
@@ -281,14 +323,15 @@ class MomentSketch:
 
     def _both_edges(self) -> list[NDArray[np.float64]]:
         if not self._edges:
-            base = np.int64(_BASE_FREE if self.norm == "none" else _BASE_UNIT)
-            keys = self.rows.astype(np.int64) + base
-            lower = (keys << _sketching.SHIFT).view(np.float64)
-            upper = ((keys + 1) << _sketching.SHIFT).view(np.float64)
-            if self.rows.size and self.rows[0] == 1:
-                lower[0] = 0.0
-            self._edges.extend((lower, upper))
+            keys = self.rows.astype(np.int64) + self._base
+            width = np.where(self.rows == 1, 1, 1 << (MANTISSA - self.mantissa))
+            upper = ((keys + width) << _sketching.SHIFT).view(np.float64)
+            self._edges.extend((_lower_edges(self.rows, self._base), upper))
         return self._edges
+
+    @property
+    def _base(self) -> int:
+        return _BASE_FREE if self.norm == "none" else _BASE_UNIT
 
     @property
     def energy(self) -> float:
@@ -400,6 +443,12 @@ class MomentSketch:
         out[:, 0] += np.where(at >= 0, zeros, 0.0)
         out[:, 2] += np.where(at >= 0, zeros, 0.0) * at
         return out
+
+
+def _lower_edges(rows: NDArray[np.int32], base: int) -> NDArray[np.float64]:
+    edges = ((rows.astype(np.int64) + base) << _sketching.SHIFT).view(np.float64)
+    edges[rows == 1] = 0.0
+    return edges
 
 
 def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) -> NDArray[np.float32]:

@@ -20,6 +20,9 @@ Role: TypeAlias = Literal["up", "down", "sample"]
 
 NORMS: tuple[Norm, ...] = ("l2", "linf", "l1", "none")
 
+#: Mantissa bits of sketches that are stored, unless told otherwise: 64 bins an octave.
+STORED_MANTISSA = 6
+
 #: The tensor name of rows whose codec ran over the whole model's concatenated gradient.
 WHOLE_MODEL = "*"
 

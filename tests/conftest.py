@@ -14,3 +14,11 @@ os.environ.setdefault("MPLBACKEND", "agg")
 # A shell's background jobs ignore SIGINT and hand that down; tests of Ctrl-C start children that must hear it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
+        "beside torch it was tried with",
+    )

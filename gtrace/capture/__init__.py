@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gtrace.capture.options import CaptureOptions, capture_options
 from gtrace.capture.session import CaptureSession, CaptureSummary
 from gtrace.errors import UsageError
+from gtrace.host.processes import launch_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,10 @@ def record(
     force: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
+    drop: bool = False,
+    reduced: bool = False,
+    sketch: str | None = None,
+    sketch_mantissa: int | None = None,
 ) -> Iterator[CaptureSession]:
     """Record the gradients of every ``optimizer.step()`` inside the block.
 
@@ -63,13 +68,19 @@ def record(
         kind: ``"weight"``, ``"neural"`` (of the loss with respect to the outputs of ``model``'s modules) or ``"both"``.
         max_elements: elements that are kept of one neural gradient, 262,144 by default; a sample of those that have
             more.
+        drop: leave out steps while 256 MiB of gradients wait to be written, instead of making training wait; the
+            trace's attribute ``capture`` says which.
+        reduced: of several processes that train together, record the average instead of each one's own gradients.
+        sketch: keep moment sketches of large gradients instead of their values: norms and bucket sizes, such as
+            ``"l2:8192,linf:8192,none"``; tensors whose values take less room keep them.
+        sketch_mantissa: width of the sketches' bins, 2^n in an octave; 6 by default, 10 loses nothing.
 
     Yields:
         the session; its ``finish("complete")`` gives a :class:`CaptureSummary` (and ends the capture).
 
     Raises:
-        UsageError: ``steps``, ``budget`` or ``kind`` cannot be read, ``steps`` and ``every`` are both given, or no
-            trace can be made at ``path``.
+        UsageError: ``steps``, ``budget``, ``kind`` or ``sketch`` cannot be read, ``steps`` and ``every`` both given,
+            or no trace can be made at ``path``.
         OutputExistsError: ``path`` exists and ``force`` is off, or it is a folder that is no trace.
     """
     options = capture_options(
@@ -82,6 +93,11 @@ def record(
         force=force,
         kind=kind,
         max_elements=max_elements,
+        drop=drop,
+        reduced=reduced,
+        sketch=sketch,
+        sketch_mantissa=sketch_mantissa,
+        run=launch_token(),
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

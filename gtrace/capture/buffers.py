@@ -33,8 +33,9 @@ class RowBuffer:
 class BufferPool:
     """Reusable buffers for rows of one layout, as many as fit a number of bytes and at least one.
 
-    ``acquire`` waits while all are in use: this is what bounds the memory, and what slows training down when
-    the disk cannot keep up. Only SimpleQueue is used, which a signal handler may use at any moment, too.
+    ``acquire`` waits while all are in use, unless told not to: this is what bounds the memory, and what slows
+    training down when the disk cannot keep up. Only SimpleQueue is used, which a signal handler may use at any
+    moment, too.
 
     Args:
         shapes: of the gradients of a row.
@@ -47,13 +48,13 @@ class BufferPool:
         self._unborn = max(1, limit // max(1, 4 * sum(self._sizes)))
         self._free: queue.SimpleQueue[RowBuffer] = queue.SimpleQueue()
 
-    def acquire(self) -> RowBuffer:
-        """A buffer whose content is arbitrary."""
+    def acquire(self, *, wait: bool = True) -> RowBuffer | None:
+        """A buffer whose content is arbitrary; None where all are in use and the caller will not wait."""
         try:
             return self._free.get_nowait()
         except queue.Empty:
             if self._unborn == 0:
-                return self._free.get()
+                return self._free.get() if wait else None
         self._unborn -= 1
         # The device and dtype are spelled out because the script may have set other defaults.
         total = sum(self._sizes)

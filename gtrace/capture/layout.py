@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.buffers import BufferPool, as_real_dense
+from gtrace.host.sharded import local_part, sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
     from torch.optim import Optimizer
 
+    from gtrace.host.hooks import OptimizerStep
     from gtrace.host.naming import ParameterName
+    from gtrace.host.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class RowLayout:
 
     def __init__(
         self,
-        names: Callable[[Optimizer], Mapping[int, ParameterName]],
+        names: Callable[[Optimizer | Rounds], Mapping[int, ParameterName]],
         keeps: Callable[[ParameterName], bool],
         queue_bytes: int,
     ) -> None:
@@ -63,54 +66,49 @@ class RowLayout:
         """Distinct tensors so far."""
         return len({slot.name for slot in self.slots})
 
-    @property
-    def row_bytes(self) -> int:
-        """What a row with every tensor takes."""
-        return 4 * sum(math.prod(slot.shape) for slot in self.slots)
+    def row_bytes(self, cost: Callable[[int], int]) -> int:
+        """What a row with every tensor takes, each what ``cost`` says for its number of elements."""
+        return sum(cost(math.prod(slot.shape)) for slot in self.slots)
 
-    def gradients(self, optimizer: Optimizer) -> tuple[list[Slot], list[torch.Tensor]]:
-        """The gradients that the optimizer's parameters have now, as real strided tensors, with their slots."""
-        if not self._knows_all(optimizer):
-            self._extend(optimizer)
-        slots, gradients = [], []
-        for group in optimizer.param_groups:
+    def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor]]:
+        """The gradients of a step as real strided tensors, with their slots."""
+        found = []
+        for group in step.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    slot = self._known[id(parameter)][1]
-                    if slot is not None:
-                        slots.append(slot)
-                        gradients.append(as_real_dense(parameter.grad))
+                gradient, stage = step.gradient(parameter)
+                if gradient is not None:
+                    found.append((parameter, local_part(gradient), stage))
+        if not all(self._knows(parameter) for parameter, _, _ in found):
+            self._extend(step.optimizer, found)
+        slots, gradients = [], []
+        for parameter, gradient, _ in found:
+            slot = self._known[id(parameter)][1]
+            if slot is not None:
+                slots.append(slot)
+                gradients.append(as_real_dense(gradient))
         return slots, gradients
-
-    def _knows_all(self, optimizer: Optimizer) -> bool:
-        return all(
-            parameter.grad is None or self._knows(parameter)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         # The id of a parameter that is gone may be another's by now.
         entry = self._known.get(id(parameter))
         return entry is not None and entry[0]() is parameter
 
-    def _extend(self, optimizer: Optimizer) -> None:
+    def _extend(self, optimizer: Optimizer | Rounds, found: Iterable[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
         """Name the parameters that have a gradient for the first time, and give each its place."""
         names = self._names(optimizer)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and not self._knows(parameter):
-                    slot = self._new_slot(names[id(parameter)], parameter.grad)
-                    self._known[id(parameter)] = (weakref.ref(parameter), slot)
+        for parameter, gradient, stage in found:
+            if not self._knows(parameter):
+                slot = self._new_slot(names[id(parameter)], gradient, {"stage": stage, **sharding(parameter)})
+                self._known[id(parameter)] = (weakref.ref(parameter), slot)
         self.pool = BufferPool([slot.shape for slot in self.slots], self._queue_bytes)
 
-    def _new_slot(self, entry: ParameterName, gradient: torch.Tensor) -> Slot | None:
+    def _new_slot(self, entry: ParameterName, gradient: torch.Tensor, attrs: Mapping[str, Any]) -> Slot | None:
         if gradient.numel() == 0 or not self._keeps(entry):
             return None
         shape = (*gradient.shape, 2) if gradient.is_complex() else tuple(gradient.shape)
         dtype = str(gradient.dtype).removeprefix("torch.")
         name = self._free_name(entry.name, shape)
-        slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type)
+        slot = Slot(len(self.slots), name, shape, dtype, entry.aliases, entry.module_type, attrs)
         self.slots.append(slot)
         return slot
 

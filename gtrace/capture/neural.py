@@ -69,7 +69,7 @@ class NeuralRow:
 class HostBlocks:
     """Float32 blocks on the host that are used again, for rows of which each may look different.
 
-    Blocks of rows that wait to be written are bounded: ``wait`` returns when they take no more than the limit.
+    Blocks of rows that wait to be written are bounded: ``find_room`` waits until they take no more than the limit.
     Only SimpleQueue is used between threads, which a signal handler may use at any moment, too.
 
     Args:
@@ -100,14 +100,16 @@ class HostBlocks:
         """They are written; called in the writer's thread."""
         self._returned.put(blocks)
 
-    def wait(self) -> None:
-        """Wait until there is room for another row."""
+    def find_room(self, *, wait: bool = True) -> bool:
+        """Whether there is room for another row; wait until there is, unless told not to."""
         while True:
             try:
                 blocks = self._returned.get_nowait()
             except queue.Empty:
                 if self._waiting <= self._limit:
-                    return
+                    return True
+                if not wait:
+                    return False
                 blocks = self._returned.get()
             self._waiting -= _bytes(blocks)
             self.reuse(blocks)
@@ -136,6 +138,7 @@ class NeuralGradients:
         closed: leave out modules that are not among ``models``.
         max_elements: elements that are kept of one gradient.
         queue_bytes: bytes of rows that may wait to be written.
+        drop: leave out rows while so many wait, instead of making training wait.
         paused: whether the present forward pass is not of interest.
         say: prints one line for the user.
         on_error: called with an exception; training goes on.
@@ -150,6 +153,7 @@ class NeuralGradients:
         closed: bool,
         max_elements: int,
         queue_bytes: int,
+        drop: bool = False,
         paused: Callable[[], bool],
         say: Callable[[str], None],
         on_error: Callable[[Exception], None],
@@ -160,6 +164,9 @@ class NeuralGradients:
         self.tensors: set[str] = set()
         #: Bytes of the largest row so far.
         self.row_bytes = 0
+        #: The row that is being gathered is left out, for too many wait to be written.
+        self.dropped = False
+        self._drop = drop
         self._models = models
         self._selection = selection
         self._max_elements = max_elements
@@ -201,7 +208,7 @@ class NeuralGradients:
         """Begin a new row."""
         self._hooks.forget()
         self._blocks.reuse(arrival.values for arrival in self._row.values() if arrival.values.device.type == "cpu")
-        self._row, self._calls, self._bytes = {}, {}, 0
+        self._row, self._calls, self._bytes, self.dropped = {}, {}, 0, False
 
     def collect(self) -> NeuralRow | None:
         """What has arrived since the row began, as a row to be written; None when nothing has."""
@@ -259,7 +266,7 @@ class NeuralGradients:
         self.seconds += time.perf_counter() - started
 
     def _store(self, output: Output, given: torch.Tensor) -> None:
-        if given.device.type == "meta" or given.numel() == 0 or not self._is_among_first(output):
+        if self.dropped or given.device.type == "meta" or given.numel() == 0 or not self._is_among_first(output):
             return
         gradient = as_real_dense(given)
         total = gradient.numel()
@@ -271,8 +278,9 @@ class NeuralGradients:
                 "bytes", f"neural gradients of a step beyond {_ROW_BYTES >> 20} MiB are left out, first: {path}"
             )
             return
-        if not self._row:
-            self._blocks.wait()
+        if not self._row and not self._blocks.find_room(wait=not self._drop):
+            self.dropped = True
+            return
         if kept < total:
             gradient = gradient.take(self._indices(total, kept, gradient.device))
         if found is not None:

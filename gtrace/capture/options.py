@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.policy import DEFAULT_BUDGET, AutomaticSteps, StepPolicy, parse_size, step_policy
 from gtrace.errors import OutputExistsError, UsageError, suggest
+from gtrace.host.processes import launched_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 #: Kinds of gradient, and what ``--kind`` calls them.
 KINDS = ("weight", "neural", "both")
 MAX_ELEMENTS = 262_144
+
+#: By hand: ``trace.SketchPlan``, whose rules these are, imports numpy, which is the program's to import first.
+_SKETCHES = re.compile(r"(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?)(,(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?))*")
 
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
 
@@ -32,9 +37,16 @@ class CaptureOptions:
         exclude: patterns of tensor names to leave out.
         budget: bytes of gradients (as float32) to record at most; None for no limit.
         force: replace an existing trace once there is something to record.
+        run: a word that the processes of this run share; None where one process alone writes the trace.
+        first_rank_only: of several processes that train together only the first records.
+        reduced: of several processes that train together, record the gradients that they share (their average)
+            instead of each one's own.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
+        drop: then steps are left out instead.
         kind: ``weight``, ``neural`` or ``both``.
         max_elements: elements that are kept of one gradient of a module's output.
+        sketch: sketches to keep of large gradients instead of their values, ``l2:8192,linf:8192,none``.
+        sketch_mantissa: width of their bins; None for the usual one.
     """
 
     path: Path
@@ -43,9 +55,15 @@ class CaptureOptions:
     exclude: tuple[str, ...] = ()
     budget: int | None = None
     force: bool = False
+    run: str | None = None
+    first_rank_only: bool = False
+    reduced: bool = False
     queue_bytes: int = 256 * 1024 * 1024
+    drop: bool = False
     kind: str = "weight"
     max_elements: int = MAX_ELEMENTS
+    sketch: str | None = None
+    sketch_mantissa: int | None = None
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -54,8 +72,12 @@ class CaptureOptions:
             "tensors": list(self.include),
             "exclude": list(self.exclude),
             "budget": self.budget,
+            "ranks": "0" if self.first_rank_only else "all",
+            "stage": "reduced" if self.reduced else "local",
             "kind": self.kind,
             **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
+            "drop": self.drop,
+            **({} if self.sketch is None else {"sketch": self.sketch}),
         }
 
 
@@ -68,8 +90,14 @@ def capture_options(
     exclude: Sequence[str] = (),
     budget: int | str | None = None,
     force: bool = False,
+    run: str | None = None,
+    rank: str = "all",
+    reduced: bool = False,
     kind: str = "weight",
     max_elements: int | None = None,
+    drop: bool = False,
+    sketch: str | None = None,
+    sketch_mantissa: int | None = None,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -84,10 +112,14 @@ def capture_options(
         raise UsageError("--max-elements is for gradients of module outputs; add --kind neural or both")
     if max_elements is not None and max_elements < 1:
         raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
+    _check_sketch(sketch, sketch_mantissa)
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
-    _check_place(path, force=force)
+    _check_place(path, force=force, run=run)
+    world = launched_place().world_size
+    if world > 1 and rank == "all" and path.suffix != ".zarr":
+        raise UsageError(f"{path}: {world} processes cannot write one HDF5 file; choose a name that ends in .zarr")
     # The script may change the current folder before the trace is made.
     return CaptureOptions(
         path.absolute(),
@@ -96,12 +128,29 @@ def capture_options(
         tuple(exclude),
         size,
         force,
+        run,
+        rank == "0",
+        reduced,
         kind=kind,
         max_elements=max_elements or MAX_ELEMENTS,
+        drop=drop,
+        sketch=sketch,
+        sketch_mantissa=sketch_mantissa,
     )
 
 
-def _check_place(path: Path, *, force: bool) -> None:
+def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
+    if sketch is None:
+        if mantissa is not None:
+            raise UsageError("--sketch-mantissa is for sketches; add --sketch l2:8192,linf:8192,none")
+        return
+    if not _SKETCHES.fullmatch(sketch) or len(set(sketch.split(","))) != len(sketch.split(",")):
+        raise UsageError(f"--sketch: '{sketch[:60]}' is no list of norms with bucket sizes; write l2:8192,none")
+    if mantissa is not None and not 0 <= mantissa <= 10:
+        raise UsageError(f"--sketch-mantissa: {mantissa} bits are not between 0 and 10")
+
+
+def _check_place(path: Path, *, force: bool, run: str | None) -> None:
     """Find what would keep the trace from being made: before a long training run, not after it."""
     if path.suffix not in _SUFFIXES:
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
@@ -111,19 +160,23 @@ def _check_place(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path}: the folder {path.parent} cannot be written; choose another place")
     if not os.path.lexists(path):
         return
+    attrs = _root_attributes(path)
+    if run is not None and attrs.get("run") == run:
+        return  # another process of this run was quicker
     if not force:
         raise OutputExistsError(
             f"{path}: exists already and was left untouched; pass --force (force=True) or another place"
         )
-    if path.is_dir() and any(path.iterdir()) and not _is_trace(path):
+    if path.is_dir() and any(path.iterdir()) and attrs.get("format") != "gtrace":
         raise OutputExistsError(
             f"{path}: a folder that is no trace, left untouched; delete it yourself or choose another place"
         )
 
 
-def _is_trace(folder: Path) -> bool:
+def _root_attributes(folder: Path) -> dict[str, Any]:
+    # By hand: what reads traces imports numpy, which is the program's to import first.
     try:
-        document = json.loads((folder / "zarr.json").read_bytes())
-        return bool(document["attributes"]["format"] == "gtrace")
+        attrs = json.loads((folder / "zarr.json").read_bytes())["attributes"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return {}
+    return attrs if isinstance(attrs, dict) else {}

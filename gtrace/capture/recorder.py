@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gtrace.capture.gaps import Gaps
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.host.naming import name_parameters
@@ -18,13 +20,14 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from gtrace.capture.buffers import BufferPool
+    from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import Slot
     from gtrace.capture.neural import NeuralGradients
     from gtrace.capture.policy import StepPolicy, TensorSelection
     from gtrace.host.hooks import OptimizerStep
     from gtrace.host.naming import ParameterName
-    from gtrace.trace import TraceWriter
+    from gtrace.host.rounds import Rounds
+    from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3
 
@@ -34,20 +37,22 @@ class Recorder:
 
     Args:
         open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
-            in the background.
+            in the background; gives the rank to write under, too.
         policy: which steps.
         selection: which tensors.
-        budget: bytes of gradients (as float32) to record at most; None for no limit.
+        budget: bytes of gradients to record at most, as float32 or about what their sketches take; None for no limit.
         models: the live modules to name parameters by.
         scan: search the whole process for modules where these do not own every parameter.
         queue_bytes: bytes of each optimizer's gradients that may wait to be written.
+        drop: leave out steps while so many wait, instead of making training wait.
         say: prints one line for the user.
         weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
+        plan: which sketches the trace keeps of large gradients, None where it keeps their values.
     """
 
     def __init__(
         self,
-        open_trace: Callable[[dict[str, Any]], TraceWriter],
+        open_trace: Callable[[dict[str, Any]], tuple[TraceWriter, int]],
         *,
         policy: StepPolicy,
         selection: TensorSelection,
@@ -55,8 +60,10 @@ class Recorder:
         models: Callable[[], Sequence[nn.Module]],
         scan: bool,
         queue_bytes: int,
+        drop: bool = False,
         say: Callable[[str], None],
         weights: bool = True,
+        plan: SketchPlan | None = None,
     ) -> None:
         self.selection = selection
         #: Errors of capture so far; training went on.
@@ -68,11 +75,17 @@ class Recorder:
         #: Gathers the gradients of module outputs, where these are recorded.
         self.neural: NeuralGradients | None = None
         self._weights = weights
+        #: elements of a gradient -> bytes that count against the budget
+        self._cost = functools.cache((lambda size: 4 * size) if plan is None else plan.stored_bytes)
         self._policy = policy
         self._budget = budget
         self._models = models
         self._scan = scan
         self._queue_bytes = queue_bytes
+        self._drop = drop
+        #: Steps that were left out because too many waited to be written.
+        self.dropped = Gaps()
+        self._told: set[str] = set()
         self._say = say
         self._attrs: dict[str, Any] = {}
         self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error)
@@ -92,6 +105,11 @@ class Recorder:
     def neural_rows(self) -> int:
         """Those of them with gradients of module outputs."""
         return self._writer.rows["neural"]
+
+    @property
+    def unwritten(self) -> Gaps:
+        """Steps that could not be written."""
+        return self._writer.unwritten
 
     @property
     def optimizers(self) -> int:
@@ -115,13 +133,18 @@ class Recorder:
         blocked = self._blocked + (self.neural.seconds if self.neural is not None else 0.0)
         return min(1.0, blocked / span) if span > 0 else 0.0
 
+    def share_budget(self, processes: int) -> None:
+        """Use only this process's part of the budget."""
+        if self._budget is not None:
+            self._budget //= processes
+
     def wants(self, stream: int, step: int) -> bool:
         """Whether to record this step of this optimizer."""
         del stream  # all optimizers follow one policy, each with its own steps
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        if not self._chooses(step):
+        if not self.chooses(step):
             return False
         self.wanted += 1
         return True
@@ -130,7 +153,7 @@ class Recorder:
         """Choose whether to watch module outputs on the way to the next step, which is one of these."""
         if self.neural is not None:
             self.neural.discard()
-            self.neural.listen(any(self._chooses(step) for step in steps))
+            self.neural.listen(any(map(self.chooses, steps)))
 
     def take(self, step: OptimizerStep) -> None:
         """Copy the gradients of a step and queue them."""
@@ -142,11 +165,13 @@ class Recorder:
             self._blocked += self._last - started
 
     def error(self, error: Exception) -> None:
-        """Count an error of capture and tell the user about the first few."""
+        """Count an error of capture and tell the user about the first few that differ."""
         self.errors += 1
-        if self.errors <= _MOST_WARNINGS:
-            end = "; further ones are only counted" if self.errors == _MOST_WARNINGS else ""
-            self._say(f"gtrace: warning: capture: {type(error).__name__}: {error}{end}")
+        message = f"{type(error).__name__}: {error}"
+        # A full disk fails at each step with the same words.
+        if message not in self._told and len(self._told) < _MOST_WARNINGS:
+            self._told.add(message)
+            self._say(f"gtrace: warning: capture: {message}; training goes on")
 
     def drain(self) -> None:
         """Wait until all is written; no step can be taken any more."""
@@ -159,13 +184,14 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
             self.error(error)
 
-    def _chooses(self, step: int) -> bool:
+    def chooses(self, step: int) -> bool:
+        """Whether a step of this number would be recorded now."""
         return not self._writer.failed and not self.over_budget and self._policy.wants(step, self._capacity())
 
     def _capacity(self) -> int:
         if self._budget is None:
             return sys.maxsize
-        row = sum(layout.row_bytes for layout in self._layouts.values())
+        row = sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
         return self._budget // max(1, row + (self.neural.row_bytes if self.neural is not None else 0))
 
     @torch.no_grad()
@@ -174,8 +200,8 @@ class Recorder:
         if layout is None:
             layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
             self._layouts[step.stream] = layout
-        slots, gradients = layout.gradients(step.optimizer) if self._weights else ([], [])
-        size = 4 * sum(gradient.numel() for gradient in gradients)
+        slots, gradients = layout.gradients(step) if self._weights else ([], [])
+        size = sum(self._cost(gradient.numel()) for gradient in gradients)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
             self.over_budget = True
@@ -183,9 +209,17 @@ class Recorder:
         scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
         if step.micro_batches:
             scalars["micro_batches"] = step.micro_batches
-        self._bytes += size
+        buffer = None
         if slots and layout.pool is not None:
-            self._take_weights(step, slots, gradients, layout.pool, scalars)
+            buffer = layout.pool.acquire(wait=not self._drop)
+        if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
+            if buffer is not None:
+                buffer.release()
+            self.dropped.add(step.stream, step.step)
+            return
+        self._bytes += size
+        if buffer is not None:
+            self._take_weights(step, slots, gradients, buffer, scalars)
         row = self.neural.collect() if self.neural is not None else None
         if row is not None:
             if not self._attrs:
@@ -200,10 +234,9 @@ class Recorder:
         step: OptimizerStep,
         slots: Sequence[Slot],
         gradients: list[torch.Tensor],
-        pool: BufferPool,
+        buffer: RowBuffer,
         scalars: Mapping[str, float],
     ) -> None:
-        buffer = pool.acquire()
         try:
             torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
         except BaseException:
@@ -214,7 +247,7 @@ class Recorder:
         self._recorded.add(step.stream)
         self._writer.submit(Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars))
 
-    def _names(self, optimizer: Optimizer, stream: int) -> Mapping[int, ParameterName]:
+    def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
         names = name_parameters(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
         if not self._attrs:
             models = {entry.model: None for entry in names.values() if entry.model}

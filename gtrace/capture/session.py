@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gtrace.capture.policy import TensorSelection
+from gtrace.errors import GtraceError, UsageError
+from gtrace.host.processes import Place, process_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from gtrace.capture.options import CaptureOptions
     from gtrace.capture.recorder import Recorder
     from gtrace.host.hooks import TrainingHooks
-    from gtrace.trace import TraceWriter
+    from gtrace.trace import SketchPlan, TraceWriter
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,13 @@ class CaptureSummary:
         bytes: size of the trace on disk.
         blocked: share of the training time that capture took.
         skipped_steps: steps that a gradient scaler left out.
+        dropped: steps left out because too many waited to be written.
+        unwritten: steps that could not be written.
         errors: errors of capture.
         over_budget: recording ended early because the budget was used up.
         complaints: one line for each tensor pattern that matched nothing.
+        ranks: processes that recorded.
+        fewest_rows: steps of the process that recorded fewest, where there are several.
         neural_rows: steps of which gradients of module outputs were recorded.
         neural_tensors: distinct outputs of modules whose gradients were recorded.
     """
@@ -56,9 +63,13 @@ class CaptureSummary:
     bytes: int = 0
     blocked: float = 0.0
     skipped_steps: int = 0
+    dropped: int = 0
+    unwritten: int = 0
     errors: int = 0
     over_budget: bool = False
     complaints: tuple[str, ...] = ()
+    ranks: int = 1
+    fewest_rows: int = 0
     neural_rows: int = 0
     neural_tensors: int = 0
 
@@ -70,6 +81,7 @@ class CaptureSession:
         options: what to record, and where.
         attrs: further attributes of the trace.
         say: prints one line for the user; to stderr by default.
+        launched: this process was launched by the one that runs the program.
     """
 
     def __init__(
@@ -78,11 +90,15 @@ class CaptureSession:
         attrs: Mapping[str, object] | None = None,
         *,
         say: Callable[[str], None] | None = None,
+        launched: bool = False,
     ) -> None:
         self._options = options
         self._attrs = attrs or {}
         self._say = say or print_line
+        self._launched = launched
         self._broken = False
+        self._place: Place | None = None
+        self._records = True
         self._hooks: TrainingHooks | None = None
         self._recorder: Recorder | None = None
         self._summary: CaptureSummary | None = None
@@ -106,10 +122,20 @@ class CaptureSession:
             models=lambda: hooks.modules.modules() if models is None else list(models),
             scan=models is None,
             queue_bytes=self._options.queue_bytes,
+            drop=self._options.drop,
             say=self._say,
             weights=self._options.kind != "neural",
+            plan=self._plan(),
         )
-        hooks = TrainingHooks(recorder.wants, recorder.take, recorder.error, optimizers, recorder.prepare)
+        hooks = TrainingHooks(
+            self._wants,
+            recorder.take,
+            recorder.error,
+            optimizers,
+            recorder.prepare,
+            lambda step: self._records and recorder.chooses(step),
+            reduced=self._options.reduced,
+        )
         hooks.install()
         if self._options.kind != "weight":
             from gtrace.capture.neural import NeuralGradients
@@ -121,6 +147,7 @@ class CaptureSession:
                 closed=models is not None,
                 max_elements=self._options.max_elements,
                 queue_bytes=self._options.queue_bytes,
+                drop=self._options.drop,
                 paused=lambda: hooks.repeating,
                 say=self._say,
                 on_error=recorder.error,
@@ -131,6 +158,8 @@ class CaptureSession:
 
     def start_or_tell(self) -> None:
         """Install the hooks for a program that must not notice; if that fails, it runs without capture."""
+        if self.in_child:
+            return
         try:
             self.start()
         except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
@@ -149,6 +178,30 @@ class CaptureSession:
             self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
         return self._summary
 
+    def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
+        """Finish a trace that processes launched by this one wrote to, too. Comes after :meth:`finish`.
+
+        Args:
+            status: how the run as a whole ended.
+
+        Returns:
+            what all processes together came to.
+        """
+        summary, options = self.finish(status), self._options
+        if options.run is None or not options.path.is_dir():
+            return summary
+        from gtrace.capture.parts import all_parts
+        from gtrace.trace.shared import belongs_to, settle
+
+        if not belongs_to(options.path, options.run):
+            return summary
+        try:
+            settle(options.path, options.run, status)
+            return all_parts(options.path, summary)
+        except GtraceError as error:
+            self._say(f"gtrace: warning: capture: {error}")
+            return summary
+
     @property
     def in_child(self) -> bool:
         """This is a forked child of the process that captures; the trace is not its to write."""
@@ -164,12 +217,15 @@ class CaptureSession:
         recorder.drain()
         for note in recorder.neural.notes() if recorder.neural is not None else ():
             self._say(f"gtrace: note: {note}")
-        outcome = {
+        outcome: dict[str, object] = {
             "steps_seen": hooks.steps,
             "skipped_steps": hooks.skipped_steps,
             "over_budget": recorder.over_budget,
+            "dropped": recorder.dropped.describe(),
+            "unwritten": recorder.unwritten.describe(),
             "errors": recorder.errors,
         }
+        outcome |= {"blocked": round(recorder.blocked, 6)}
         recorder.close(status, {"capture": self._options.describe() | outcome})
         return CaptureSummary(
             path=path,
@@ -179,9 +235,11 @@ class CaptureSession:
             rows=recorder.rows,
             optimizers=recorder.optimizers,
             tensors=recorder.tensors,
-            bytes=_disk_usage(path) if recorder.rows else 0,
+            bytes=disk_usage(path) if recorder.rows else 0,
             blocked=recorder.blocked,
             skipped_steps=hooks.skipped_steps,
+            dropped=recorder.dropped.count,
+            unwritten=recorder.unwritten.count,
             errors=recorder.errors,
             over_budget=recorder.over_budget,
             complaints=tuple(recorder.selection.complaints()),
@@ -189,21 +247,67 @@ class CaptureSession:
             neural_tensors=recorder.neural_tensors,
         )
 
-    def _create(self, found: Mapping[str, object]) -> TraceWriter:
+    def _wants(self, stream: int, step: int) -> bool:
+        assert self._recorder is not None
+        if self._place is None:
+            # Not earlier: a program makes its process group after it has imported torch.
+            self._place = process_place()
+            self._records = self._may_record(self._place)
+            self._recorder.share_budget(1 if self._options.first_rank_only else self._place.world_size)
+        return self._records and self._recorder.wants(stream, step)
+
+    def _may_record(self, place: Place) -> bool:
+        if self._options.first_rank_only:
+            return not place.rank
+        if self._options.path.suffix != ".zarr" and (self._launched or place.world_size > 1):
+            if self._recorder is not None and (place.rank or 0) == 0:
+                self._recorder.error(
+                    UsageError(
+                        f"{self._options.path.name}: an HDF5 trace cannot take the steps of several processes; "
+                        "choose a name that ends in .zarr"
+                    )
+                )
+            return False
+        return True
+
+    def _plan(self) -> SketchPlan | None:
+        """Which sketches to keep instead of values."""
+        if self._options.sketch is None:
+            return None
+        from gtrace.trace import SketchPlan
+        from gtrace.types import STORED_MANTISSA
+
+        mantissa = self._options.sketch_mantissa
+        return SketchPlan.parse(self._options.sketch, STORED_MANTISSA if mantissa is None else mantissa)
+
+    def _create(self, found: Mapping[str, object]) -> tuple[TraceWriter, int]:
         import numpy as np
         import torch
 
         from gtrace.trace import create_trace
 
         versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+        place, options, plan = self._place or Place(), self._options, self._plan()
         attrs = {
             **found,
             **self._attrs,
-            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "world_size": place.world_size,
             "versions": versions,
-            "capture": self._options.describe(),
+            "capture": options.describe(),
+            **({} if plan is None else {"sketch": plan.describe()}),
         }
-        return create_trace(self._options.path, force=self._options.force, attrs=attrs)
+        if options.run is None or options.path.suffix != ".zarr":
+            return create_trace(options.path, force=options.force, attrs=attrs), 0
+        from gtrace.trace.shared import join_trace
+
+        return join_trace(
+            options.path,
+            run=options.run,
+            rank=place.rank,
+            writers=1 if options.first_rank_only else place.world_size,
+            force=options.force,
+            attrs=attrs,
+        )
 
 
 def print_line(text: str) -> None:
@@ -221,7 +325,14 @@ def git_commit(folder: str) -> str | None:
     return answer.stdout.strip() or None
 
 
-def _disk_usage(path: Path) -> int:
+def disk_usage(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
     if path.is_file():
         return path.stat().st_size
-    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            # Another process of the run may just be moving it into its place.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(folder, file)).st_size
+    return total

@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from gtrace.capture.gaps import Gaps
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -37,15 +39,20 @@ class AsyncWriter:
     """Writes rows in the order in which they come.
 
     Args:
-        open_trace: creates the trace; called in the thread, with the first row.
+        open_trace: creates the trace; called in the thread, with the first row. Gives the rank to write under, too.
         on_error: called in the thread with each exception; the thread goes on with the next row.
     """
 
-    def __init__(self, open_trace: Callable[[], TraceWriter], on_error: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, open_trace: Callable[[], tuple[TraceWriter, int]], on_error: Callable[[Exception], None]
+    ) -> None:
         self._open_trace = open_trace
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
         self._trace: TraceWriter | None = None
+        #: Steps that could not be written.
+        self.unwritten = Gaps()
+        self._rank = 0
         self._described: set[tuple[str, int, str]] = set()
         #: Rows that are in the trace for good, by kind.
         self.rows = Counter[str]()
@@ -73,29 +80,40 @@ class AsyncWriter:
     def _run(self) -> None:
         while (row := self._queue.get()) is not None:
             try:
-                if not self.failed:
+                if self.failed:
+                    self.unwritten.add(row.stream, row.step)
+                else:
                     self._write(row)
             except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
-                self._on_error(error)
+                self._give_up(row, error)
             finally:
                 row.buffer.release()
+
+    def _give_up(self, row: Row, error: Exception) -> None:
+        """Leave the row out as a whole: a part of it would look like a step at which other tensors are absent."""
+        self.unwritten.add(row.stream, row.step)
+        self._on_error(error)
+        try:
+            if self._trace is not None:
+                self._trace.discard()
+        except Exception as second:  # noqa: BLE001 - as above
+            self._on_error(second)
 
     def _write(self, row: Row) -> None:
         if self._trace is None:
             try:
-                self._trace = self._open_trace()
+                self._trace, self._rank = self._open_trace()
             except Exception:
                 self.failed = True
                 raise
+        place: dict[str, Any] = {"kind": row.kind, "optimizer": row.stream, "rank": self._rank}
         for slot in row.slots:
             gradient = row.buffer.targets[slot.index].numpy()
             if row.grad_scale != 1.0:
                 gradient /= row.grad_scale
-            about = self._description(row, slot)
-            self._trace.append(
-                row.step, slot.name, gradient, kind=row.kind, optimizer=row.stream, **slot.numbers, **about
-            )
-        self._trace.commit(row.step, kind=row.kind, optimizer=row.stream, rank=0, **row.scalars)
+            about = {**self._description(row, slot), **slot.numbers}
+            self._trace.append(row.step, slot.name, gradient, **place, **about)
+        self._trace.commit(row.step, **{**place, **row.scalars})
         self.rows[row.kind] += 1
 
     def _description(self, row: Row, slot: Slot) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from gtrace.cli.options import size_text
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +55,19 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
 )
 @click.option(
+    "--local/--reduced",
+    "local",
+    default=True,
+    help="Of several processes, record each one's own gradients, or the average that they share.  [default: local]",
+)
+@click.option(
+    "--rank",
+    type=click.Choice(["all", "0"]),
+    default="all",
+    show_default=True,
+    help="Of several processes that train together, record all or the first.",
+)
+@click.option(
     "--kind",
     default="weight",
     metavar="KIND",
@@ -66,6 +80,20 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     metavar="N",
     help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
 )
+@click.option(
+    "--drop", is_flag=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
+)
+@click.option(
+    "--sketch",
+    metavar="LIST",
+    help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, as in "
+    "l2:8192,linf:8192,none.",
+)
+@click.option(
+    "--sketch-mantissa",
+    type=click.IntRange(0, 10),
+    help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -77,8 +105,13 @@ def command(
     tensors: tuple[str, ...],
     exclude: tuple[str, ...],
     budget: str | None,
+    local: bool,
+    rank: str,
     kind: str,
     max_elements: int | None,
+    drop: bool,
+    sketch: str | None,
+    sketch_mantissa: int | None,
     force: bool,
     script: str,
     args: tuple[str, ...],
@@ -89,33 +122,43 @@ def command(
     SCRIPT; everything after it is the script's own. One line on stderr at the end says what was recorded. The
     exit code is 5 where the script fails, and the message names its own.
     """
+    from gtrace.host.children import watch_no_more
     from gtrace.host.launcher import Outcome, Program, run_program
+    from gtrace.host.processes import launch_token, launched_place
 
     program = Program(script, args, is_module)
     program.check()
-    if os.environ.get("RANK", "0") != "0":
-        # One process of a distributed run records; the others train along.
+    place = launched_place()
+    watch_no_more()
+    if rank == "0" and place.rank:
         return run_program(program).exit_code
 
-    from gtrace.capture import capture_options
+    from gtrace.capture import capture_options, children
     from gtrace.capture.session import CaptureSession, git_commit
     from gtrace.host.exits import before_abrupt_exit
     from gtrace.host.imports import after_import
 
     shown = output or Path(f"{program.stem}.zarr")
-    options = capture_options(
-        shown,
-        steps=steps,
-        every=every,
-        tensors=tensors,
-        exclude=exclude,
-        budget=budget,
-        force=force,
-        kind=kind,
-        max_elements=max_elements,
-    )
+    chosen: dict[str, Any] = {
+        "steps": steps,
+        "every": every,
+        "tensors": tensors,
+        "exclude": exclude,
+        "budget": budget,
+        "reduced": not local,
+        "rank": rank,
+        "force": force,
+        "kind": kind,
+        "max_elements": max_elements,
+        "drop": drop,
+        "sketch": sketch,
+        "sketch_mantissa": sketch_mantissa,
+        "run": launch_token() or secrets.token_hex(8),
+    }
+    options = capture_options(shown, **chosen)
     argv = ["-m", script, *args] if is_module else [script, *args]
-    session = CaptureSession(options, {"argv": argv, "git_commit": git_commit(program.folder)})
+    attrs = {"argv": argv, "git_commit": git_commit(program.folder)}
+    session = CaptureSession(options, attrs)
 
     def leave(exit_code: int) -> int:
         """The program ends the process by itself, so that nothing after ``run_program`` is reached."""
@@ -126,21 +169,34 @@ def command(
             return error.exit_code
 
     with before_abrupt_exit(leave):
-        with after_import("torch", session.start_or_tell):
+        with after_import("torch", session.start_or_tell), children.captured(options.path, chosen, attrs):
             outcome = run_program(program)
         return _conclude(program, outcome, session, shown)
 
 
 def _conclude(program: Program, outcome: Outcome, session: CaptureSession, path: Path) -> int:
     """Finish the trace, say what came of it, and give the exit code."""
-    summary = session.finish("interrupted" if outcome.exit_code else "complete")
+    from gtrace.host.processes import launched_place
+
+    place = launched_place()
+    status: Literal["complete", "interrupted"] = "interrupted" if outcome.exit_code else "complete"
+    summary = session.finish(status)
     if session.in_child:
         return outcome.exit_code
+    if place.rank is None:
+        summary = session.settle(status)
     sys.stdout.flush()
+    result = _result(summary, path, place.rank if place.world_size > 1 else None)
     if outcome.exit_code and not outcome.interrupted:
-        failed = f"{_called(program)} failed with exit code {outcome.exit_code}"
-        raise ScriptError(f"{failed}; {_result(summary, path)}")
-    click.echo(f"gtrace: {_result(summary, path)}{_next(summary, path)}", err=True)
+        failed = f"{_called(program)} failed with exit code {outcome.exit_code}; {result}"
+        if place.rank is None:
+            raise ScriptError(failed)
+        # Whoever launched this process goes by the code of what it launched.
+        click.echo(f"gtrace: {failed}", err=True)
+        return outcome.exit_code
+    if place.rank and summary.rows and not summary.errors:
+        return EXIT_OK  # one line is enough: rank 0 prints it
+    click.echo(f"gtrace: {result}{_next(summary, path)}", err=True)
     if outcome.interrupted:
         raise click.Abort
     if summary.complaints:
@@ -152,12 +208,12 @@ def _called(program: Program) -> str:
     return f"-m {program.target}" if program.is_module else program.target
 
 
-def _result(summary: CaptureSummary, path: Path) -> str:
+def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     if not summary.rows:
-        return f"nothing was captured: {_why_nothing(summary)}"
+        return f"nothing was captured{f' on rank {rank}' if rank else ''}: {_why_nothing(summary)}"
     parts = [
         _tensors(summary),
-        _size(summary.bytes),
+        size_text(summary.bytes),
         f"training waited {summary.blocked:.1%} of its time",
     ]
     if summary.optimizers > 1:
@@ -166,10 +222,18 @@ def _result(summary: CaptureSummary, path: Path) -> str:
         parts.append(f"{summary.skipped_steps} steps skipped by the gradient scaler")
     if summary.over_budget:
         parts.append("stopped at the budget")
+    if summary.dropped:
+        parts.append(f"{summary.dropped} steps dropped")
+    if summary.unwritten:
+        parts.append(f"{summary.unwritten} steps could not be written")
     if summary.errors:
         parts.append(f"{summary.errors} errors")
-    seen = "" if summary.rows == summary.steps_seen else f" of {summary.steps_seen}"
-    return f"{summary.rows}{seen} steps captured in {path} ({', '.join(parts)})"
+    rows = f"{summary.rows}" if summary.fewest_rows in (0, summary.rows) else f"{summary.fewest_rows} to {summary.rows}"
+    seen = "" if summary.steps_seen in (0, summary.rows) else f" of {summary.steps_seen}"
+    where = "" if rank is None else f" on rank {rank}"
+    if summary.ranks > 1:
+        where = f" on each of {summary.ranks} ranks"
+    return f"{rows}{seen} steps captured{where} in {path} ({', '.join(parts)})"
 
 
 def _tensors(summary: CaptureSummary) -> str:
@@ -198,13 +262,3 @@ def _why_nothing(summary: CaptureSummary) -> str:
 def _next(summary: CaptureSummary, path: Path) -> str:
     name = shlex.quote(str(path))
     return f"; next: gtrace info {name}, gtrace sweep {name}" if summary.rows else ""
-
-
-def _size(count: float) -> str:
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:.1f} TB"

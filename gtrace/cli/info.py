@@ -97,21 +97,26 @@ class Row:
 
 
 def _row(trace: Trace, info: TensorInfo) -> Row:
+    import numpy as np
+
     numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
     steps = numbers["step"]
     stored, total = numbers["n_valid"], numbers["n_total"]
+    merged = info.merged > 1
+    # Of merged steps the root mean square of their norms is shown.
+    energies = numbers["norm2"] * (info.size / np.maximum(stored, 1) if merged else 1.0)
     return Row(
         info=info,
         steps=len(steps),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
-        norms=[math.sqrt(value) for value in numbers["norm2"].tolist()],
+        norms=[math.sqrt(value) for value in energies.tolist()],
         absmax=float(numbers["absmax"].max()),
         zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
         nonfinite=int(numbers["nonfinite"].sum()),
-        fewest=int(total.min()),
-        most=int(total.max()),
-        stored=int(stored.max()),
+        fewest=info.size if merged else int(total.min()),
+        most=info.size if merged else int(total.max()),
+        stored=info.size if merged else int(stored.max()),
     )
 
 
@@ -142,6 +147,9 @@ def _streams(trace: Trace) -> list[_Stream]:
 
 def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything as JSON values."""
+    from gtrace.trace.agreement import agreement
+    from gtrace.trace.sketched import sketch_name
+
     streams = _streams(trace)
     return {
         "path": trace.path,
@@ -149,6 +157,7 @@ def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
         "fingerprint": trace.fingerprint,
         "attrs": dict(trace.attrs),
         "ranks": sorted({stream.rank for stream in streams}),
+        "agreement": {stage: agreement(trace, stage)._asdict() for stage in ("local", "reduced")},
         "streams": [stream._asdict() for stream in streams],
         "tensors": [
             {
@@ -164,6 +173,8 @@ def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
                 "elements_fewest": row.fewest,
                 "elements_most": row.most,
                 "elements_stored": row.stored,
+                "sketches": [sketch_name(spec) for spec in row.info.sketches],
+                "merged_steps": row.info.merged,
                 "steps": row.steps,
                 "first_step": row.first_step,
                 "last_step": row.last_step,
@@ -214,7 +225,7 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         lines.append(("script", shlex.join(str(word) for word in argv)))
     if isinstance(attrs.get("model"), str):
         lines.append(("model", attrs["model"]))
-    lines.append(("ranks", str(len({stream.rank for stream in streams}))))
+    lines.append(("ranks", "; ".join([str(len({stream.rank for stream in streams})), *_agreements(trace)])))
     for stream in streams:
         text = f"{stream.steps}, {stream.first_step} to {stream.last_step}" if stream.steps else "none"
         if stream.first_loss is not None and stream.last_loss is not None:
@@ -222,11 +233,46 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         if len(streams) > 1:
             text += f" ({stream.kind} gradients, optimizer {stream.optimizer}, rank {stream.rank})"
         lines.append(("steps", text))
+    sketched = next((row.info for row in rows if row.info.sketches), None)
+    if sketched is not None:
+        from gtrace.trace.sketched import sketch_name
+
+        names = ", ".join(sketch_name(spec) for spec in sketched.sketches)
+        large = count(sum(bool(row.info.sketches) for row in rows), "tensor")
+        lines.append(("sketch", f"{names} of {large}; no values, so sweeps give expectations only"))
     capture = attrs.get("capture")
     errors = capture.get("errors") if isinstance(capture, dict) else None
     if isinstance(errors, int) and errors > 0:
         lines.append(("errors", f"{errors} while capturing; gradients may be missing"))
     return lines
+
+
+def _agreements(trace: Trace) -> list[str]:
+    from gtrace.trace.agreement import agreement
+
+    said = []
+    for stage in ("local", "reduced"):
+        compared, equal = agreement(trace, stage)
+        if not compared:
+            continue
+        if equal == compared:
+            said.append(f"{stage} gradients are the same on all")
+        elif stage == "local":
+            said.append(f"local gradients differ ({compared - equal} of {compared})")
+        else:
+            said.append(f"reduced gradients differ ({compared - equal} of {compared}): the ranks have drifted apart")
+    return said
+
+
+def _stored_as(rows: Sequence[Row]) -> list[Column]:
+    """A word for what is stored, where that is not values everywhere."""
+    merged = max(row.info.merged for row in rows)
+    word = "sketch" if merged == 1 else f"sketch of {merged} steps"
+    return (
+        [Column("stored", [word if row.info.sketches else "values" for row in rows], 6)]
+        if any(row.info.sketches for row in rows)
+        else []
+    )
 
 
 def _columns(rows: Sequence[Row], encoding: str) -> list[Column]:
@@ -244,6 +290,7 @@ def _columns(rows: Sequence[Row], encoding: str) -> list[Column]:
         *columns,
         Column("shape", [row.shape for row in rows], 7),
         *sampled,
+        *_stored_as(rows),
         Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
         Column("steps", [str(row.steps) for row in rows], 6),
         Column("norm first", [number(row.norms[0]) for row in rows], 5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import threading
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
 
 #: What a shell sees of a process that SIGTERM ended.
 TERMINATED = 128 + signal.SIGTERM
+
+
+def before_shutdown(finish: Callable[[], object]) -> None:
+    """Call ``finish`` when the program has ended, while threads can still be started (``atexit`` is too late)."""
+    # Loaded first, so that its own callback, after which no executor takes work, comes after this one.
+    importlib.import_module("concurrent.futures.thread")
+    threading._register_atexit(finish)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gtrace.host.compiled import never_compiled, not_compiled_itself
+from gtrace.host.local import LOCAL, REDUCED, LocalGradients
 from gtrace.host.naming import ModuleCollector
+from gtrace.host.processes import process_place
+from gtrace.host.rounds import Rounds, backward_in_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import FrameType
     from typing import TypeAlias
 
@@ -46,9 +51,10 @@ class OptimizerStep:
         grad_scale: factor that the gradients still carry (1 but for a fused optimizer under a gradient scaler).
         clip_norm: total norm that ``clip_grad_norm_`` measured in this step; NaN where it was not called.
         loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
+        gradient: tells a parameter's gradient, None where it has none, and whether it is ``local`` or ``reduced``.
     """
 
-    optimizer: Optimizer
+    optimizer: Optimizer | Rounds
     stream: int
     step: int
     loss: float
@@ -57,6 +63,7 @@ class OptimizerStep:
     grad_scale: float
     clip_norm: float
     loss_scale: float = 1.0
+    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
 
 
 class _Losses:
@@ -134,6 +141,9 @@ class TrainingHooks:
         optimizers: watch only these.
         upcoming: called after each step, whether it was wanted, skipped or neither, with the numbers of each
             optimizer's next one.
+        chooses: tells beforehand, and any number of times, whether a step of this number will be wanted.
+        reduced: of several processes that train together, take the gradients that they share instead of each one's
+            own.
     """
 
     def __init__(
@@ -143,6 +153,9 @@ class TrainingHooks:
         on_error: Callable[[Exception], None],
         optimizers: Iterable[Optimizer] | None = None,
         upcoming: Callable[[Iterable[int]], None] = lambda _steps: None,
+        chooses: Callable[[int], bool] = lambda _step: True,
+        *,
+        reduced: bool = False,
     ) -> None:
         self.modules = ModuleCollector()
         #: Steps of all optimizers so far, those included that a gradient scaler left out.
@@ -152,10 +165,14 @@ class TrainingHooks:
         self._on_step = on_step
         self._on_error = on_error
         self._upcoming = upcoming
+        self._chooses = chooses
+        self._reduced = reduced
+        self._local = LocalGradients(self._guarded)
+        self._rounds = Rounds(self._begin_round, self._end_round)
         #: A closure is being evaluated once more in one step: its gradients belong to no step.
         self.repeating = False
         self._only = None if optimizers is None else tuple(optimizers)
-        self._streams: weakref.WeakKeyDictionary[Optimizer, _Stream] = weakref.WeakKeyDictionary()
+        self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
         self._started = 0
         self._losses = _Losses()
@@ -177,10 +194,17 @@ class TrainingHooks:
         self._patch(GradScaler, "step", self._watch_scaler_step)
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):
             self._patch(module, "clip_grad_norm_", self._watch_clip)
+        if not self._reduced:
+            self._local.wanted = self._chooses(0)
+            self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
+            self._patch(torch.optim.Optimizer, "add_param_group", self._watch_group)
+            for optimizer in self._only or ():
+                self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def remove(self) -> None:
         """Stop to watch, and put everything back."""
         self.modules.remove()
+        self._local.remove()
         for handle in self._handles:
             handle.remove()
         for owner, name, original, ours in reversed(self._patches):
@@ -190,10 +214,12 @@ class TrainingHooks:
 
     def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
         original = vars(owner)[name]
-        ours = functools.wraps(original)(make(original))
+        # Not traced itself, but where a compiled region calls it, that region goes straight to the original.
+        ours = functools.wraps(original)(not_compiled_itself(make(original)))
         self._patches.append((owner, name, original, ours))
         setattr(owner, name, ours)
 
+    @never_compiled
     def _guarded(self, function: Callable[..., None], *args: object) -> None:
         try:
             if os.getpid() == self._owner:
@@ -203,7 +229,8 @@ class TrainingHooks:
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
-            self._guarded(self._losses.backward, tensors, grad_tensors)
+            if not torch.compiler.is_compiling():
+                self._guarded(self._losses.backward, tensors, grad_tensors)
             return original(tensors, grad_tensors, *args, **kwargs)
 
         return backward
@@ -211,6 +238,8 @@ class TrainingHooks:
     def _watch_scale(self, original: _Function) -> _Function:
         def scale(scaler: GradScaler, outputs: object) -> object:
             result = original(scaler, outputs)
+            if torch.compiler.is_compiling():
+                return result
             self._guarded(self._losses.scaled, scaler, outputs, result)
             return result
 
@@ -229,21 +258,50 @@ class TrainingHooks:
     def _watch_clip(self, original: _Function) -> _Function:
         def clip_grad_norm_(*args: object, **kwargs: object) -> object:
             norm = original(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return norm
             self._guarded(self._losses.clipped, norm)
             return norm
 
         return clip_grad_norm_
 
+    def _watch_wrapper(self, original: _Function) -> _Function:
+        def __init__(wrapper: DistributedDataParallel, *args: object, **kwargs: object) -> None:  # noqa: N807
+            original(wrapper, *args, **kwargs)
+            self._guarded(self._watch_averaged, wrapper)
+
+        return __init__
+
+    def _watch_averaged(self, wrapper: DistributedDataParallel) -> None:
+        if wrapper.process_group.size() > 1:
+            self._local.watch(wrapper.parameters(), strict=True)
+
+    def _watch_group(self, original: _Function) -> _Function:
+        def add_param_group(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
+            result = original(optimizer, *args, **kwargs)
+            self._guarded(self._watch_parameters, optimizer.param_groups)
+            return result
+
+        return add_param_group
+
+    def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        if process_place().world_size > 1:
+            for group in groups:
+                self._local.watch(group["params"])
+
+    @never_compiled
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or _is_nested(sys._getframe(1)):
+        if not self._watches(optimizer) or _is_nested(sys._getframe(2)):
             return None
         self._started += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            self._guarded(self._take, optimizer)
-            self._guarded(self._announce)
+            if backward_in_progress() >= 0:
+                self._guarded(self._rounds.add, optimizer, lambda parameter: parameter.grad)
+            else:
+                self._guarded(self._step, optimizer)
             return None
         # With a closure the gradients of this step do not exist yet: its first evaluation makes them.
         watched = self._watch_closure(closure, optimizer)
@@ -267,8 +325,8 @@ class TrainingHooks:
                 self.repeating = False
             if not taken:
                 taken = True
-                self._guarded(self._take, optimizer)
-                self._guarded(self._announce)
+                self._guarded(self._step, optimizer)
+            self._local.consume(optimizer)
             self._losses.use()  # a line search's losses are no part of the next step's
             return result
 
@@ -279,12 +337,30 @@ class TrainingHooks:
         self._losses.scaler = None
         self._advance(optimizer)
         self._skipped += 1
+        self._local.consume(optimizer)
         self._announce()
 
-    def _announce(self) -> None:
-        self._upcoming([stream.steps for stream in self._streams.values()])
+    def _step(self, optimizer: Optimizer) -> None:
+        try:
+            self._take(optimizer)
+        finally:
+            self._local.consume(optimizer)
+            self._announce()
 
-    def _advance(self, optimizer: Optimizer) -> tuple[int, int]:
+    def _begin_round(self) -> bool:
+        stream = self._streams.get(self._rounds)
+        return self._chooses(0 if stream is None else stream.steps)
+
+    def _end_round(self) -> None:
+        self._guarded(self._take, self._rounds)
+        self._guarded(self._announce)
+
+    def _announce(self) -> None:
+        upcoming = [stream.steps for stream in self._streams.values()]
+        self._local.wanted = any(map(self._chooses, upcoming))
+        self._upcoming(upcoming)
+
+    def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
         """Number of the optimizer and of its step, which is counted."""
         if optimizer not in self._streams:
             # A counter and not len(): an optimizer that is gone must not lend its number to the next one.
@@ -295,7 +371,7 @@ class TrainingHooks:
         self.steps += 1
         return stream.number, stream.steps - 1
 
-    def _take(self, optimizer: Optimizer) -> None:
+    def _take(self, optimizer: Optimizer | Rounds) -> None:
         self._losses.use()
         stream, step = self._advance(optimizer)
         scaler, self._losses.scaler = self._losses.scaler, None
@@ -306,6 +382,8 @@ class TrainingHooks:
             self._skipped = self._skipped + (found_inf > 0)
         if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
             return
+        loss_scale = 1.0 if scaler is None else scaler.get_scale()
+        grad_scale = _grad_scale(optimizer)
         self._on_step(
             OptimizerStep(
                 optimizer=optimizer,
@@ -314,14 +392,26 @@ class TrainingHooks:
                 loss=self._losses.total,
                 micro_batches=self._losses.micro_batches,
                 lr=float(optimizer.param_groups[0].get("lr", math.nan)),
-                grad_scale=_grad_scale(optimizer),
+                grad_scale=grad_scale,
                 clip_norm=self._losses.clip_norm,
-                loss_scale=1.0 if scaler is None else scaler.get_scale(),
+                loss_scale=loss_scale,
+                gradient=self._gradients(optimizer, loss_scale / grad_scale),
             )
         )
 
+    def _gradients(
+        self, optimizer: Optimizer | Rounds, scale: float
+    ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]:
+        """Where a step's gradients are; ``scale`` is what those of the backward pass carry beyond the others."""
+        stage = LOCAL if process_place().world_size == 1 else REDUCED
+        if isinstance(optimizer, Rounds):
+            return lambda parameter: (optimizer.gradient(parameter), stage)
+        if stage == LOCAL or self._reduced:
+            return lambda parameter: (parameter.grad, stage)
+        return lambda parameter: self._local.gradient(parameter, scale)
 
-def _grad_scale(optimizer: Optimizer) -> float:
+
+def _grad_scale(optimizer: Optimizer | Rounds) -> float:
     """What a gradient scaler leaves on a fused optimizer for the time of a step."""
     scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)

@@ -50,20 +50,32 @@ class _Finder:
         loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def after_import(name: str, callback: Callable[[], None]) -> Iterator[None]:
-    """Inside the block, call ``callback`` as soon as the top-level module ``name`` has been imported.
+def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` as soon as the top-level module ``name`` has been imported.
 
     At once, when it is imported already; never, when nobody imports it.
+
+    Returns:
+        calls it off.
     """
     if name in sys.modules:
         callback()
-        yield
-        return
+        return lambda: None
     finder = _Finder(name, callback)
     sys.meta_path.insert(0, finder)
+
+    def call_off() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return call_off
+
+
+@contextlib.contextmanager
+def after_import(name: str, callback: Callable[[], None]) -> Iterator[None]:
+    """:func:`call_after_import` for the time of a block."""
+    call_off = call_after_import(name, callback)
     try:
         yield
     finally:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
+        call_off()

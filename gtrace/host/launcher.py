@@ -104,7 +104,7 @@ def run_program(program: Program) -> Outcome:
         except KeyboardInterrupt:
             return Outcome(EXIT_INTERRUPTED, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - whatever ends the program is its outcome, not ours
-            _hide_machinery(error)
+            hide_machinery(error)
             if isinstance(error, ImportError) and error.__traceback__ is None:
                 raise UsageError(f"-m {program.target}: {error}") from None
             sys.excepthook(type(error), error, error.__traceback__)
@@ -159,7 +159,7 @@ def _exit_code(request: SystemExit) -> int:
     return 1
 
 
-def _hide_machinery(error: BaseException) -> None:
+def hide_machinery(error: BaseException) -> None:
     """Drop the frames of the launcher and the hooks from an exception and from all that it is chained to."""
     pending, seen = [error], set()
     while pending:

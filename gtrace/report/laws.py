@@ -134,7 +134,7 @@ def law_sections(trace: Trace) -> tuple[LawSection, ...]:
     sections = []
     for kind in ("weight", "neural"):
         infos = [info for info in trace.tensors if info.kind == kind]
-        if infos:
+        if not all(info.sketches for info in infos):
             sections.append(_section(trace, kind, infos))
     return tuple(sections)
 
@@ -145,6 +145,12 @@ def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
     if len(ranks) > 1:
         infos = choose_infos(trace, kind=kind, rank=ranks[0])
         notes.append(f"Of {len(ranks)} ranks, rank {ranks[0]}.")
+    kept = [info for info in infos if not info.sketches]
+    if len(kept) < len(infos):
+        notes.append(
+            f"{len(infos) - len(kept)} of {len(infos)} tensors are kept as sketches; laws are fitted to values."
+        )
+        infos = kept
     if len(infos) > MOST_TENSORS:
         largest = sorted(infos, key=lambda info: -info.size)[:MOST_TENSORS]
         notes.append(f"The {MOST_TENSORS} largest of {len(infos)} tensors; `gtrace info --fit` looks at all.")

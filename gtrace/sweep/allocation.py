@@ -5,10 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from gtrace.sketch import MomentSketch
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -49,15 +45,10 @@ class Allocation:
         sketches = {}
         for spec in dict.fromkeys(codec.needs for codec in self._codecs):
             if spec is not None:
-                sketches[spec] = [MomentSketch.from_spec(self._finite(tensor, step), spec) for tensor in tensors]
+                sketches[spec] = [self._source.sketch(tensor, step, spec) for tensor in tensors]
         out = {}
         for codec in self._codecs:
             if codec.needs is not None:
                 shares = codec.allocate(sketches[codec.needs])
                 out.update({(str(codec), tensor): share for tensor, share in zip(tensors, shares, strict=True)})
         return out
-
-    def _finite(self, tensor: str, step: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        values = self._source.read(tensor, step)
-        finite = np.isfinite(values)
-        return values if finite.all() else np.where(finite, values, np.float32(0))

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-from gtrace.sweep.replay import Replay
+from gtrace.sweep.replay import Replay, SketchReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,8 @@ def run_jobs(
     lock = threading.Lock()
 
     def work(job: Job) -> None:
-        for block in Replay(source, job, settings, allocation).blocks():
+        replay = SketchReplay if job.sketched else Replay
+        for block in replay(source, job, settings, allocation).blocks():
             with lock:
                 finished.append(block)
             if stop.is_set():

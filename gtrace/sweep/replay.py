@@ -42,6 +42,27 @@ class Source(Protocol):
     def read(self, name: str, step: int) -> NDArray[np.float32]:
         """The tensor at a step, flat."""
 
+    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
+        """Its sketch, non-finite values taken as zero: the stored one where the trace keeps sketches."""
+
+    def totals(self, name: str, step: int) -> tuple[Totals, int]:
+        """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What rows need to know of a tensor without its values.
+
+    Attributes:
+        size: number of values.
+        energy: ||g||^2 over the finite ones.
+        mean_abs: mean |g|, non-finite ones taken as zero.
+    """
+
+    size: int
+    energy: float
+    mean_abs: float
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -52,12 +73,14 @@ class Job:
         dtype_bits: bits per element of the run's own dtype.
         steps: ascending steps that the trace holds for it.
         wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
+        sketched: there are stored sketches and no values, so expectations alone.
     """
 
     tensor: str
     dtype_bits: int
     steps: tuple[int, ...]
     wanted: tuple[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]], ...]
+    sketched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +183,19 @@ class Replay:
     def _block(self, index: int, wanted: Sequence[tuple[Codec, tuple[int, ...]]]) -> Block:
         job, settings = self._job, self._settings
         step = job.steps[index]
-        values, bad = self._read(index)
+        reference, bad = self._look(index)
         note, warnings = None, []
         if bad:
             taken = "taken as zero" if settings.nonfinite == "zero" else "skipped"
-            where = f"{job.tensor} at step {step}: {bad} of {values.size} gradients are not finite"
+            where = f"{job.tensor} at step {step}: {bad} of {reference.size} gradients are not finite"
             if settings.nonfinite == "error":
                 raise TraceError(f"{where}; pass --nonfinite skip or zero, or sweep other --steps")
             warnings.append(f"{where}; {taken}")
             note = f"{bad} non-finite, {taken}"
-        common: Row = {"tensor": job.tensor, "step": step, "n": values.size, "note": note}
+        common: Row = {"tensor": job.tensor, "step": step, "n": reference.size, "note": note}
         if bad and settings.nonfinite == "skip":
             skipped = [{**common, **identity(codec), "draw": draw} for codec, draws in wanted for draw in draws]
             return Block(skipped, [], warnings)
-        reference = Reference(values)
         common["energy"] = reference.energy
         common["mean_abs"] = reference.mean_abs
         rows: list[Row] = []
@@ -182,13 +204,13 @@ class Replay:
             for row, spent in self._codec_rows(codec, draws, index, reference, common):
                 rows.append(row)
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
-        details = self._details(index, [codec for codec, _ in wanted], values.size) if settings.optimal else []
+        details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
         return Block(rows, times, warnings, details)
 
     def _codec_rows(
-        self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference, common: Row
+        self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference | Totals, common: Row
     ) -> Iterator[tuple[Row, dict[str, float]]]:
-        values = reference.values
+        values = reference.values if isinstance(reference, Reference) else None
         common = {**common, **identity(codec)}
         if codec.stateful:
             common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
@@ -198,10 +220,10 @@ class Replay:
             if expecting(codec) and codec.needs is not None:
                 self._summary(index, codec.needs, values)
             sketched = time.perf_counter()
-            ready = self._ready(codec, draw, index, values.size)
+            ready = self._ready(codec, draw, index, reference.size)
             fitted = time.perf_counter()
             fit: Row = {
-                "bits_shared": 8.0 * ready.sent / max(1, values.size),
+                "bits_shared": 8.0 * ready.sent / max(1, reference.size),
                 "fitted_on": self._fitted_on(index, ready),
             }
             share = self._share(codec, index)
@@ -219,6 +241,8 @@ class Replay:
                 row = expectation_row({**common, **fit}, expected, optimum, self._job.dtype_bits)
                 yield row, {"sketch": sketched - clock, "fit": fitted - sketched}
                 continue
+            assert isinstance(reference, Reference), "draws need values"
+            values = reference.values
             key = self._key(index, draw)
             started = time.perf_counter()
             payload = codec.encode(ready.state, values, key)
@@ -251,6 +275,11 @@ class Replay:
         if curves is not None:
             found["convergence"] = curves
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
+
+    def _look(self, index: int) -> tuple[Reference | Totals, int]:
+        """What rows of a step are compared with, and how many of its values are not finite."""
+        values, bad = self._read(index)
+        return Reference(values), bad
 
     def _read(self, index: int) -> tuple[NDArray[np.float32], int]:
         values = self._source.read(self._job.tensor, self._job.steps[index])
@@ -372,6 +401,20 @@ class Replay:
                 best = alq_levels(sketch, count.bit_length(), zero=False)
             self._optima[key] = sketch.expected_error(best, codec.has_zero)
         return self._optima[key]
+
+
+class SketchReplay(Replay):
+    """The same for a tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
+
+    def _look(self, index: int) -> tuple[Reference | Totals, int]:
+        return self._source.totals(self._job.tensor, self._job.steps[index])
+
+    def _summary(self, index: int, spec: SummarySpec, values: NDArray[np.float32] | None = None) -> MomentSketch:
+        del values
+        found = self._summaries.setdefault(index, {})
+        if spec not in found:
+            found[spec] = self._source.sketch(self._job.tensor, self._job.steps[index], spec)
+        return found[spec]
 
 
 def has_optimum(codec: Codec) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -18,10 +20,14 @@ import numpy as np
 from gtrace import __version__
 from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
 from gtrace.errors import UsageError, suggest
+from gtrace.kernels.norms import count_nonfinite
+from gtrace.metrics import Reference
+from gtrace.sketch import MomentSketch
 from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.engine import run_jobs
-from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
+from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, Totals, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.sketched import Limits, total
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
@@ -31,11 +37,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace import TensorInfo, Trace
+    from gtrace.types import SummarySpec
 
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+
+
+def _cautions(trace: Trace) -> list[str]:
+    """What the trace itself says about how far its errors can be trusted."""
+    world = trace.attrs.get("world_size")
+    if isinstance(world, int) and world > 1 and any(info.stage == "reduced" for info in trace.tensors):
+        averages = f"gradients are averages over {world} processes; those that each of them would send have more noise"
+        return [f"{averages}, so errors on the wire will be larger (capture --local records them)"]
+    return []
 
 
 def run_sweep(
@@ -119,13 +135,17 @@ def run_sweep(
             "nonfinite": nonfinite,
             "versions": versions(),
         }
+        limits = Limits(gradients.infos, chosen, draws)
+        limits.check()
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
+            store.add((), warnings=_cautions(opened))
             done = store.done()
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}
                 done -= {key for key in store.without_optimum() if key[2] in specs}
-            plan = _plan(gradients, wanted_steps, chosen, draws, done)
+            plan = _plan(gradients, wanted_steps, chosen, draws, done, limits)
+            store.add([], warnings=limits.lines())
             total = sum(len(job.wanted) for job in plan)
             count = 0
 
@@ -181,6 +201,7 @@ def _plan(
     codecs: Sequence[Codec],
     draws: int,
     done: set[tuple[str, int, str, int]],
+    limits: Limits,
 ) -> list[Job]:
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
     model = [c for c in codecs if scope_of(c) == "model"]
@@ -188,11 +209,12 @@ def _plan(
     jobs = []
     if model:
         bits = {_dtype_bits(info) for info in gradients.infos}
-        there = tuple(sorted(gradients.all_steps))
-        jobs.append(_job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, there, steps, model, draws, done))
+        job = Job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, tuple(sorted(gradients.all_steps)), ())
+        job = replace(job, sketched=limits.any_sketched)
+        jobs.append(_with_missing(job, steps, limits.for_model(model), draws, done))
     for info in sorted(gradients.infos, key=lambda info: -info.size):
-        there = gradients.steps[info.name]
-        jobs.append(_job(info.name, _dtype_bits(info), there, steps, alone, draws, done))
+        job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
+        jobs.append(_with_missing(job, steps, limits.for_tensor(info, alone), draws, done))
     return [job for job in jobs if job.wanted]
 
 
@@ -205,29 +227,26 @@ def _dtype_bits(info: TensorInfo) -> int:
     return _FLOAT_BITS.get(str(info.dtype).removeprefix("torch."), 32)
 
 
-def _job(
-    name: str,
-    dtype_bits: int,
-    there: tuple[int, ...],
-    steps: frozenset[int],
-    codecs: Sequence[Codec],
-    draws: int,
-    done: set[tuple[str, int, str, int]],
+def _with_missing(
+    job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: set[tuple[str, int, str, int]]
 ) -> Job:
+    """The job with what is not done of it."""
     wanted = []
-    for index, step in enumerate(there):
+    for index, step in enumerate(job.steps):
         if step not in steps:
             continue
         missing = []
         for item in codecs:
-            rows = ([EXPECTATION] if expecting(item) else []) + list(range(draws))
+            rows = [EXPECTATION] if expecting(item) else []
+            if not job.sketched:
+                rows += range(draws)
             spec = str(item)
-            left = tuple(draw for draw in rows if (name, step, spec, draw) not in done)
+            left = tuple(draw for draw in rows if (job.tensor, step, spec, draw) not in done)
             if left:
                 missing.append((item, left))
         if missing:
             wanted.append((index, tuple(missing)))
-    return Job(name, dtype_bits, there, tuple(wanted))
+    return replace(job, wanted=tuple(wanted))
 
 
 class _Gradients:
@@ -250,6 +269,7 @@ class _Gradients:
         self.left_out = dict(Counter(other for other, _ in sorted(others)))
         self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
         self._streams = {info.name: _stream(info) for info in self.infos}
+        self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._present = {name: frozenset(steps) for name, steps in self.steps.items()}
 
     @property
@@ -274,8 +294,43 @@ class _Gradients:
         """A tensor at a step, or the whole model's gradient."""
         if name != WHOLE_MODEL:
             return self._trace.read(name, step, **self._streams[name])
-        parts = [self.read(part, step) for part, steps in self._present.items() if step in steps]
+        parts = [self.read(part, step) for part in self._parts(step)]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
+        """The sketch of a tensor, or of the whole model: stored, a sum of stored ones, or of the values.
+
+        Non-finite values are taken as zero.
+        """
+        own = spec._replace(scope="tensor")
+        if name == WHOLE_MODEL:
+            return replace(total([self.sketch(part, step, own) for part in self._parts(step)]), spec=spec)
+        if self._sketched[name]:
+            sketch = self._trace.sketch_row(name, step, [own], **self._streams[name]).sketches[0]
+            bad = sketch.nonfinite
+            return replace(sketch, spec=spec, zeros=sketch.zeros + bad, size=sketch.size + bad, nonfinite=0)
+        values = self.read(name, step)
+        finite = np.isfinite(values)
+        return MomentSketch.from_spec(values if finite.all() else np.where(finite, values, np.float32(0)), spec)
+
+    def totals(self, name: str, step: int) -> tuple[Totals, int]:
+        """Size, energy and mean magnitude, and how many values are not finite."""
+        if name != WHOLE_MODEL and not self._sketched[name]:
+            values = self.read(name, step)
+            bad = int(count_nonfinite(values))
+            reference = Reference(np.where(np.isfinite(values), values, np.float32(0)) if bad else values)
+            return Totals(reference.size, reference.energy, reference.mean_abs), bad
+        if name != WHOLE_MODEL:
+            row = self._trace.sketch_row(name, step, [], **self._streams[name])
+            return Totals(row.size, row.norm2, row.norm1 / max(1, row.size)), row.nonfinite
+        found = [self.totals(part, step) for part in self._parts(step)]
+        size, energy = sum(t.size for t, _ in found), math.fsum(t.energy for t, _ in found)
+        mean = math.fsum(t.mean_abs * t.size for t, _ in found) / max(1, size)
+        return Totals(size, energy, mean), sum(bad for _, bad in found)
+
+    def _parts(self, step: int) -> list[str]:
+        """The tensors that are present at a step."""
+        return [part for part, steps in self._present.items() if step in steps]
 
 
 def _stream(info: TensorInfo) -> dict[str, Any]:

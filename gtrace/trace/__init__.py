@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from gtrace.trace.format import StreamKey
-from gtrace.trace.reader import TensorInfo, Trace, open_trace
+from gtrace.trace.info import TensorInfo
+from gtrace.trace.reader import Trace, open_trace
+from gtrace.trace.sketched import SketchPlan, SketchRow
+from gtrace.trace.summarize import SketchSummary, sketch_trace
 from gtrace.trace.writer import TraceWriter, create_trace
 
-__all__ = ["StreamKey", "TensorInfo", "Trace", "TraceWriter", "create_trace", "open_trace"]
+__all__ = [
+    "SketchPlan",
+    "SketchRow",
+    "SketchSummary",
+    "StreamKey",
+    "TensorInfo",
+    "Trace",
+    "TraceWriter",
+    "create_trace",
+    "open_trace",
+    "sketch_trace",
+]

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from gtrace.errors import TraceError
-from gtrace.trace.format import FORMAT, VERSION, TensorSpec
+from gtrace.errors import TraceError, UsageError
+from gtrace.trace.format import FORMAT, SKETCH, VERSION, TensorSpec
 from gtrace.trace.names import printable
+from gtrace.trace.sketched import SketchPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from gtrace.trace.storage import StreamSource
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -54,10 +57,15 @@ def check_root(path: str, attrs: Mapping[str, Any]) -> None:
 
 def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
     """What is wrong with the attributes of a tensor of which ``size`` elements are stored, None when nothing is."""
+    if SKETCH in attrs:
+        try:
+            SketchPlan.read(attrs[SKETCH])
+        except UsageError as error:
+            return f"attribute '{SKETCH}': {error}"
     shape = attrs.get("shape")
     if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
         return "attribute 'shape' is no list of lengths"
-    if attrs.get("sample") is None and math.prod(shape) != size:
+    if SKETCH not in attrs and attrs.get("sample") is None and math.prod(shape) != size:
         return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
     aliases = attrs.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
@@ -87,46 +95,77 @@ def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chu
     return TensorSpec(index, name, entry, size, chunks[0], chunks[1], attrs)
 
 
-def check_indices(where: str, found: Sequence[TensorSpec]) -> None:
-    """Check that tensors are numbered 0, 1, ... and no two have one name.
+def refuse(error: TraceError) -> None:
+    """What a reader does about damage unless it is told otherwise: it raises the error."""
+    raise error
 
-    Raises:
-        TraceError: two share an index or a name, or the metadata of one is gone.
+
+def check_indices(where: str, found: list[TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
+    """Check that tensors are numbered 0, 1, ... and no two have one name; drop those that contradict others.
+
+    Args:
+        where: the stream, for messages.
+        found: its tensors.
+        tolerate: is told that two share an index or a name, or that the metadata of one is gone; it may raise.
     """
-    if len({spec.name for spec in found}) != len(found):
-        raise TraceError(f"{where}: two tensors have one name; damaged or foreign")
-    for expected, index in enumerate(sorted(spec.index for spec in found)):
-        if index != expected:
-            raise TraceError(f"{where}: the metadata of tensor number {expected} is missing; the trace is damaged")
+    found.sort(key=lambda spec: spec.index)
+    for what in ("name", "index"):
+        seen: set[str | int] = set()
+        for spec in list(found):
+            if getattr(spec, what) in seen:
+                found.remove(spec)
+                tolerate(TraceError(f"{where}: two tensors have one {what}; damaged or foreign"))
+            seen.add(getattr(spec, what))
+    for expected, spec in enumerate(found):
+        if spec.index != expected:
+            tolerate(TraceError(f"{where}: the metadata of tensor number {expected} is missing; the trace is damaged"))
+            break
 
 
-def present_tensors(where: str, found: Sequence[TensorSpec], present: NDArray[Any]) -> tuple[TensorSpec, ...]:
+def known_columns(stream: StreamSource, tolerate: Callable[[TraceError], None]) -> NDArray[Any]:
+    """The statistic ``present`` of a stream; empty where it is damaged and ``tolerate`` bears that."""
+    try:
+        return stream.statistic("present")
+    except TraceError as error:
+        tolerate(error)
+        return np.empty((0, 0), np.uint8)
+
+
+def present_tensors(
+    where: str, found: Sequence[TensorSpec], present: NDArray[Any], tolerate: Callable[[TraceError], None]
+) -> tuple[TensorSpec, ...]:
     """Those tensors that are present at a committed step, by their index.
 
     Args:
         where: the stream, for messages.
         found: the tensors whose metadata is there.
         present: (committed rows, number of tensors found, or one more where the array has it).
-
-    Raises:
-        TraceError: the commit record knows one whose metadata is gone.
+        tolerate: is told that the commit record knows one whose metadata is gone; it may raise.
     """
     by_index = {spec.index: spec for spec in found}
-    committed = np.flatnonzero(present.any(axis=0)).tolist()
-    if len(found) in committed:
-        raise TraceError(f"{where}: the metadata of tensor number {len(found)} is missing; the trace is damaged")
-    return tuple(by_index[index] for index in committed)
+    committed = np.flatnonzero(present.any(axis=0)).tolist() if present.size else []
+    last = max(by_index, default=-1) + 1
+    if last in committed:
+        tolerate(TraceError(f"{where}: the metadata of tensor number {last} is missing; the trace is damaged"))
+    return tuple(by_index[index] for index in committed if index in by_index)
 
 
-def committed_steps(where: str, stored: NDArray[Any], rows: int) -> NDArray[np.int64]:
-    """The steps of the committed rows: those before the first -1.
+def committed_steps(
+    where: str, stored: NDArray[Any], rows: int | None, tolerate: Callable[[TraceError], None]
+) -> NDArray[np.int64]:
+    """The steps of the committed rows: those before the first -1, at most so many.
 
-    Raises:
-        TraceError: they do not rise, or there are more than the array has rows.
+    Args:
+        where: the stream, for messages.
+        stored: steps by row.
+        rows: how many the array has; None for all.
+        tolerate: is told that they do not rise; if it does not raise, they end there.
     """
     unused = np.flatnonzero(stored < 0)
     steps = stored[: unused[0]] if unused.size else stored
     steps = np.ascontiguousarray(steps[:rows], np.int64)
-    if (np.diff(steps) <= 0).any():
-        raise TraceError(f"{where}: steps do not rise; the trace is damaged")
+    falls = np.flatnonzero(np.diff(steps) <= 0)
+    if falls.size:
+        tolerate(TraceError(f"{where}: steps do not rise; the trace is damaged"))
+        steps = steps[: falls[0] + 1]
     return steps

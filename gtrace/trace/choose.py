@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.reader import TensorInfo, Trace
+    from gtrace.trace.info import TensorInfo
+    from gtrace.trace.reader import Trace
 
 
 def choose_infos(

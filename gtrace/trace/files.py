@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _PARTIAL = ".partial"
+_HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 _LEFTOVER_SECONDS = 3600
 
 #: O_NONBLOCK: opening a named pipe would wait for its writer for ever.
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def write_file(path: str, *parts: bytes) -> None:
+    """Write a file in its place, where nobody looks yet."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        written = os.writev(descriptor, parts)
+        if written < sum(map(len, parts)):
+            # A short write: the disk is full, or the chunk is beyond 2 GiB; the loop finds out.
+            rest = memoryview(b"".join(parts))[written:]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
 
 
 def write_beside(path: str, *parts: bytes) -> None:
@@ -30,32 +49,41 @@ def write_beside(path: str, *parts: bytes) -> None:
     """
     beside = path + _PARTIAL
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            written = os.writev(descriptor, parts)
-            if written < sum(map(len, parts)):
-                # A short write: the disk is full, or the chunk is beyond 2 GiB; the loop finds out.
-                rest = memoryview(b"".join(parts))[written:]
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-        finally:
-            os.close(descriptor)
+        write_file(beside, *parts)
         os.replace(beside, path)
     except OSError:
         Path(beside).unlink(missing_ok=True)
         raise
 
 
-def read_regular(path: str, limit: int) -> bytes | None:
-    """The bytes of a regular file, or None when there is none.
+@dataclass(frozen=True, slots=True)
+class RegularFile:
+    """A regular file that is open."""
+
+    descriptor: int
+    size: int
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes, or those that there are."""
+        parts = []
+        while length > 0 and (part := os.pread(self.descriptor, length, start)):
+            parts.append(part)
+            start, length = start + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@contextmanager
+def opened_regular(path: str) -> Iterator[RegularFile | None]:
+    """A regular file to be read, or None when there is none.
 
     Raises:
-        TraceError: it is a link or no regular file, it cannot be read, or it is larger than ``limit`` bytes.
+        TraceError: it is a link or no regular file, or it cannot be read.
     """
     try:
         descriptor = os.open(path, _READ)
     except FileNotFoundError:
-        return None
+        yield None
+        return
     except OSError as error:
         if os.path.islink(path):
             raise TraceError(f"{path}: symbolic links inside a trace are not followed") from None
@@ -64,14 +92,37 @@ def read_regular(path: str, limit: int) -> bytes | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise TraceError(f"{path}: not a regular file")
-        if status.st_size > limit:
-            raise TraceError(f"{path}: {status.st_size} bytes where at most {limit} can belong; damaged or foreign")
-        with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.read()
+        yield RegularFile(descriptor, status.st_size)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: str, limit: int) -> bytes | None:
+    """The bytes of a regular file, or None when there is none.
+
+    Raises:
+        TraceError: it is a link or no regular file, it cannot be read, or it is larger than ``limit`` bytes.
+    """
+    with opened_regular(path) as file:
+        if file is None:
+            return None
+        if file.size > limit:
+            raise TraceError(f"{path}: {file.size} bytes where at most {limit} can belong; damaged or foreign")
+        return file.read(0, file.size)
+
+
+def read_range(path: str, start: int, length: int) -> bytes:
+    """A part of a regular file.
+
+    Raises:
+        TraceError: as of ``read_regular``, or the file is gone or ends before.
+    """
+    with opened_regular(path) as file:
+        if file is None or start + length > file.size:
+            raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
+        return file.read(start, length)
 
 
 def folders(path: str) -> list[str]:
@@ -91,6 +142,14 @@ def folders(path: str) -> list[str]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
     return sorted(names)
+
+
+def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
+    """What a failure to write is told as: the system's word for it, also out of HDF5's long reports."""
+    number = getattr(error, "errno", None)
+    if number is None and (told := _HDF5_ERRNO.search(str(error))):
+        number = int(told[1])
+    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
 
 
 def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) -> None:
@@ -128,12 +187,28 @@ def _beside_prefix(path: Path) -> str:
 
 def clear_leftovers(path: Path) -> None:
     """Delete what killed writers of the same trace left beside it; nothing of a living one stays so long untouched."""
-    with os.scandir(path.parent) as entries:
-        for entry in entries:
-            if entry.name.startswith(_beside_prefix(path)):
-                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
-                if age > _LEFTOVER_SECONDS:
-                    remove(Path(entry.path))
+    for leftover in _leftovers(path):
+        if time.time() - leftover.stat(follow_symlinks=False).st_mtime > _LEFTOVER_SECONDS:
+            remove(leftover)
+
+
+def dead_leftovers(path: Path) -> list[Path]:
+    """What writers of the same trace left beside it whose processes are gone from this machine."""
+    return [leftover for leftover in _leftovers(path) if not _lives(leftover.name.rpartition("-")[2])]
+
+
+def _leftovers(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(_beside_prefix(path)))
+
+
+def _lives(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def remove(path: Path) -> None:

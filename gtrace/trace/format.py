@@ -51,6 +51,9 @@ CLOSING = "closing"
 STATUS = "status"
 
 VALUES = np.dtype("<f4")
+BYTES = np.dtype("u1")
+#: Attribute of a tensor of which summaries are stored instead of values, and of the root where all large ones are so.
+SKETCH = "sketch"
 STEP = Column(np.dtype("<i8"), -1)
 SCALAR = Column(np.dtype("<f8"), float("nan"))
 
@@ -114,7 +117,7 @@ class TensorSpec:
         index: its column in the (step, tensor) arrays.
         name: its true name.
         entry: its name on disk.
-        size: elements of a row.
+        size: elements of a row; of a sketched tensor the most bytes that a row can have.
         chunk_rows: rows of a chunk.
         chunk_elements: elements of a row in one chunk.
         attrs: what its metadata says about it, as JSON values.
@@ -129,9 +132,24 @@ class TensorSpec:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def sketched(self) -> bool:
+        """Whether rows are moment sketches as bytes (``trace.sketched``) instead of values."""
+        return SKETCH in self.attrs
+
+    @property
+    def column(self) -> Column:
+        """Type of the elements, and what stands where there are none."""
+        return column_of(self.attrs)
+
+    @property
     def parts(self) -> int:
         """Chunks that one row takes."""
         return -(-self.size // self.chunk_elements)
+
+
+def column_of(attrs: Mapping[str, Any]) -> Column:
+    """How the elements of a tensor with these attributes are stored, and what stands where there are none."""
+    return Column(BYTES, 0) if SKETCH in attrs else Column(VALUES, float("nan"))
 
 
 def statistics_of(kind: str) -> dict[str, Column]:
@@ -156,8 +174,10 @@ def chunking(size: int) -> tuple[int, int]:
 def table_chunking(tensors: int) -> tuple[int, int]:
     """Rows and columns of a chunk of a (step, tensor) array that starts with so many tensors.
 
+    Rows are a multiple of 64: after so many at most a writer puts them into chunks.
+
     >>> table_chunking(8), table_chunking(100_000)
-    ((512, 16), (16, 1024))
+    ((512, 16), (64, 1024))
     """
     columns = min(max(tensors, _FEWEST_COLUMNS), _TABLE_COLUMNS)
-    return min(max(_TABLE_BYTES // (8 * columns), 16), STEP_ROWS), columns
+    return min(max(_TABLE_BYTES // (8 * columns) // 64, 1) * 64, STEP_ROWS), columns

@@ -18,16 +18,19 @@ from gtrace.trace.checks import (
     check_indices,
     check_root,
     committed_steps,
+    known_columns,
     parse_json,
     present_tensors,
+    refuse,
     tensor_spec,
 )
 from gtrace.trace.format import StreamKey
 from gtrace.trace.names import DIMENSION_SUFFIX, printable
+from gtrace.trace.sketched import stored_bytes
 from gtrace.trace.superblock import MarkedFile, is_marked, read_superblock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -133,11 +136,37 @@ class _Dataset:
                 self.node.read_direct(out, (slice(start, stop), *(slice(0, n) for n in shape[1:])))
             return out
 
+    def piece(self, row: int, start: int, count: int, about: str) -> NDArray[Any]:
+        """At most ``count`` elements of one row from ``start``; errors as of :meth:`read`."""
+        stop = min(start + count, self.shape[1])
+        with _reported(f"{self.where}: {about}"):
+            stored = min(self.node.id.get_storage_size(), self._file_bytes) * self._inflation
+            if row >= self.shape[0] or start >= stop or stop * self.node.dtype.itemsize > stored:
+                raise TraceError(f"{self.where}: {about}: the row is missing or truncated; the trace is damaged")
+            out = np.empty(stop - start, self.node.dtype)
+            self.node.read_direct(out, (row, slice(start, stop)))
+            return out
+
 
 class Hdf5Stream:
-    """One stream's group, clipped to the rows that were committed when it was opened."""
+    """One stream's group, clipped to the rows that were committed when it was opened.
 
-    def __init__(self, group: h5py.Group, where: str, key: StreamKey, file_bytes: int) -> None:
+    Args:
+        group: where it is.
+        where: its path, for messages.
+        key: which stream it is.
+        file_bytes: size of the file.
+        tolerate: is told of damage to single tensors and tables; by default it raises.
+    """
+
+    def __init__(
+        self,
+        group: h5py.Group,
+        where: str,
+        key: StreamKey,
+        file_bytes: int,
+        tolerate: Callable[[TraceError], None] = refuse,
+    ) -> None:
         self.key = key
         self._file_bytes = file_bytes
         self._group = group
@@ -145,29 +174,36 @@ class Hdf5Stream:
         self._tensors: dict[int, _Dataset] = {}
         self._statistics: dict[str, NDArray[Any]] = {}
         found: list[TensorSpec] = []
+        self.specs = found
         names = _children(group, where)
         # Steps first: while the trace is being written, all that they refer to is there when it is looked at later.
         self.steps = np.empty(0, np.int64)
         if "step" in names:
             steps = self._table("step", 1, layout.STEP)
-            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0])
+            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0], tolerate)
         for entry in names:
-            place = f"{where}/{printable(entry)}"
-            with _reported(place):
-                node = group[entry]
-                if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
-                    continue
-                column = layout.Column(layout.VALUES, math.nan)
-                dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=file_bytes)
-                chunks = node.chunks or (1, dataset.shape[1])
-                attrs = _read_json(node, layout.METADATA, place)
-                spec = tensor_spec(place, entry, attrs, dataset.shape[1], chunks)
-                found.append(spec)
-                self._tensors[spec.index] = dataset
-        check_indices(where, found)
+            try:
+                self._find(entry, found)
+            except TraceError as error:
+                tolerate(error)
+        check_indices(where, found, tolerate)
         # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
-        self._columns = len(found) + 1
-        self.tensors = present_tensors(where, found, self.statistic("present"))
+        self._columns = max((spec.index + 1 for spec in found), default=0) + 1
+        self.tensors = present_tensors(where, found, known_columns(self, tolerate), tolerate)
+
+    def _find(self, entry: str, found: list[TensorSpec]) -> None:
+        place = f"{self._where}/{printable(entry)}"
+        with _reported(place):
+            node = self._group[entry]
+            if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
+                return
+            attrs = _read_json(node, layout.METADATA, place)
+            column = layout.column_of(attrs)
+            dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=self._file_bytes)
+            chunks = node.chunks or (1, dataset.shape[1])
+            spec = tensor_spec(place, entry, attrs, dataset.shape[1], chunks)
+            found.append(spec)
+            self._tensors[spec.index] = dataset
 
     def _table(self, name: str, ndim: int, column: Column) -> _Dataset:
         where = f"{self._where}/{name}"
@@ -186,10 +222,12 @@ class Hdf5Stream:
     @cached_property
     def scalars(self) -> dict[str, NDArray[np.float64]]:
         """name -> one float64 per committed row, NaN where nothing was said."""
+        return {name: self.scalar(name) for name in layout.SCALARS}
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of the numbers about the steps."""
         rows = self.steps.size
-        if rows == 0:
-            return {name: np.empty(0) for name in layout.SCALARS}
-        return {name: self._table(name, 1, layout.SCALAR).read(0, rows, "scalars") for name in layout.SCALARS}
+        return self._table(name, 1, layout.SCALAR).read(0, rows, "scalars") if rows else np.empty(0)
 
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
@@ -208,9 +246,12 @@ class Hdf5Stream:
         """(committed rows, tensors) of one of the lengths, None where there is no such data set."""
         return self.statistic(name) if self.key.kind == "neural" and name in self._group else None
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
         about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        if spec.sketched:
+            tensor, length = self._tensors[spec.index], spec.chunk_elements
+            return row, stored_bytes(lambda part: tensor.piece(row, part * length, length, about), spec, about)[None]
         first, stop = row, row + 1
         if spec.parts == 1 and spec.chunk_rows > 1:
             first = row - row % spec.chunk_rows
@@ -221,8 +262,9 @@ class Hdf5Stream:
 class Hdf5Source:
     """An HDF5 trace. The library serializes its calls itself, so several threads may read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tolerate: Callable[[TraceError], None] = refuse) -> None:
         self.path = str(path)
+        self._tolerate = tolerate
         self._marked: MarkedFile | None = None
         # A file that is being written may change under a read: it is read again before it is called damaged.
         for _ in range(_ATTEMPTS - 1):
@@ -276,7 +318,11 @@ class Hdf5Source:
                 key = StreamKey.parse(rank, group)
                 node = self._file[rank][group]
                 if key is not None and isinstance(node, h5py.Group):
-                    streams.append(Hdf5Stream(node, f"{self.path}/{rank}/{group}", key, file_bytes))
+                    where = f"{self.path}/{rank}/{group}"
+                    try:
+                        streams.append(Hdf5Stream(node, where, key, file_bytes, self._tolerate))
+                    except TraceError as error:
+                        self._tolerate(error)
         return streams
 
     def close(self) -> None:

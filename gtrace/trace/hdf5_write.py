@@ -20,6 +20,7 @@ from h5py import h5f, h5p, h5s
 
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, clear_leftovers, move_in
+from gtrace.trace.journal import hold
 from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.superblock import unmark
 from gtrace.trace.zarr_read import is_gtrace_zarr
@@ -141,8 +142,8 @@ def _make_tensor(group: h5py.Group, spec: TensorSpec) -> None:
         shape=(0, spec.size),
         maxshape=(None, spec.size or None),
         chunks=(spec.chunk_rows, spec.chunk_elements),
-        dtype=layout.VALUES,
-        fillvalue=np.nan,
+        dtype=spec.column.dtype,
+        fillvalue=spec.column.fill,
     )
     _set_attrs(dataset, spec.attrs)
     elements = group.create_dataset(spec.entry + DIMENSION_SUFFIX, shape=(spec.size,), dtype="u1", track_times=False)
@@ -166,6 +167,7 @@ class Hdf5Sink:
         self._specs: dict[StreamKey, list[TensorSpec]] = {}
         self._rows: dict[StreamKey, int] = {}
         self._attrs = dict(attrs)
+        self._held: int | None = None
         clear_leftovers(path)
         try:
             with h5py.File(self._beside, "w", libver=_LIBVER, locking=False) as file:
@@ -178,7 +180,14 @@ class Hdf5Sink:
     def _open(self) -> h5py.File:
         if self._file is None:
             self._file = _open_for_rows(str(self._path))
+            self._hold()
         return self._file
+
+    def _hold(self) -> None:
+        """Hold the lock that says that this process writes the file; it ends with the process."""
+        if self._held is not None:
+            os.close(self._held)
+        self._held = hold(self._path)
 
     def _stage(self) -> h5py.File:
         """The file in which data sets can be made: the copy beside, made when there is none."""
@@ -215,9 +224,16 @@ class Hdf5Sink:
         _make_tensor(self._stream(stream).group, spec)
         self._specs.setdefault(stream, []).append(spec)
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Write the row to the file; as long as ``step`` is shorter no reader looks at it."""
         _put_row(self._stream(stream)[spec.entry], row, values)
+
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Cut the data sets to the rows before; what is there already is not changed."""
+        for spec in specs:
+            dataset = self._stream(stream)[spec.entry].id
+            if dataset.shape[0] > row:
+                dataset.set_extent((row, spec.size))
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Flush the rows, then write and flush ``step``; move the copy beside in where there is one."""
@@ -256,6 +272,9 @@ class Hdf5Sink:
             file.flush()
         file.attrs.modify(layout.STATUS, np.array(attrs[layout.STATUS], _STATUS))
         self._drop()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _cut(self, stream: StreamKey, specs: Sequence[TensorSpec]) -> None:
         """Cut tensors to the committed rows: a row that was begun and not committed had lengthened them."""

@@ -25,7 +25,7 @@ class MemoryStream:
         key: StreamKey,
         specs: Sequence[TensorSpec],
         records: Sequence[Record],
-        rows: Mapping[tuple[int, int], NDArray[np.float32]],
+        rows: Mapping[tuple[int, int], NDArray[Any]],
     ) -> None:
         self.key = key
         self.steps: NDArray[np.int64] = np.array([record.step for record in records], np.int64)
@@ -41,7 +41,12 @@ class MemoryStream:
                 table[row, : values.size] = values
             self._statistics[name] = table
         present = self._statistics["present"].sum(axis=0)
+        self.specs = tuple(specs)
         self.tensors = tuple(spec for spec in specs if present[spec.index])
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """(committed rows,) of one of the numbers about the steps."""
+        return self.scalars[name]
 
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
@@ -51,7 +56,7 @@ class MemoryStream:
         """(committed rows, tensors) of one of the lengths, None for weight gradients."""
         return self._statistics.get(name)
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """That row."""
         return row, self._rows[spec.index, row][None]
 
@@ -76,15 +81,20 @@ class MemorySink:
         self._attrs: Mapping[str, Any] = dict(attrs)
         self._specs: dict[StreamKey, list[TensorSpec]] = {}
         self._records: dict[StreamKey, list[Record]] = {}
-        self._rows: dict[StreamKey, dict[tuple[int, int], NDArray[np.float32]]] = {}
+        self._rows: dict[StreamKey, dict[tuple[int, int], NDArray[Any]]] = {}
 
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:
         """Remember the tensor."""
         self._specs.setdefault(stream, []).append(spec)
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Keep a copy."""
         self._rows.setdefault(stream, {})[spec.index, row] = values.copy()
+
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Forget the copies."""
+        for spec in specs:
+            self._rows[stream].pop((spec.index, row), None)
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Keep the record; rows come in order."""

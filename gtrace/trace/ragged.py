@@ -12,6 +12,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace.names import printable
+from gtrace.trace.sketched import values_of
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -79,11 +80,12 @@ def room(name: str, kind: str, size: int, n_total: int | None, capacity: int | N
     Raises:
         UsageError: weight gradients have one size, or the numbers contradict each other.
     """
+    if kind != "neural" and n_total is None and capacity is None:
+        return size, size
+    # Not before it is needed: this is called for every gradient.
     what = f"tensor '{printable(name)}'"
     if kind != "neural":
-        if n_total is not None or capacity is not None:
-            raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
-        return size, size
+        raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
     if n_total is not None and not size <= n_total < 2**63:
         raise UsageError(f"{what}: n_total is {n_total}, but {size} elements were given")
     if capacity is not None and capacity < 1:
@@ -101,14 +103,16 @@ def lengths(stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice) 
     if any(table is not None and table.shape[1] <= spec.index for table in stored.values()):
         raise TraceError(f"tensor '{printable(spec.name)}': its numbers of elements are missing; the trace is damaged")
     count = stream.steps[rows].size
+    whole = values_of(spec.attrs, stream.steps[rows]) if spec.sketched else np.full(count, spec.size, np.int64)
     found = {
-        name: np.full(count, spec.size, np.int64) if table is None else table[rows, spec.index].astype(np.int64)
+        name: whole.copy() if table is None else table[rows, spec.index].astype(np.int64)
         for name, table in stored.items()
     }
     valid, total = found["n_valid"], found["n_total"]
     if stored["n_total"] is None:
         total[:] = valid
-    wrong = np.flatnonzero((valid < 0) | (valid > spec.size) | (valid > total))
+    most = np.iinfo(np.int64).max if spec.sketched else spec.size
+    wrong = np.flatnonzero((valid < 0) | (valid > most) | (valid > total))
     if wrong.size:
         row = wrong[0]
         raise TraceError(

@@ -6,7 +6,6 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,13 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.trace.format import SCALARS, STATISTICS, VERSION, StreamKey, TensorSpec
+from gtrace.trace.checks import refuse
+from gtrace.trace.format import SCALARS, SKETCH, STATISTICS, VERSION, StreamKey, TensorSpec
+from gtrace.trace.info import TensorInfo
 from gtrace.trace.names import printable
 from gtrace.trace.ragged import lengths
-from gtrace.trace.statistics import checksum
+from gtrace.trace.sketched import SketchPlan, SketchRow, sketch_name, unpack_row
+from gtrace.trace.statistics import checksum, checksum_bytes
+from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -32,62 +35,6 @@ if TYPE_CHECKING:
 
 #: Bytes of decoded chunks that a trace keeps for the next steps of the same tensors.
 _CACHE_BYTES = 64 * 1024 * 1024
-
-_OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", "stage", "sample")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What a trace says about one tensor.
-
-    Attributes:
-        name: the parameter's name.
-        shape: shape of the gradient in training.
-        dtype: its type in training, such as ``bfloat16``; a trace holds float32.
-        size: elements stored per step, fewer than the shape has where it was sampled; of a neural gradient the
-            most that a step can have, while its shape is that of its first step.
-        kind: ``weight`` or ``neural``.
-        optimizer: number of the optimizer that steps it.
-        rank: number of the process that it was recorded in.
-        aliases: other names of the same parameter (tied weights).
-        module_type: type of the module that owns it, None where unknown.
-        stage: ``local`` or ``reduced``: before or after gradients of several ranks were averaged.
-        sample: which elements were kept (``kind``, ``offsets``, ``total``), None for all of them; of a neural
-            gradient how those of a long one are chosen, while ``n_total`` of a step says whether it was long.
-        attrs: everything else that was recorded about it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    size: int
-    kind: str = "weight"
-    optimizer: int = 0
-    rank: int = 0
-    aliases: tuple[str, ...] = ()
-    module_type: str | None = None
-    stage: str = "local"
-    sample: Mapping[str, Any] | None = None
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, key: StreamKey, spec: TensorSpec) -> TensorInfo:
-        """The public view of a stored tensor."""
-        attrs = dict(spec.attrs)
-        return cls(
-            name=spec.name,
-            shape=tuple(attrs["shape"]),
-            dtype=attrs.get("dtype", "float32"),
-            size=spec.size,
-            kind=key.kind,
-            optimizer=key.optimizer,
-            rank=key.rank,
-            aliases=tuple(attrs.get("aliases", ())),
-            module_type=attrs.get("module_type"),
-            stage=attrs.get("stage", "local"),
-            sample=attrs.get("sample"),
-            attrs={key: value for key, value in attrs.items() if key not in _OWN_ATTRIBUTES},
-        )
 
 
 class Trace:
@@ -181,13 +128,15 @@ class Trace:
         """
         digest = hashlib.blake2b(f"gtrace trace {VERSION}\n".encode(), digest_size=16)
         for key, stream in self._streams.items():
+            if not stream.steps.size:
+                continue
             digest.update(json.dumps([*key, stream.steps.tolist()]).encode())
             present, crc = stream.statistic("present"), stream.statistic("crc32c")
             for spec in stream.tensors:
                 told = [
                     spec.name,
                     spec.size,
-                    *(spec.attrs.get(name) for name in ("shape", "dtype", "stage", "sample")),
+                    *(spec.attrs.get(name) for name in ("shape", "dtype", "stage", "sample", SKETCH)),
                 ]
                 digest.update(json.dumps(told, sort_keys=True).encode())
                 digest.update(present[:, spec.index].tobytes())
@@ -227,25 +176,17 @@ class Trace:
             UsageError: there is no such tensor, it is absent at that step, or the trace was closed.
             TraceError: what is stored is damaged.
         """
-        if self._closed:
-            raise UsageError(f"{self.path}: the trace was closed; open it again")
-        stream, spec = self._find(name, kind, optimizer, rank)
-        row = int(np.searchsorted(stream.steps, step))
-        if row == stream.steps.size or stream.steps[row] != step or not stream.statistic("present")[row, spec.index]:
-            known = stream.steps[stream.statistic("present")[:, spec.index] != 0]
-            near = sorted(known.tolist(), key=lambda other: abs(other - step))[:2]
+        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        if spec.sketched:
+            kept = ", ".join(sketch_name(own) for own in SketchPlan.read(spec.attrs[SKETCH]).specs)
             raise UsageError(
-                f"{self.path}: tensor '{printable(name)}' has no gradient at step {step}; "
-                f"did you mean {' or '.join(map(str, near))}?"
+                f"{about}: the trace keeps sketches of it ({kept}) and no values; capture without --sketch"
             )
         first, rows = self._rows(stream, spec, row)
         valid = self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0]
         values = np.array(rows[row - first][:valid], np.float32, order="C")
         if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
-            raise TraceError(
-                f"{self.path}: tensor '{printable(name)}', step {step}: checksum mismatch with the commit record; "
-                "the trace is damaged"
-            )
+            raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
         return values
 
     def sketch(
@@ -259,11 +200,58 @@ class Trace:
         optimizer: int | None = None,
         rank: int | None = None,
     ) -> MomentSketch:
-        """The moment sketch of one gradient; errors as of :meth:`read`."""
+        """The moment sketch of one gradient: the stored one where the trace keeps sketches, else made from the values.
+
+        Raises:
+            UsageError: as of :meth:`read`, or others than this sketch are stored.
+            TraceError: what is stored is damaged.
+        """
+        spec = SummarySpec(norm, bucket_size)
+        if self._find(name, kind, optimizer, rank)[1].sketched:
+            return self.sketch_row(name, step, [spec], kind=kind, optimizer=optimizer, rank=rank).sketches[0]
         from gtrace.sketch import MomentSketch
 
-        values = self.read(name, step, kind=kind, optimizer=optimizer, rank=rank)
-        return MomentSketch.of(values, norm=norm, bucket_size=bucket_size)
+        return MomentSketch.from_spec(self.read(name, step, kind=kind, optimizer=optimizer, rank=rank), spec)
+
+    def sketch_row(
+        self,
+        name: str,
+        step: int,
+        specs: Sequence[SummarySpec],
+        *,
+        kind: str | None = None,
+        optimizer: int | None = None,
+        rank: int | None = None,
+    ) -> SketchRow:
+        """Some of the sketches that are stored of a tensor at a step, with the numbers beside them.
+
+        Args:
+            name: as in :meth:`read`.
+            step: as in :meth:`read`.
+            specs: which of the tensor's ``sketches``; none for the numbers alone.
+            kind: as in :meth:`read`.
+            optimizer: as in :meth:`read`.
+            rank: as in :meth:`read`.
+
+        Raises:
+            UsageError: as of :meth:`read`, or one of the sketches is not stored.
+            TraceError: what is stored is damaged.
+        """
+        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        there = SketchPlan.read(spec.attrs[SKETCH]).specs if spec.sketched else ()
+        missing = [sketch_name(wanted) for wanted in specs if wanted not in there]
+        if missing or not spec.sketched:
+            kept = ", ".join(map(sketch_name, there)) or "values"
+            raise UsageError(f"{about}: no sketch {', '.join(missing)} is stored, only {kept}; choose one of these")
+        data = stream.read_rows(spec, row)[1][0]
+        if checksum_bytes(data) != stream.statistic("crc32c")[row, spec.index]:
+            raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+        size = int(self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0])
+        norm1, sketches = unpack_row(data, spec.attrs, specs, size, about)
+        norm2, absmax, zeros, nonfinite = (
+            stream.statistic(name)[row, spec.index].item() for name in ("norm2", "absmax", "zeros", "nonfinite")
+        )
+        return SketchRow(sketches, norm1, norm2, absmax, zeros, nonfinite, size)
 
     def scalars(
         self, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
@@ -353,6 +341,21 @@ class Trace:
         shown = printable(name)
         raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
 
+    def _locate(
+        self, name: str, step: int, kind: str | None, optimizer: int | None, rank: int | None
+    ) -> tuple[StreamSource, TensorSpec, int, str]:
+        """Where a gradient is: stream, tensor and row, and words for messages."""
+        if self._closed:
+            raise UsageError(f"{self.path}: the trace was closed; open it again")
+        stream, spec = self._find(name, kind, optimizer, rank)
+        about = f"{self.path}: tensor '{printable(name)}'"
+        row = int(np.searchsorted(stream.steps, step))
+        if row == stream.steps.size or stream.steps[row] != step or not stream.statistic("present")[row, spec.index]:
+            known = stream.steps[stream.statistic("present")[:, spec.index] != 0]
+            near = sorted(known.tolist(), key=lambda other: abs(other - step))[:2]
+            raise UsageError(f"{about} has no gradient at step {step}; did you mean {' or '.join(map(str, near))}?")
+        return stream, spec, row, f"{about}, step {step}"
+
     def _lengths(
         self, stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice
     ) -> dict[str, NDArray[np.int64]]:
@@ -391,22 +394,27 @@ def open_trace(path: str | PathLike[str]) -> Trace:
     Raises:
         TraceError: it is missing, no trace, damaged, or from a newer version.
     """
-    place = Path(path)
+    return Trace(open_source(Path(path)))
+
+
+def open_source(place: Path, tolerate: Callable[[TraceError], None] = refuse) -> Source:
+    """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
+
+    Raises:
+        TraceError: as of :func:`open_trace`, as far as it is not tolerated.
+    """
     try:
         there = place.exists()
     except OSError as error:
         raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
     if not there:
         raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
-    source: Source
     if place.is_dir():
         from gtrace.trace.zarr_read import ZarrSource
 
-        source = ZarrSource(place)
-    elif place.is_file():
+        return ZarrSource(place, tolerate)
+    if place.is_file():
         from gtrace.trace.hdf5_read import Hdf5Source
 
-        source = Hdf5Source(place)
-    else:
-        raise TraceError(f"{place}: neither a file nor a folder, so no trace")
-    return Trace(source)
+        return Hdf5Source(place, tolerate)
+    raise TraceError(f"{place}: neither a file nor a folder, so no trace")

@@ -33,8 +33,11 @@ class Sink(Protocol):
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:
         """Make room for a tensor; its index follows those that the stream has."""
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
-        """Take the values of one row, filled up with NaN where they are fewer; copied or written on return."""
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        """Take one row, float32 filled up with NaN where it is shorter, or bytes; copied or written on return."""
+
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Forget what was written of these tensors' rows: they will be absent from it, or written again."""
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Make the row durable and then, as the last thing, visible."""
@@ -55,6 +58,10 @@ class StreamSource(Protocol):
         """Its tensors that are present at a committed step, by index."""
 
     @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """All its tensors, whether they were committed or not."""
+
+    @property
     def steps(self) -> NDArray[np.int64]:
         """Steps of the committed rows, rising."""
 
@@ -62,14 +69,20 @@ class StreamSource(Protocol):
     def scalars(self) -> Mapping[str, NDArray[np.float64]]:
         """name -> one value per committed row."""
 
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of ``format.SCALARS``: (committed rows,)."""
+
     def statistic(self, name: str) -> NDArray[Any]:
         """One of ``format.STATISTICS``: (committed rows, at least as many columns as the last tensor's index)."""
 
     def lengths(self, name: str) -> NDArray[Any] | None:
         """One of ``format.LENGTHS`` in the same form, None where the stream has none."""
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements)."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
+
+        Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
+        """
 
 
 class Source(Protocol):

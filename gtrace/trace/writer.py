@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,26 +11,26 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.trace.checks import attribute_fault
+from gtrace.errors import UsageError, suggest
+from gtrace.trace.files import write_error
 from gtrace.trace.format import (
     FORMAT,
     KINDS,
-    SCALARS,
-    VALUES,
+    SKETCH,
     VERSION,
     StreamKey,
     TensorSpec,
-    chunking,
-    statistics_of,
 )
-from gtrace.trace.names import encode_name, printable
+from gtrace.trace.given import attributes, float32_values, scalars_of
+from gtrace.trace.names import printable
 from gtrace.trace.ragged import SAMPLE, cut, room
-from gtrace.trace.statistics import row_statistics
+from gtrace.trace.sketched import SketchPlan, SketchRow, values_of
+from gtrace.trace.state import StreamState, new_spec, open_chunk_bytes, other_size
+from gtrace.trace.statistics import checksum_bytes, row_statistics
 from gtrace.trace.storage import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -41,38 +38,7 @@ if TYPE_CHECKING:
 
     from gtrace.trace.storage import Sink
 
-#: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
-#: row.
-_OPEN_CHUNK_BYTES = 256 * 1024 * 1024
-
 Status = Literal["complete", "interrupted"]
-
-
-def _from_numpy(value: object) -> object:
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def _attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
-    """The attributes as they will be read back.
-
-    Raises:
-        UsageError: JSON has no word for one of them.
-    """
-    out = {}
-    for key, value in given.items():
-        if not key or not key.isprintable():
-            raise UsageError(f"{what}: attribute name {key!r} is no printable text")
-        try:
-            out[key] = json.loads(json.dumps(value, allow_nan=False, default=_from_numpy))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(
-                f"{what}: attribute '{key}' cannot be stored ({error}); use text, finite numbers, lists, objects"
-            ) from None
-    return out
 
 
 def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,32 +47,14 @@ def root_attrs(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: one of those given is the format's own, or cannot be stored.
     """
+    told = attributes(given, "trace")
+    if SKETCH in told:
+        SketchPlan.read(told[SKETCH])
     own = {"format": FORMAT, "version": VERSION, "status": "writing", "gtrace_version": __version__}
     for key in given:
         if key in own:
             raise UsageError(f"attribute '{key}' is set by the trace itself")
-    return own | _attributes(given, "trace")
-
-
-class _Stream:
-    """Bookkeeping of one stream: its tensors, its committed rows, and the row that is being put together."""
-
-    def __init__(self, kind: str) -> None:
-        self.columns = statistics_of(kind)
-        self.specs: dict[str, TensorSpec] = {}
-        self.rows = 0
-        self.last_step = -1
-        self.pending: int | None = None
-        self.values: dict[int, dict[str, float]] = {}
-
-    def statistics(self) -> dict[str, NDArray[Any]]:
-        """One value per tensor and statistic of the pending row."""
-        table = {name: np.full(len(self.specs), c.fill, c.dtype) for name, c in self.columns.items()}
-        for index, row in self.values.items():
-            table["present"][index] = 1
-            for name, value in row.items():
-                table[name][index] = value
-        return table
+    return own | told
 
 
 class TraceWriter:
@@ -121,7 +69,8 @@ class TraceWriter:
         self.path = path
         self._sink = sink
         self._attrs = dict(attrs)
-        self._streams: dict[StreamKey, _Stream] = {}
+        self._plan = SketchPlan.read(attrs[SKETCH]) if SKETCH in attrs else None
+        self._streams: dict[StreamKey, StreamState] = {}
         self._open_bytes = 0
         self._lock = threading.RLock()
         self._closed = False
@@ -170,33 +119,73 @@ class TraceWriter:
         """
         with self._lock:
             key = self._key(kind, optimizer, rank)
-            stream = self._streams.setdefault(key, _Stream(kind))
-            values, shape, dtype = _float32(array, name)
-            width, total = room(name, kind, values.size, n_total, capacity)
+            stream = self._streams.setdefault(key, StreamState(kind))
+            values, shape, dtype = float32_values(array, name)
+            told = {"shape": shape, "dtype": dtype} | attrs
             spec = stream.specs.get(name)
+            # Buckets of a sample of a weight's gradient are none of the gradient's: it keeps its values.
+            whole = kind == "neural" or told.get("sample") is None
+            if self._plan is not None and (whole and self._plan.covers(values.size) if spec is None else spec.sketched):
+                row = SketchRow.of(values, self._plan.specs)
+                self._append_row(key, step, name, row, row.size if n_total is None else n_total, told)
+                return
+            width, total = room(name, kind, values.size, n_total, capacity)
             if spec is None:
-                told = {"shape": shape, "dtype": dtype} | ({"sample": SAMPLE} if kind == "neural" else {}) | attrs
-                spec = self._new_spec(stream, name, width, told)
+                spec = new_spec(
+                    len(stream.specs),
+                    self._open_bytes,
+                    name,
+                    width,
+                    ({"sample": SAMPLE} if kind == "neural" else {}) | told,
+                )
             if kind == "neural":
                 values = cut(values, spec.size)
             elif spec.size != values.size:
-                raise UsageError(
-                    f"tensor '{printable(name)}', step {step}: {values.size} elements; it began with {spec.size}"
-                )
-            if stream.pending == step and spec.index in stream.values:
-                raise UsageError(f"tensor '{printable(name)}', step {step}: appended twice")
-            self._begin(key, stream, step)
-            if name not in stream.specs:
-                with self._storing():
-                    self._sink.add_tensor(key, spec)
-                stream.specs[name] = spec
-                self._open_bytes += _open_chunk_bytes(spec)
+                raise other_size(name, step, values.size, spec.size)
             statistics = row_statistics(values)._asdict()
             if kind == "neural":
                 statistics |= {"n_valid": values.size, "n_total": total}
-            with self._storing():
-                self._sink.write_row(key, spec, stream.rows, values)
-            stream.values[spec.index] = statistics
+            self._put(key, step, spec, values, statistics)
+
+    def append_sketch(
+        self,
+        step: int,
+        name: str,
+        row: SketchRow,
+        shape: Sequence[int],
+        kind: str = "weight",
+        optimizer: int = 0,
+        rank: int = 0,
+        n_total: int | None = None,
+        **attrs: object,
+    ) -> None:
+        """Add what was summarized already to a step, in a trace that was created with ``sketch``.
+
+        Args:
+            step: as in ``append``.
+            name: as in ``append``.
+            row: the sketches that the trace keeps, in their order; of the values of this step, or of this one and
+                those after it that are merged with it.
+            shape: of the gradient at one step.
+            kind: as in ``append``.
+            optimizer: as in ``append``.
+            rank: as in ``append``.
+            n_total: (neural) how many elements the gradients had, where not all of them were summarized.
+            **attrs: as in ``append``.
+
+        Raises:
+            UsageError: as of ``append``, or other sketches than the trace keeps.
+            TraceError: the files cannot be written.
+        """
+        with self._lock:
+            key = self._key(kind, optimizer, rank)
+            self._streams.setdefault(key, StreamState(kind))
+            if self._plan is None or tuple(sketch.spec for sketch in row.sketches) != self._plan.specs:
+                raise UsageError(
+                    f"tensor '{printable(name)}': the trace keeps other sketches; see create_trace(sketch=)"
+                )
+            told = {"shape": list(shape), "dtype": "float32"} | attrs
+            self._append_row(key, step, name, row, row.size if n_total is None else n_total, told)
 
     def commit(
         self,
@@ -226,7 +215,7 @@ class TraceWriter:
             TraceError: the files cannot be written; the step is not committed.
         """
         with self._lock:
-            numbers = _scalars(scalars)
+            numbers = scalars_of(scalars)
             default = self._key(
                 "weight" if kind is None else kind,
                 0 if optimizer is None else optimizer,
@@ -244,10 +233,24 @@ class TraceWriter:
                 if self._streams[key].pending != step:
                     raise UsageError(f"commit of step {step}, but step {self._streams[key].pending} was appended to")
             if not chosen:
-                self._begin(default, self._streams.setdefault(default, _Stream(default.kind)), step)
+                self._begin(default, self._streams.setdefault(default, StreamState(default.kind)), step)
                 chosen = [default]
             for key in chosen:
                 self._commit(key, self._streams[key], numbers)
+
+    def discard(self) -> None:
+        """Give up the steps that were appended to and not committed; their numbers may be used again.
+
+        Raises:
+            TraceError: the files cannot be changed.
+        """
+        with self._lock:
+            for key, stream in self._streams.items():
+                if stream.pending is not None:
+                    begun = [spec for spec in stream.specs.values() if spec.index in stream.values]
+                    stream.pending, stream.values = None, {}
+                    with self._storing():
+                        self._sink.discard(key, stream.rows, begun)
 
     def set_attrs(self, **attrs: object) -> None:
         """Set attributes of the trace that are known only later; ``close`` stores them.
@@ -276,7 +279,7 @@ class TraceWriter:
             try:
                 for key, stream in self._streams.items():
                     if stream.pending is not None:
-                        self._commit(key, stream, _scalars({}))
+                        self._commit(key, stream, scalars_of({}))
             finally:
                 self._finish(status)
 
@@ -317,7 +320,7 @@ class TraceWriter:
                 raise UsageError(f"{what} {number}: must be a number from 0 up")
         return StreamKey(int(rank), kind, int(optimizer))
 
-    def _begin(self, key: StreamKey, stream: _Stream, step: int) -> None:
+    def _begin(self, key: StreamKey, stream: StreamState, step: int) -> None:
         """Make ``step`` the pending one; an earlier one that is pending is whole now."""
         if stream.pending == step:
             return
@@ -326,10 +329,45 @@ class TraceWriter:
             came = f", and step {last} came before" if last >= 0 else ""
             raise UsageError(f"{self.path}: step {step}: steps must rise from 0 up{came}")
         if stream.pending is not None:
-            self._commit(key, stream, _scalars({}))
+            self._commit(key, stream, scalars_of({}))
         stream.pending = int(step)
 
-    def _commit(self, key: StreamKey, stream: _Stream, scalars: Mapping[str, float]) -> None:
+    def _append_row(
+        self, key: StreamKey, step: int, name: str, row: SketchRow, total: int, told: Mapping[str, object]
+    ) -> None:
+        """Add a row of sketches."""
+        assert self._plan is not None
+        stream = self._streams[key]
+        data = row.pack(self._plan.mantissa)
+        spec = stream.specs.get(name)
+        if spec is None:
+            told = {SKETCH: self._plan.describe(), **told}
+            spec = new_spec(len(stream.specs), self._open_bytes, name, self._plan.row_width(), told, first=data.size)
+        statistics = row.statistics() | {"crc32c": checksum_bytes(data)}
+        if key.kind == "neural":
+            statistics |= {"n_valid": row.size, "n_total": total}
+        elif (expected := int(values_of(spec.attrs, np.array([step]))[0])) != row.size:
+            raise other_size(name, step, row.size, expected)
+        self._put(key, step, spec, data, statistics)
+
+    def _put(
+        self, key: StreamKey, step: int, spec: TensorSpec, values: NDArray[Any], statistics: dict[str, float]
+    ) -> None:
+        """Add a row, and the tensor where it is new."""
+        stream = self._streams[key]
+        if stream.pending == step and spec.index in stream.values:
+            raise UsageError(f"tensor '{printable(spec.name)}', step {step}: appended twice")
+        self._begin(key, stream, step)
+        if spec.name not in stream.specs:
+            with self._storing():
+                self._sink.add_tensor(key, spec)
+            stream.specs[spec.name] = spec
+            self._open_bytes += open_chunk_bytes(spec)
+        with self._storing():
+            self._sink.write_row(key, spec, stream.rows, values)
+        stream.values[spec.index] = statistics
+
+    def _commit(self, key: StreamKey, stream: StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None
         record = Record(stream.pending, scalars, stream.statistics())
         with self._storing():
@@ -338,66 +376,21 @@ class TraceWriter:
         stream.rows += 1
         stream.values = {}
 
-    def _new_spec(self, stream: _Stream, name: str, size: int, attrs: Mapping[str, object]) -> TensorSpec:
-        what = f"tensor '{printable(name)}'"
-        entry = encode_name(name)
-        for key in ("name", "index"):
-            if key in attrs:
-                raise UsageError(f"{what}: attribute '{key}' is set by the trace itself")
-        dtype = str(attrs["dtype"]).removeprefix("torch.")
-        told = _attributes({key: value for key, value in attrs.items() if value is not None}, what)
-        told["dtype"] = dtype
-        fault = attribute_fault(told, size)
-        if fault is not None:
-            raise UsageError(f"{what}: {fault}")
-        index = len(stream.specs)
-        rows, elements = chunking(size)
-        if rows > 1 and self._open_bytes + rows * elements * VALUES.itemsize > _OPEN_CHUNK_BYTES:
-            rows = 1
-        return TensorSpec(index, name, entry, size, rows, elements, {"name": name, "index": index, **told})
-
     @contextmanager
     def _storing(self) -> Iterator[None]:
         try:
             yield
         except (OSError, RuntimeError) as error:
             self._failed = True
-            raise _write_error(self.path, error) from error
-
-
-def _write_error(path: str | PathLike[str], error: Exception) -> TraceError:
-    """HDF5 puts a report of several lines where the system's word for the error is enough."""
-    number = getattr(error, "errno", None)
-    return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
-
-
-def _open_chunk_bytes(spec: TensorSpec) -> int:
-    return spec.chunk_rows * spec.chunk_elements * VALUES.itemsize if spec.chunk_rows > 1 else 0
-
-
-def _float32(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], list[int], str]:
-    """Flat float32 values, the shape and the type that they came with."""
-    given = np.asarray(array)
-    if given.dtype.kind not in "fiub":
-        raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
-    # A float64 beyond float32 becomes infinite here, and is counted as such.
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.ascontiguousarray(given, np.float32).reshape(-1)
-    return values, list(given.shape), given.dtype.name
-
-
-def _scalars(given: Mapping[str, float | None]) -> dict[str, float]:
-    numbers = dict.fromkeys(SCALARS, math.nan) | {"time": time.time()}
-    for name, value in given.items():
-        if name not in numbers:
-            raise UsageError(f"commit: no number '{name}' of a step; {suggest(name, SCALARS)}")
-        if value is not None:
-            numbers[name] = float(value)
-    return numbers
+            raise write_error(self.path, error) from error
 
 
 def create_trace(
-    path: str | PathLike[str], *, force: bool = False, attrs: Mapping[str, Any] | None = None
+    path: str | PathLike[str],
+    *,
+    force: bool = False,
+    attrs: Mapping[str, Any] | None = None,
+    sketch: SketchPlan | str | None = None,
 ) -> TraceWriter:
     """Start a trace: a Zarr v3 folder where the path ends in ``.zarr``, an HDF5 file for ``.h5`` and ``.hdf5``.
 
@@ -409,6 +402,8 @@ def create_trace(
             it. A folder that is not a gtrace trace is never touched.
         attrs: what the trace says about itself: JSON values under any names (``argv``, ``model``, ``seed``,
             ...).
+        sketch: keep moment sketches of large tensors instead of their values, such as ``"l2:8192,linf:8192,none"``
+            (norm and bucket size); tensors whose values take less room keep them.
 
     Raises:
         UsageError: another suffix, no such folder, or attributes that cannot be stored.
@@ -416,13 +411,15 @@ def create_trace(
         TraceError: nothing can be written there.
     """
     place = Path(os.path.realpath(path))
-    start = root_attrs(attrs or {})
+    plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
+    start = root_attrs({**(attrs or {}), **({} if plan is None else {SKETCH: plan.describe()})})
     sink: Sink
     try:
         if place.suffix == ".zarr":
-            from gtrace.trace.zarr_write import ZarrSink
+            from gtrace.trace.zarr_write import ZarrSink, start_folder
 
-            sink = ZarrSink(place, start, force=force)
+            start_folder(place, start, force=force)
+            sink = ZarrSink(place)
         elif place.suffix in (".h5", ".hdf5"):
             from gtrace.trace.hdf5_write import Hdf5Sink
 
@@ -430,5 +427,5 @@ def create_trace(
         else:
             raise UsageError(f"{path}: a trace ends in .zarr, .h5 or .hdf5")
     except (OSError, RuntimeError) as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
     return TraceWriter(sink, os.fspath(path), start)

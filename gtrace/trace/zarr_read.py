@@ -15,16 +15,22 @@ from gtrace.trace.checks import (
     check_indices,
     check_root,
     committed_steps,
+    known_columns,
     parse_json,
     present_tensors,
+    refuse,
     tensor_spec,
 )
 from gtrace.trace.chunks import PIPELINES, decode_chunk, most_encoded
 from gtrace.trace.files import folders, read_regular
 from gtrace.trace.format import StreamKey
+from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
 from gtrace.trace.names import printable
+from gtrace.trace.shards import CODEC, ShardReader, inner_chunks
+from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -56,6 +62,24 @@ def _read_group(folder: str) -> dict[str, Any] | None:
     if document.get("node_type") != "group":
         raise TraceError(f"{folder}: an array where a group belongs; not a gtrace trace")
     return dict(document["attributes"])
+
+
+def _is_group(folder: str, tolerate: Callable[[TraceError], None]) -> bool:
+    """Whether there is a group; one whose metadata are damaged is one, where that is tolerated."""
+    try:
+        return _read_group(folder) is not None
+    except TraceError as error:
+        tolerate(error)
+        return True
+
+
+def _read_root(folder: str, tolerate: Callable[[TraceError], None]) -> dict[str, Any] | None:
+    """Attributes of the trace; only what makes it one where they are damaged and that is tolerated."""
+    try:
+        return _read_group(folder)
+    except TraceError as error:
+        tolerate(error)
+        return {"format": layout.FORMAT, "version": layout.VERSION}
 
 
 def is_gtrace_zarr(path: Path) -> bool:
@@ -96,14 +120,30 @@ class _ArrayFile:
             self._reject(f"data type {printable(str(dtype)[:80])} is not one that a trace holds")
         if document.get("storage_transformers"):
             self._reject("storage transformers are not read")
-        self.shape, self.chunks, self.dtype = shape, chunks, _TYPES[dtype]
-        self._pipeline = self._codecs(document.get("codecs"))
+        self.shape, self.dtype = shape, _TYPES[dtype]
+        self._shards, chunks, codecs = self._shard(document.get("codecs"), chunks)
+        self.chunks = chunks
+        self._pipeline = self._codecs(codecs)
         self._bytes = math.prod(chunks) * self.dtype.itemsize
         if self._bytes > most_bytes:
             self._reject(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
 
     def _reject(self, why: str) -> NoReturn:
         raise TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
+
+    def _shard(self, codecs: object, outer: tuple[int, ...]) -> tuple[ShardReader | None, tuple[int, ...], object]:
+        """How shards are read, where the array has any; shape and codecs of its chunks."""
+        first = codecs[0] if isinstance(codecs, list) and len(codecs) == 1 else None
+        if not isinstance(first, dict) or first.get("name") != CODEC:
+            return None, outer, codecs
+        configuration = first.get("configuration")
+        if not isinstance(configuration, dict) or not isinstance(configuration.get("index_codecs"), list):
+            self._reject("no configuration of its shards")
+        inner = _naturals(configuration.get("chunk_shape"), 1)
+        counts = inner_chunks(configuration, outer, inner)
+        if isinstance(counts, str) or inner is None:
+            self._reject(str(counts))
+        return ShardReader(counts), inner, configuration.get("codecs")
 
     def _codecs(self, codecs: object) -> tuple[str, ...]:
         if not isinstance(codecs, list) or not all(isinstance(codec, dict) for codec in codecs):
@@ -116,52 +156,86 @@ class _ArrayFile:
             self._reject("numbers are not little-endian")
         return names
 
-    def encoded_chunk(self, key: str) -> bytes | None:
-        """The file of a chunk, None when there is none."""
-        return read_regular(os.path.join(self.folder, key), most_encoded(self._bytes))
+    def _file(self, place: tuple[int, ...]) -> str:
+        """The file in which a chunk is."""
+        shard = self._shards.shard(place) if self._shards else place
+        return os.path.join(self.folder, "c." + ".".join(map(str, shard)))
 
-    def decode(self, encoded: bytes, key: str, about: str) -> NDArray[Any]:
-        """A whole chunk; ``about`` says which tensor and step it is wanted for."""
+    def demand(self, place: tuple[int, ...], about: str = "") -> None:
+        """Raise TraceError where a chunk is not there."""
+        path = self._file(place)
+        if self._shards and self._shards.locate(path, place, most_encoded(self._bytes)) is not None:
+            return
+        if self._shards or not os.path.lexists(path):
+            raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+
+    def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
+        """A whole chunk, None when it is not there; ``about`` says which tensor and step it is wanted for."""
+        path, limit = self._file(place), most_encoded(self._bytes)
+        encoded = self._shards.read(path, place, limit) if self._shards else read_regular(path, limit)
+        if encoded is None:
+            return None
         out = np.empty(self.chunks, self.dtype)
-        decode_chunk(encoded, self._pipeline, out, f"{os.path.join(self.folder, key)}: {about}")
+        decode_chunk(encoded, self._pipeline, out, f"{path}: {about}")
         return out
-
-    def chunk(self, key: str, about: str) -> NDArray[Any] | None:
-        """A whole chunk, None when there is no file."""
-        encoded = self.encoded_chunk(key)
-        return None if encoded is None else self.decode(encoded, key, about)
 
 
 class ZarrStream:
-    """One stream's folder, clipped to the rows that were committed when it was opened."""
+    """One stream's folder, clipped to the rows that were committed when it was opened.
 
-    def __init__(self, folder: str, key: StreamKey) -> None:
+    Args:
+        folder: where it is.
+        key: which stream it is.
+        tolerate: is told of damage to single tensors, tables and the journal; by default it raises.
+    """
+
+    def __init__(self, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None] = refuse) -> None:
         self.key = key
         self._folder = folder
         self._tables: dict[str, _ArrayFile] = {}
         self._tensors: dict[int, _ArrayFile] = {}
         self._statistics: dict[str, NDArray[Any]] = {}
-        # Steps first: while the trace is being written, all that they refer to is there when it is looked at later.
-        self.steps = self._read_steps()
+        # The journal first and steps next: while the trace is being written rows move from it into chunks, and all
+        # that they refer to is there when it is looked at later.
+        where = os.path.join(folder, "step", NAME)
+        journal = None if os.path.islink(os.path.dirname(where)) else read_regular(where, MAX_BYTES)
+        steps = self._read_steps(tolerate)
+        self._base = steps.size
+        self._journal = JournalRows(
+            parse_journal(journal or b"", key.kind, where, tolerate), self._base, where, tolerate
+        )
+        self.steps = committed_steps(folder, np.concatenate((steps, self._journal.steps())), None, tolerate)
+        self._base = min(self._base, self.steps.size)
+        self._journal.cut(self.steps.size)
         found: list[TensorSpec] = []
+        self.specs = found
         for entry in folders(folder):
             place = os.path.join(folder, entry)
-            document = _read_json(place)
-            if document is None:
-                continue
-            if "name" in document["attributes"]:
-                array = _ArrayFile(place, document, layout.MAX_CHUNK_BYTES)
-                if len(array.shape) != 2 or array.dtype != layout.VALUES:
-                    raise TraceError(f"{place}: a tensor has to be float32 (step, element); damaged or foreign")
-                spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
-                found.append(spec)
-                self._tensors[spec.index] = array
-            elif entry in _TABLES:
-                self._tables[entry] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
-        check_indices(folder, found)
+            try:
+                self._find(place, entry, found)
+            except TraceError as error:
+                tolerate(error)
+        check_indices(folder, found, tolerate)
+        self._journal.set_specs({spec.index: spec for spec in found}, tolerate)
         # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
-        self._columns = len(found) + 1
-        self.tensors = present_tensors(folder, found, self.statistic("present"))
+        self._columns = max((spec.index + 1 for spec in found), default=0) + 1
+        self.tensors = present_tensors(folder, found, known_columns(self, tolerate), tolerate)
+
+    def _find(self, place: str, entry: str, found: list[TensorSpec]) -> None:
+        document = _read_json(place)
+        if document is None:
+            return
+        if "name" in document["attributes"]:
+            array = _ArrayFile(place, document, layout.MAX_CHUNK_BYTES)
+            if len(array.shape) != 2:
+                raise TraceError(f"{place}: a tensor has to be (step, element); damaged or foreign")
+            spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
+            if array.dtype != spec.column.dtype:
+                raise TraceError(f"{place}: a tensor has to be {spec.column.dtype.name}; damaged or foreign")
+            found.append(spec)
+            self._tensors[spec.index] = array
+        elif entry in _TABLES:
+            self._tables[entry] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
 
     def _table(self, name: str, ndim: int, column: Column) -> _ArrayFile:
         array = self._tables.get(name)
@@ -169,41 +243,59 @@ class ZarrStream:
             raise TraceError(f"{os.path.join(self._folder, name)}: missing or of another type; the trace is damaged")
         return array
 
-    def _read_steps(self) -> NDArray[np.int64]:
+    def _read_steps(self, tolerate: Callable[[TraceError], None]) -> NDArray[np.int64]:
+        """Steps of the rows that are in chunks."""
         place = os.path.join(self._folder, "step")
-        document = None if os.path.islink(place) else _read_json(place)
-        if document is None:
+        try:
+            document = None if os.path.islink(place) else _read_json(place)
+            if document is None:
+                return np.empty(0, np.int64)
+            self._tables["step"] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
+            array = self._table("step", 1, layout.STEP)
+        except TraceError as error:
+            tolerate(error)
             return np.empty(0, np.int64)
-        self._tables["step"] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
-        array = self._table("step", 1, layout.STEP)
         parts: list[NDArray[Any]] = []
-        while (chunk := array.chunk(f"c.{len(parts)}", "steps")) is not None:
-            parts.append(chunk)
-            if (chunk < 0).any():
-                break
+        try:
+            while (chunk := array.chunk((len(parts),), "steps")) is not None:
+                parts.append(chunk)
+                if (chunk < 0).any():
+                    break
+        except TraceError as error:
+            tolerate(error)
         stored = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        return committed_steps(array.folder, stored, array.shape[0])
+        return committed_steps(array.folder, stored, array.shape[0], tolerate)
 
     @cached_property
     def scalars(self) -> dict[str, NDArray[np.float64]]:
         """name -> one float64 per committed row, NaN where nothing was said."""
-        rows = self.steps.size
-        out = {name: np.full(rows, np.nan) for name in layout.SCALARS}
+        return {name: self.scalar(name) for name in layout.SCALARS}
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of the numbers about the steps."""
+        rows = self._base
+        out = np.full(self.steps.size, np.nan)
+        out[rows:] = self._journal.scalar(name)
         if rows:
-            for name, values in out.items():
-                array = self._table(name, 1, layout.SCALAR)
-                height = array.chunks[0]
-                for block in range(-(-rows // height)):
-                    chunk = array.chunk(f"c.{block}", name)
-                    if chunk is not None:
-                        values[block * height : (block + 1) * height] = chunk[: rows - block * height]
+            array = self._table(name, 1, layout.SCALAR)
+            height = array.chunks[0]
+            for block in range(-(-rows // height)):
+                chunk = array.chunk((block,), name)
+                if chunk is not None:
+                    stop = min((block + 1) * height, rows)
+                    out[block * height : stop] = chunk[: stop - block * height]
         return out
 
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
         if name not in self._statistics:
             column = layout.statistics_of(self.key.kind)[name]
-            self._statistics[name] = self._read_statistic(name, column)
+            late = self._journal.statistic(name, column)[:, : self._columns]
+            early = self._read_statistic(name, column)
+            table = np.full((self.steps.size, max(late.shape[1], early.shape[1])), column.fill, column.dtype)
+            table[: self._base, : early.shape[1]] = early
+            table[self._base :, : late.shape[1]] = late
+            self._statistics[name] = table
         return self._statistics[name]
 
     def lengths(self, name: str) -> NDArray[Any] | None:
@@ -211,7 +303,7 @@ class ZarrStream:
         return self.statistic(name) if self.key.kind == "neural" and name in self._tables else None
 
     def _read_statistic(self, name: str, column: Column) -> NDArray[Any]:
-        rows = self.steps.size
+        rows = self._base
         if rows == 0:
             return np.empty((0, 0), column.dtype)
         array = self._table(name, 2, column)
@@ -220,18 +312,17 @@ class ZarrStream:
         blocks, parts = -(-rows // height), -(-columns // width)
         # Memory is asked for only where files stand behind it, whatever the metadata claims.
         for block in range(blocks if parts else 0):
-            if not os.path.isfile(os.path.join(array.folder, f"c.{block}.0")):
-                raise TraceError(f"{os.path.join(array.folder, f'c.{block}.0')}: the chunk is missing")
+            array.demand((block, 0))
         bands = []
         for part in range(parts):
-            last = array.chunk(f"c.{blocks - 1}.{part}", name)
+            last = array.chunk((blocks - 1, part), name)
             if last is None:
                 break
             band = np.full((blocks * height, width), column.fill, column.dtype)
             band[-height:] = last
             for block in range(blocks - 1):
                 # Rows from before these tensors appeared have no chunk.
-                chunk = array.chunk(f"c.{block}.{part}", name)
+                chunk = array.chunk((block, part), name)
                 if chunk is not None:
                     band[block * height : (block + 1) * height] = chunk
             bands.append(band[:rows])
@@ -239,35 +330,48 @@ class ZarrStream:
             return np.empty((rows, 0), column.dtype)
         return np.hstack(bands)[:, :columns]
 
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
-        """The rows of the chunk that holds ``row``; of a tensor in several chunks that row alone."""
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
+        if row >= self._base and in_journal(spec):
+            return row, self._journal.values(spec, row)[None]
         array = self._tensors[spec.index]
         about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        if spec.sketched:
+            return row, stored_bytes(lambda part: self._read_part(spec, row, part, about), spec, about)[None]
         block, offset = divmod(row, spec.chunk_rows)
         if spec.parts == 1:
-            chunk = array.chunk(f"c.{block}.0", about)
-            if chunk is None:
-                raise TraceError(f"{os.path.join(array.folder, f'c.{block}.0')}: {about}: the chunk is missing")
-            return block * spec.chunk_rows, chunk[:, : spec.size]
+            first = block * spec.chunk_rows
+            array.demand((block, 0), about)
+            chunk = array.chunk((block, 0), about)
+            assert chunk is not None
+            # Rows that the journal has may be missing in their chunk.
+            return first, chunk[: max(self._base - first, 1), : spec.size]
         # Memory is asked for only where files stand behind it, whatever the metadata claims.
         for part in range(spec.parts):
-            if not os.path.isfile(os.path.join(array.folder, f"c.{block}.{part}")):
-                raise TraceError(f"{os.path.join(array.folder, f'c.{block}.{part}')}: {about}: the chunk is missing")
+            array.demand((block, part), about)
         values = np.empty(spec.size, np.float32)
         length = spec.chunk_elements
         for part in range(spec.parts):
-            chunk = array.chunk(f"c.{block}.{part}", about)
+            chunk = array.chunk((block, part), about)
             assert chunk is not None
             values[part * length : (part + 1) * length] = chunk[offset, : spec.size - part * length]
         return row, values[None]
+
+    def _read_part(self, spec: TensorSpec, row: int, part: int, about: str) -> NDArray[Any]:
+        block, offset = divmod(row, spec.chunk_rows)
+        array = self._tensors[spec.index]
+        array.demand((block, part), about)
+        chunk = array.chunk((block, part), about)
+        assert chunk is not None
+        return np.ascontiguousarray(chunk[offset])
 
 
 class ZarrSource:
     """A Zarr trace on disk. It holds no files open, so there is nothing to close."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tolerate: Callable[[TraceError], None] = refuse) -> None:
         self.path = str(path)
-        attrs = _read_group(self.path)
+        attrs = _read_root(self.path, tolerate)
         if attrs is None:
             old = " (a Zarr format 2 store; only format 3 is read)" if (path / ".zgroup").exists() else ""
             raise TraceError(f"{self.path}: not a gtrace trace{old}; `gtrace capture SCRIPT` makes one")
@@ -276,13 +380,16 @@ class ZarrSource:
         streams = []
         for rank in folders(self.path):
             rank_folder = os.path.join(self.path, rank)
-            if not rank.startswith("rank") or _read_group(rank_folder) is None:
+            if not rank.startswith("rank") or not _is_group(rank_folder, tolerate):
                 continue
             for group in folders(rank_folder):
                 key = StreamKey.parse(rank, group)
                 folder = os.path.join(rank_folder, group)
-                if key is not None and _read_group(folder) is not None:
-                    streams.append(ZarrStream(folder, key))
+                try:
+                    if key is not None and _is_group(folder, tolerate):
+                        streams.append(ZarrStream(folder, key, tolerate))
+                except TraceError as error:
+                    tolerate(error)
         self.streams = tuple(sorted(streams, key=lambda stream: stream.key.order))
 
     def close(self) -> None:

@@ -1,123 +1,45 @@
 """Writing a trace as Zarr v3: zarr-python makes the metadata, the chunk files are encoded and put here.
 
-A chunk file is replaced as a whole, so it holds every row that it held before, or those and new ones. The
-chunk of ``step`` is replaced last in a commit. Whatever a killed writer leaves, rows up to the last step
-are complete.
+A commit appends one entry to the stream's journal, so it costs one system call, whatever the number of tensors. Every
+64 rows the journal is emptied into chunk files. Such a file is replaced as a whole, so it holds every row that it held
+before, or those and new ones; the chunk of ``step`` is replaced last, and then the journal. Whatever a killed writer
+leaves, each committed row is complete in the one place or the other.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numcodecs.blosc import BITSHUFFLE, Blosc
 
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove, write_beside
+from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
+from gtrace.trace.journal import MOST_ROWS, JournalWriter, in_journal
 from gtrace.trace.names import DIMENSION_SUFFIX
-from gtrace.trace.statistics import checksum_bytes
+from gtrace.trace.zarr_arrays import Array, array_document, group_document, make_group, write_json, write_root
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.trace.format import Column, StreamKey, TensorSpec
     from gtrace.trace.storage import Record
 
-_LEVEL = 5
 _FIRST_ROWS = 1024
 
 
-@functools.cache
-def _document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
-    """The zarr.json that zarr-python writes for an array of this type, or for a group."""
-    # zarr-python runs an event loop in a thread and cannot do so any more while the interpreter exits.
-    # Documents made once at the start, with shapes and attributes filled in later, keep ``close`` free of it.
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
-    from zarr.storage import MemoryStore
-
-    files: dict[str, Any] = {}
-    store = MemoryStore(files)
-    if dtype is None:
-        zarr.create_group(store)
-    else:
-        codec = BloscCodec(
-            typesize=np.dtype(dtype).itemsize, cname="lz4", clevel=_LEVEL, shuffle="bitshuffle", blocksize=0
-        )
-        zarr.create_array(
-            store,
-            shape=(1,) * ndim,
-            chunks=(1,) * ndim,
-            dtype=dtype,
-            fill_value=fill,
-            compressors=[codec, Crc32cCodec()],
-            dimension_names=["step"] * ndim,
-            chunk_key_encoding={"name": "default", "separator": "."},
-        )
-    return bytes(files["zarr.json"].to_bytes()).decode()
-
-
-def _write_json(folder: str, document: Mapping[str, Any]) -> None:
-    text = json.dumps(document, allow_nan=False)
-    write_beside(os.path.join(folder, "zarr.json"), text.encode())
-
-
-def _group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {**json.loads(_document(None)), "attributes": dict(attributes)}
-
-
-def _make_group(folder: str, attributes: Mapping[str, Any]) -> None:
-    os.mkdir(folder)
-    _write_json(folder, _group_document(attributes))
-
-
-class _Array:
-    """One array on disk whose first axis is the step."""
-
-    def __init__(
-        self,
-        folder: str,
-        column: Column,
-        chunks: tuple[int, ...],
-        dimensions: tuple[str, ...],
-        attributes: Mapping[str, Any],
-    ) -> None:
-        self._folder = folder
-        self.entry = os.path.basename(folder)
-        self._chunks = chunks
-        self._column = column
-        self._codec = Blosc("lz4", _LEVEL, BITSHUFFLE)
-        self.document = json.loads(_document(column.dtype.name, column.fill, len(chunks)))
-        self.document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
-        self.document["dimension_names"] = list(dimensions)
-        self.document["attributes"] = dict(attributes)
-
-    def set_shape(self, *shape: int) -> None:
-        """Store the metadata with this shape."""
-        os.makedirs(self._folder, exist_ok=True)
-        self.document["shape"] = list(shape)
-        _write_json(self._folder, self.document)
-
-    def put_chunk(self, key: str, values: NDArray[Any]) -> None:
-        """Replace one chunk file; ``values`` is a whole chunk, C-contiguous."""
-        encoded = self._codec.encode(values)
-        write_beside(os.path.join(self._folder, key), encoded, checksum_bytes(encoded).to_bytes(4, "little"))
-
-
-class _TensorArray(_Array):
+class _TensorArray(Array):
     """The rows of one tensor; those of the last chunk stay in memory until the chunk is full."""
 
     def __init__(self, folder: str, spec: TensorSpec) -> None:
         super().__init__(
             folder,
-            layout.Column(layout.VALUES, float("nan")),
+            spec.column,
             (spec.chunk_rows, spec.chunk_elements),
             ("step", spec.entry + DIMENSION_SUFFIX),
             spec.attrs,
@@ -130,7 +52,7 @@ class _TensorArray(_Array):
     def set_rows(self, rows: int) -> None:
         self.set_shape(rows, self._spec.size)
 
-    def put_row(self, row: int, values: NDArray[np.float32]) -> None:
+    def put_row(self, row: int, values: NDArray[Any]) -> None:
         if self._spec.size == 0:
             return
         block, offset = divmod(row, self._spec.chunk_rows)
@@ -138,52 +60,86 @@ class _TensorArray(_Array):
             self._put_long_row(block, values)
             return
         if self._rows is None or block != self._block:
-            self._rows = np.full(self._chunks, np.nan, layout.VALUES)
+            self.flush()
+            self._rows = np.full(self.chunks, np.nan, layout.VALUES)
             self._block = block
         self._rows[offset, : values.size] = values
         self._dirty = True
 
-    def _put_long_row(self, block: int, values: NDArray[np.float32]) -> None:
+    def _put_long_row(self, block: int, values: NDArray[Any]) -> None:
         # Not visible before its commit, so it can be written at once and needs no memory.
+        dtype, fill = self._spec.column
         length = self._spec.chunk_elements
-        for part in range(self._spec.parts):
-            piece = np.ascontiguousarray(values[part * length : (part + 1) * length], layout.VALUES)
+        # Of a sketch no chunk is written beyond its last byte.
+        for part in range(-(-values.size // length) if self._spec.sketched else self._spec.parts):
+            piece = np.ascontiguousarray(values[part * length : (part + 1) * length], dtype)
             if piece.size < length:
-                piece = np.concatenate((piece, np.full(length - piece.size, np.nan, layout.VALUES)))
-            self.put_chunk(f"c.{block}.{part}", piece)
+                piece = np.concatenate((piece, np.full(length - piece.size, fill, dtype)))
+            self.put_new_chunk(f"c.{block}.{part}", piece)
+
+    def discard(self, row: int) -> None:
+        """Take back a row that was put there."""
+        block, offset = divmod(row, self._spec.chunk_rows)
+        if self._spec.chunk_rows == 1:
+            for part in range(self._spec.parts):
+                Path(self.folder, f"c.{block}.{part}").unlink(missing_ok=True)
+        elif self._rows is not None and block == self._block:
+            self._rows[offset] = np.nan
+            self._dirty = True
+
+    def open_row(self, row: int) -> NDArray[np.float32]:
+        """A row of the last chunk, which was put there."""
+        assert self._rows is not None
+        values: NDArray[np.float32] = self._rows[row % self._spec.chunk_rows]
+        return values
+
+    @property
+    def in_journal(self) -> bool:
+        """Whether its rows go through the journal."""
+        return in_journal(self._spec)
 
     def flush(self) -> None:
+        """Write the last chunk where it has rows that its file lacks."""
         if self._dirty and self._rows is not None:
             self.put_chunk(f"c.{self._block}.0", self._rows)
             self._dirty = False
 
 
-class _Table(_Array):
+class _Table(Array):
     """A small array over steps, or over steps and tensors, with its last rows in memory."""
 
     def __init__(self, folder: str, column: Column, chunks: tuple[int, ...], dimensions: tuple[str, ...]) -> None:
         super().__init__(folder, column, chunks, dimensions, {})
         self._block = -1
         self._rows = np.empty((0, 0), column.dtype)
+        self._dirty = False
 
     def set_rows(self, rows: int, tensors: int) -> None:
-        self.set_shape(rows, *((tensors,) if len(self._chunks) == 2 else ()))
+        self.set_shape(rows, *((tensors,) if len(self.chunks) == 2 else ()))
 
     def put_row(self, row: int, values: NDArray[Any]) -> None:
-        """Set one row and write the chunks that hold it; values of 1-D arrays are arrays of length 1."""
-        block, offset = divmod(row, self._chunks[0])
-        width = self._chunks[1] if len(self._chunks) == 2 else 1
+        """Set one row; values of 1-D arrays are arrays of length 1. The row before is in a file, or in this chunk."""
+        block, offset = divmod(row, self.chunks[0])
+        width = self.chunks[1] if len(self.chunks) == 2 else 1
         parts = -(-values.size // width)
         if block != self._block:
-            self._rows = np.full((self._chunks[0], parts * width), self._column.fill, self._column.dtype)
+            self._rows = np.full((self.chunks[0], parts * width), self.column.fill, self.column.dtype)
             self._block = block
         elif parts * width > self._rows.shape[1]:
-            more = (self._chunks[0], parts * width - self._rows.shape[1])
-            self._rows = np.hstack((self._rows, np.full(more, self._column.fill, self._column.dtype)))
+            more = (self.chunks[0], parts * width - self._rows.shape[1])
+            self._rows = np.hstack((self._rows, np.full(more, self.column.fill, self.column.dtype)))
         self._rows[offset, : values.size] = values
-        for part in range(parts):
+        self._dirty = True
+
+    def flush(self) -> None:
+        """Write the chunks of the last rows where their files lack some."""
+        if not self._dirty:
+            return
+        width = self.chunks[1] if len(self.chunks) == 2 else 1
+        for part in range(self._rows.shape[1] // width):
             columns = np.ascontiguousarray(self._rows[:, part * width : (part + 1) * width])
-            self.put_chunk(f"c.{block}.{part}" if len(self._chunks) == 2 else f"c.{block}", columns)
+            self.put_chunk(f"c.{self._block}.{part}" if len(self.chunks) == 2 else f"c.{self._block}", columns)
+        self._dirty = False
 
 
 class _Stream:
@@ -204,15 +160,24 @@ class _Stream:
         array.set_rows(self._rows)
         self._tensors.append(array)
 
-    def write_row(self, index: int, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, index: int, row: int, values: NDArray[Any]) -> None:
         self._grow(row)
         self._tensors[index].put_row(row, values)
+
+    def discard(self, index: int, row: int) -> None:
+        self._tensors[index].discard(row)
 
     def commit(self, row: int, record: Record) -> None:
         self._grow(row)
         self._make_tables()
-        for tensor in self._tensors:
-            tensor.flush()
+        journal = self._journal
+        # Every table's chunk ends at a multiple of 64 rows, so none is left behind unwritten.
+        if journal.first < row and (row % MOST_ROWS == 0 or journal.full):
+            self._empty_journal()
+        present = np.flatnonzero(record.statistics["present"]).tolist()
+        short = [self._tensors[index] for index in present if self._tensors[index].in_journal]
+        journal.append(row, record, [tensor.open_row(row) for tensor in short])
+        self._committed = row + 1
         for name, values in record.statistics.items():
             self._tables[name].put_row(row, values)
         for name, value in record.scalars.items():
@@ -221,7 +186,19 @@ class _Stream:
                 self._said.add(name)
                 self._tables[name].put_row(row, np.array([value]))
         self._tables["step"].put_row(row, np.array([record.step]))
-        self._committed = row + 1
+
+    @functools.cached_property
+    def _journal(self) -> JournalWriter:
+        return JournalWriter(os.path.join(self._folder, "step"), self._kind, 0)
+
+    def _empty_journal(self) -> None:
+        """Put all committed rows into chunk files."""
+        for tensor in self._tensors:
+            tensor.flush()
+        # The last of them is ``step``.
+        for table in self._tables.values():
+            table.flush()
+        self._journal.restart(self._committed)
 
     def _grow(self, row: int) -> None:
         while row >= self._rows:
@@ -251,29 +228,45 @@ class _Stream:
 
     def close(self) -> dict[str, Any]:
         """Cut the arrays to the committed rows; returns the metadata of each by its name."""
+        if self._tables:
+            self._empty_journal()
         self._set_shapes(self._committed)
+        if self._tables:
+            self._journal.remove()
         return {array.entry: array.document for array in (*self._tensors, *self._tables.values())}
 
 
-class ZarrSink:
-    """A new Zarr trace. It holds one chunk of at most 256 KiB per tensor and the last rows of the tables."""
+def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
+    """Put a trace without rows in its place, at once; errors as of ``check_place`` and ``move_in``."""
+    check_place(path, force=force, is_trace=is_gtrace_zarr)
+    prepare_documents()
+    clear_leftovers(path)
+    started = beside(path, "partial")
+    try:
+        make_group(str(started), attrs)
+        move_in(started, path, force=force)
+    finally:
+        remove(started)
 
-    def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
-        check_place(path, force=force, is_trace=is_gtrace_zarr)
-        columns = (layout.STEP, layout.SCALAR)
-        for dtype, fill, ndim in (
-            *((c.dtype.name, c.fill, 1) for c in columns),
-            *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
-            (layout.VALUES.name, float("nan"), 2),
-        ):
-            _document(dtype, fill, ndim)
-        clear_leftovers(path)
-        started = beside(path, "partial")
-        try:
-            _make_group(str(started), attrs)
-            move_in(started, path, force=force)
-        finally:
-            remove(started)
+
+def prepare_documents() -> None:
+    """Make every document that a writer will need, while zarr-python still can."""
+    columns = (layout.STEP, layout.SCALAR)
+    for dtype, fill, ndim in (
+        *((c.dtype.name, c.fill, 1) for c in columns),
+        *((c.dtype.name, c.fill, 2) for c in layout.statistics_of("neural").values()),
+        (layout.VALUES.name, float("nan"), 2),
+        (layout.BYTES.name, 0, 2),
+    ):
+        array_document(dtype, fill, ndim)
+
+
+class ZarrSink:
+    """A Zarr trace that was just started. It holds one chunk of at most 256 KiB per tensor and the last rows of the
+    tables.
+    """
+
+    def __init__(self, path: Path) -> None:
         self._root = str(path)
         self._streams: dict[StreamKey, _Stream] = {}
 
@@ -281,9 +274,9 @@ class ZarrSink:
         if key not in self._streams:
             rank = os.path.join(self._root, key.rank_group)
             if not os.path.isdir(rank):
-                _make_group(rank, {"rank": key.rank})
+                make_group(rank, {"rank": key.rank})
             folder = os.path.join(rank, key.group)
-            _make_group(folder, key._asdict())
+            make_group(folder, key._asdict())
             self._streams[key] = _Stream(folder, key.kind)
         return self._streams[key]
 
@@ -291,12 +284,17 @@ class ZarrSink:
         """Make the tensor's folder and metadata."""
         self._stream(stream).add_tensor(spec)
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[np.float32]) -> None:
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Copy a short row into the tensor's open chunk, write a long one."""
         self._stream(stream).write_row(spec.index, row, values)
 
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Take the rows out of the open chunks, and delete chunks of their own."""
+        for spec in specs:
+            self._stream(stream).discard(spec.index, row)
+
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
-        """Write the open chunks, the tables, and ``step`` last."""
+        """Append the row to the journal; empty that first where it is full."""
         self._stream(stream).commit(row, record)
 
     def close(self, attrs: Mapping[str, Any]) -> None:
@@ -304,12 +302,20 @@ class ZarrSink:
 
         Metadata change no more, so they are gathered in the root's, where zarr-python and xarray look for them.
         """
+        try:
+            gathered = self.cut()
+        except OSError:
+            # The disk is full: rows stay in journals. What the trace says about itself may still find room.
+            write_json(self._root, group_document({**attrs, "status": "interrupted"}))
+            raise
+        write_root(self._root, attrs, gathered)
+
+    def cut(self) -> dict[str, Any]:
+        """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""
         gathered: dict[str, Any] = {}
         for key, stream in self._streams.items():
-            gathered[key.rank_group] = _group_document({"rank": key.rank})
-            gathered[f"{key.rank_group}/{key.group}"] = _group_document(key._asdict())
+            gathered[key.rank_group] = group_document({"rank": key.rank})
+            gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
             for entry, document in stream.close().items():
                 gathered[f"{key.rank_group}/{key.group}/{entry}"] = document
-        root = _group_document(attrs)
-        whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
-        _write_json(self._root, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
+        return gathered

@@ -132,14 +132,14 @@ def test_modules_that_are_gone_leave_no_trouble(path):
 def test_waiting_rows_are_bounded():
     blocks = HostBlocks(limit=4 * 100)
     row = [blocks.take(80)]
-    blocks.wait()
+    blocks.find_room()
     blocks.hand_over(row)
-    blocks.wait()
+    blocks.find_room()
     more = [blocks.take(80)]
     assert more[0].data_ptr() != row[0].data_ptr()
     blocks.hand_over(more)
     done = threading.Event()
-    waiting = threading.Thread(target=lambda: (blocks.wait(), done.set()))
+    waiting = threading.Thread(target=lambda: (blocks.find_room(), done.set()))
     waiting.start()
     assert not done.wait(0.05)
     blocks.release(row)

@@ -125,6 +125,7 @@ def test_steps_and_tensors(folder, capture):
     assert trace.steps("0.weight").tolist() == [1, 3, 4]
 
 
+@pytest.mark.capture_case("python -m")
 def test_a_module(folder, capture):
     write_script(folder / "pkg" / "__init__.py", "")
     write_script(folder / "pkg" / "train.py", TRAIN)
@@ -252,6 +253,7 @@ def test_exit_codes(folder, capture, end, code, message):
     assert gtrace.open_trace("ending.zarr").steps("0.bias").size == 4
 
 
+@pytest.mark.capture_case("no optimizer at all")
 def test_scripts_that_train_nothing(folder, capture):
     write_script(folder / "idle.py", "print('no torch here')\n")
     write_script(folder / "still.py", "import torch\nprint(torch.ones(2).sum().item())\n")
@@ -296,7 +298,7 @@ def test_a_relative_output_stays_where_it_was_meant(folder, capture):
 
 def test_ranks_above_zero_only_train(folder, capture, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    assert capture("train.py") == (0, "trained 4 the script's own\n", "")
+    assert capture("--rank", "0", "train.py") == (0, "trained 4 the script's own\n", "")
     assert not (folder / "train.zarr").exists()
 
 
@@ -345,6 +347,7 @@ def test_without_torch_there_is_one_clear_line(folder):
     )
 
 
+@pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
 def test_ctrl_c_keeps_what_is_done(folder):
     process = start_endless(folder)
     process.send_signal(signal.SIGINT)
@@ -358,6 +361,7 @@ def test_ctrl_c_keeps_what_is_done(folder):
     assert trace.status == "interrupted"
 
 
+@pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
 def test_sigterm_keeps_what_is_done(folder):
     process = start_endless(folder)
     process.terminate()
@@ -367,6 +371,7 @@ def test_sigterm_keeps_what_is_done(folder):
     assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
 
 
+@pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
 def test_os_exit_keeps_what_is_done(folder):
     source = TRAIN + "import os, sys\nsys.stdout.flush()\nos._exit(3)\n"
     write_script(folder / "leaving.py", source)
@@ -377,6 +382,7 @@ def test_os_exit_keeps_what_is_done(folder):
     assert (trace.status, trace.steps("0.bias").size) == ("interrupted", 4)
 
 
+@pytest.mark.capture_case("Ctrl-C, SIGTERM, os._exit, kill -9")
 @pytest.mark.parametrize(("suffix", "seed"), [("zarr", 1), ("h5", 2)])
 def test_kill_9_leaves_every_committed_step_right(folder, suffix, seed):
     process = start_endless(folder, "-o", f"run.{suffix}")

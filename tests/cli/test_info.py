@@ -245,3 +245,15 @@ def test_rows_are_made_of_stored_numbers():
     trace = Trace.from_arrays({"w": {2: [3.0, 4.0], 7: [0.0, 1.0]}})
     row = row_of(trace, trace.tensors[0])
     assert row == Row(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)
+
+
+def test_info_says_whether_ranks_agree(tmp_path):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for rank in (0, 1):
+            writer.append(0, "same", [1.0, 2.0], rank=rank, stage="reduced")
+            writer.append(0, "own", [1.0, 2.0 + rank], rank=rank)
+        writer.commit(0)
+    done = subprocess.run(
+        [sys.executable, "-m", "gtrace", "info", "run.zarr"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert "ranks    2; local gradients differ (1 of 1); reduced gradients are the same on all" in done.stdout

@@ -90,3 +90,15 @@ def test_sparsities_and_kinds(tmp_path):
     done = run("sweep", "run.zarr", "--methods", "qsgd", "--sparsity", "0.5", "-o", "x.db", cwd=tmp_path)
     assert done.returncode == 2
     assert "--sparsity: none of the chosen codecs takes it" in done.stderr
+
+
+def test_a_sweep_over_averages_says_that_the_wire_is_worse(tmp_path):
+    for stage in ("reduced", "local"):
+        with gtrace.create_trace(tmp_path / f"{stage}.zarr", attrs={"world_size": 4}) as writer:
+            writer.append(0, "w", [1.0, 2.0], stage=stage)
+            writer.commit(0)
+        done = run("sweep", f"{stage}.zarr", "--methods", "qsgd", "--bits", "2", cwd=tmp_path)
+        assert done.returncode == 0
+        told = "gtrace: warning: gradients are averages over 4 processes" in done.stderr
+        assert told == (stage == "reduced"), done.stderr
+        assert ("errors on the wire will be larger" in done.stderr) == told

@@ -76,6 +76,7 @@ def test_only_wanted_steps_are_told_but_all_are_counted():
     assert watch.hooks.steps == 5
 
 
+@pytest.mark.capture_case("gradient accumulation")
 def test_losses_of_micro_batches_add_up():
     w = weight()
     optimizer = torch.optim.SGD([w], lr=0.0)
@@ -88,6 +89,7 @@ def test_losses_of_micro_batches_add_up():
     assert [(s.loss, s.micro_batches) for s in watch.steps] == [(5.0, 4), (5.0, 4)]
 
 
+@pytest.mark.capture_case("several optimizers")
 def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
     first, second = weight(1.0), weight(2.0)
     optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.Adam([second], lr=0.2)]
@@ -107,6 +109,7 @@ def test_two_optimizers_on_one_backward_pass_see_the_same_loss():
     assert watch.steps[2].loss == watch.steps[3].loss < 5.0
 
 
+@pytest.mark.capture_case("several optimizers")
 def test_steps_of_alternating_optimizers_have_their_own_loss():
     generator, critic = weight(1.0), weight(3.0)
     g, c = torch.optim.SGD([generator], lr=0.0), torch.optim.SGD([critic], lr=0.0)
@@ -161,6 +164,7 @@ def test_a_loss_changed_in_place_after_its_backward_pass_keeps_its_value():
     assert watch.steps[0].loss == 5.0
 
 
+@pytest.mark.capture_case("LBFGS")
 @pytest.mark.parametrize("by_keyword", [False, True])
 def test_lbfgs_gradients_are_those_of_the_first_evaluation(by_keyword):
     w = weight(3.0, -2.0)
@@ -188,6 +192,7 @@ def test_lbfgs_gradients_are_those_of_the_first_evaluation(by_keyword):
     assert all(torch.equal(g[0], e) for g, (_, e) in zip(watch.gradients, first, strict=True))
 
 
+@pytest.mark.capture_case("closures of other optimizers")
 def test_a_closure_of_a_first_order_optimizer():
     w = weight()
     optimizer = torch.optim.Adam([w], lr=0.1)
@@ -204,6 +209,7 @@ def test_a_closure_of_a_first_order_optimizer():
     assert torch.equal(watch.gradients[0][0], torch.tensor([2.0, 4.0]))
 
 
+@pytest.mark.capture_case("a subclass of an optimizer that calls super().step()")
 def test_a_subclass_that_calls_super_step_is_one_step():
     class Doubling(torch.optim.SGD):
         def step(self, closure=None):
@@ -245,6 +251,7 @@ def test_a_step_that_raised_does_not_hide_the_next_one():
     assert [s.step for s in watch.steps] == [0, 1]
 
 
+@pytest.mark.capture_case("AMP with GradScaler, fused and not")
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradient_scaler(fused):
     w = weight()
@@ -268,6 +275,7 @@ def test_gradient_scaler(fused):
     assert torch.equal(unscaled, torch.tensor([2.0, 4.0]))
 
 
+@pytest.mark.capture_case("AMP with GradScaler, fused and not")
 def test_a_fused_optimizer_that_was_unscaled_by_hand():
     w = weight()
     optimizer = torch.optim.SGD([w], lr=0.1, fused=True)
@@ -291,6 +299,7 @@ def test_a_disabled_scaler_changes_nothing():
     assert (watch.steps[0].loss, watch.hooks.skipped_steps) == (5.0, 0)
 
 
+@pytest.mark.capture_case("clipping")
 def test_the_norm_before_clipping():
     w = weight(3.0, 4.0)
     optimizer = torch.optim.SGD([w], lr=0.0)

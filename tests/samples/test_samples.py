@@ -33,6 +33,7 @@ def anywhere(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.capture_case("shipped samples, bit-identical weights")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_weights_are_the_same_bit_for_bit_with_and_without_capture(anywhere, script, capsys):
     short, tensors = SCRIPTS[script]

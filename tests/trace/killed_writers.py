@@ -1,7 +1,9 @@
 """Runs as a program: forks writers of traces and kills them with signal 9, one after the other.
 
-    killed_writers.py random FOLDER SUFFIX STEPS COUNT     at moments drawn at random
-    killed_writers.py replace FOLDER SUFFIX STEPS STRIDE   just before the n-th file is moved into its place
+    killed_writers.py random FOLDER SUFFIX STEPS COUNT             at moments drawn at random
+    killed_writers.py replace FOLDER SUFFIX STEPS STRIDE [FIRST]   just before the n-th file is moved into its place, or
+                                                                   within the n-th write of a file, or before or
+                                                                   within the n-th append to a journal
 
 Prints, for each writer, a line of JSON: its trace, the last step whose commit returned, and whether it finished.
 Forked, not spawned: the imports are paid once.
@@ -26,16 +28,38 @@ def write(path, steps, report, before=None):
     """Write the made-up trace; ``report`` is a pipe that gets a byte for each step that was committed."""
     if before is not None:
         count = 0
-        move = os.replace
+        move, append, write_all = os.replace, os.pwritev, os.writev
 
-        def counted(source, target):
+        def moment():
             nonlocal count
-            if count == before:
-                os.kill(os.getpid(), signal.SIGKILL)
             count += 1
+            return count > before
+
+        def die():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def counted_move(source, target):
+            if moment():
+                die()
             move(source, target)
 
-        os.replace = counted
+        def counted_append(descriptor, parts, offset):
+            if moment():
+                die()
+            if moment():
+                whole = b"".join(parts)
+                append(descriptor, [whole[: len(whole) * (before % 7) // 7 + 1]], offset)
+                die()
+            return append(descriptor, parts, offset)
+
+        def counted_write(descriptor, parts):
+            if moment():
+                whole = b"".join(parts)
+                write_all(descriptor, [whole[: len(whole) * (before % 5) // 5]])
+                die()
+            return write_all(descriptor, parts)
+
+        os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
     with create_trace(path) as writer:
         for step in range(steps):
             write_steps(writer, [step])
@@ -62,11 +86,13 @@ def run(path, steps, wait=None, before=None):
     return status == 0
 
 
-def main(how, folder, suffix, steps, number):
+def main(how, folder, suffix, steps, number, first=0):
     import gtrace.trace.hdf5_write
     import gtrace.trace.zarr_write  # noqa: F401
 
     steps, number = int(steps), int(number)
+    # What a first trace takes long for is inherited by the writers.
+    create_trace(Path(folder) / "first.zarr").close()
     if how == "random":
         rng = random.Random(1)
         start = time.monotonic()
@@ -75,7 +101,7 @@ def main(how, folder, suffix, steps, number):
         for k in range(number):
             run(Path(folder) / f"run{k}{suffix}", steps, wait=rng.uniform(0, whole))
     else:
-        place = 0
+        place = int(first)
         while not run(Path(folder) / f"run{place}{suffix}", steps, before=place):
             place += number
 

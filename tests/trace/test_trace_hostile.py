@@ -127,7 +127,7 @@ def _chunks(*shape):
     [
         (_codec("bytes", "numcodecs.pickle"), ("bytes, numcodecs.pickle", "not on the list")),
         (_codec("bytes", "gzip"), ("not on the list",)),
-        (_codec("sharding_indexed"), ("not on the list",)),
+        (_codec("sharding_indexed"), ("no configuration of its shards",)),
         (_codec("bytes", "blosc", "blosc", "crc32c"), ("not on the list",)),
         (_codec("transpose", "bytes"), ("not on the list",)),
         (_codec(), ("not on the list",)),
@@ -155,7 +155,7 @@ def _chunks(*shape):
         (lambda d: d["attributes"].update(name="fc.weight"), ("two tensors have one name",)),
         (lambda d: d["attributes"].update(index="0"), ("'index' is no column number",)),
         (lambda d: d["attributes"].update(index=10**12), ("tensor number 0 is missing",)),
-        (lambda d: d["attributes"].update(index=1), ("tensor number 0 is missing",)),
+        (lambda d: d["attributes"].update(index=1), ("two tensors have one index",)),
         (lambda d: d["attributes"].pop("name"), ("tensor number 0 is missing",)),
         (lambda d: d["attributes"].update(shape="7"), ("'shape' is no list of lengths",)),
         (lambda d: d["attributes"].update(aliases=[1]), ("'aliases' is no list",)),

@@ -54,19 +54,30 @@ def check(report):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_killed_at_random_moments(suffix, tmp_path):
     # More steps than a chunk of the small tensors has rows.
-    reports = kill_writers("random", tmp_path, suffix, 70, 12)
-    assert len(reports) == 13
+    reports = kill_writers("random", tmp_path, suffix, 70, 50)
+    assert len(reports) == 51
     assert len({check(report) for report in reports}) > 3
 
 
-def test_killed_before_a_file_is_moved_into_its_place(tmp_path):
-    """Every fifth of all moments that change what a reader of the folder sees."""
-    reports = kill_writers("replace", tmp_path, ".zarr", 6, 5)
+def test_killed_at_every_moment_that_changes_what_a_reader_sees(tmp_path):
+    """Every third of them: files that are moved in, and appends to the journal, whole and cut off."""
+    reports = kill_writers("replace", tmp_path, ".zarr", 6, 3)
     assert reports[-1]["finished"]
     assert len(reports) > 20
     lengths = [check(report) for report in reports]
     assert lengths == sorted(lengths)
     assert set(lengths) == set(range(7))
+
+
+def test_killed_while_the_journal_is_emptied(tmp_path):
+    """From the 60th step of 66 on; at the 64th, all rows go into chunks."""
+    reports = kill_writers("replace", tmp_path, ".zarr", 66, 4, 260)
+    assert reports[-1]["finished"]
+    lengths = [check(report) for report in reports]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < 64
+    assert lengths.count(64) > 3
+    assert lengths[-1] == 66
 
 
 def test_hdf5_killed_before_the_copy_is_moved_into_its_place(tmp_path):

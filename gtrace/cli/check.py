@@ -1,0 +1,120 @@
+"""``gtrace check``: whether everything in a trace is right, and a repair of what is not."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.options import print_json
+from gtrace.errors import EXIT_INPUT, EXIT_OK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.trace.repair import Repair
+    from gtrace.trace.verify import CheckReport, Fault
+
+_MOST_LINES = 100
+
+
+@click.command("check", epilog="Example: gtrace check run.zarr --repair")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "--repair",
+    "wanted",
+    is_flag=True,
+    help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def command(trace: Path, wanted: bool, as_json: bool) -> int:
+    """Read every committed gradient of TRACE and verify it: checksums, presence, statistics, metadata.
+
+    Every fault is reported. The exit code is 0 where there is none, and 3 otherwise; after a repair it is 0. A repair
+    keeps all gradients that are right; those that are damaged are absent in the new trace.
+    """
+    from gtrace.trace.repair import repair_trace
+    from gtrace.trace.verify import check_trace
+
+    repair: Repair | None = None
+    if wanted:
+        repair = repair_trace(trace)
+        report = repair.report
+    else:
+        report = check_trace(trace)
+    if as_json:
+        print_json(_document(report, repair))
+    else:
+        _show(report, repair)
+    return EXIT_OK if repair is not None or not report.faults else EXIT_INPUT
+
+
+def _document(report: CheckReport, repair: Repair | None) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "trace": str(report.path),
+        "status": report.status,
+        "being_written": report.live,
+        "unfinished": report.unfinished,
+        "leftovers": [str(path) for path in report.leftovers],
+        "steps": report.steps,
+        "gradients": report.gradients,
+        "wrong": report.wrong,
+        "faults": [fault._asdict() for fault in report.faults],
+    }
+    if repair is not None:
+        document["repaired"] = repair.changed
+        document["backup"] = None if repair.backup is None else str(repair.backup)
+    return document
+
+
+def _show(report: CheckReport, repair: Repair | None) -> None:
+    lines = list(_lines(report.faults))
+    for line in lines[:_MOST_LINES]:
+        click.echo(line)
+    if len(lines) > _MOST_LINES:
+        click.echo(f"... and {len(lines) - _MOST_LINES} more lines; --json has all")
+    click.echo(f"{report.path}: {_summary(report)}")
+    if repair is None:
+        if not report.clean:
+            click.echo(f"next: gtrace check {report.path} --repair")
+    elif not repair.changed:
+        click.echo("nothing to repair")
+    else:
+        kept = "" if repair.backup is None else f"; the damaged trace is kept as {repair.backup}"
+        click.echo(f"repaired: {report.gradients - report.wrong} gradients are in {report.path}{kept}")
+
+
+def _summary(report: CheckReport) -> str:
+    parts = [f"{report.steps} steps", f"{report.gradients - report.wrong} of {report.gradients} gradients are right"]
+    if report.faults:
+        parts.append(f"{len(report.faults)} faults")
+    if report.live:
+        parts.append("being written")
+    elif report.unfinished or report.status == "writing":
+        parts.append("its writer was killed")
+    if report.leftovers:
+        parts.append(f"{len(report.leftovers)} leftovers of killed writers")
+    return ", ".join(parts)
+
+
+def _lines(faults: Sequence[Fault]) -> list[str]:
+    """One line for each fault, and one for all steps of a tensor that share a chunk, whose messages are alike."""
+    from gtrace.trace.names import printable
+
+    lines = []
+
+    def cause(fault: Fault) -> tuple[str, str | None, str]:
+        return fault.stream, fault.tensor, fault.what.replace(f"step {fault.step}", "")
+
+    for (stream, tensor, _), group in groupby(faults, key=cause):
+        alike = list(group)
+        if tensor is None:
+            lines += [fault.what for fault in alike]
+        elif len(alike) == 1:
+            lines.append(f"{stream}, tensor '{printable(tensor)}', step {alike[0].step}: {alike[0].what}")
+        else:
+            steps = f"{len(alike)} steps from {alike[0].step} to {alike[-1].step}"
+            lines.append(f"{stream}, tensor '{printable(tensor)}', {steps}: {alike[0].what}")
+    return lines

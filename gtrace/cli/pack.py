@@ -1,0 +1,37 @@
+"""``gtrace pack``: a finished trace in fewer files, or in the other format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("pack", epilog="Example: gtrace pack run.zarr, or gtrace pack run.h5 -o run.zarr")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Trace to write, .zarr or .h5.  [default: a Zarr trace is replaced by its shards]",
+)
+@click.option("--force", is_flag=True, help="Replace an existing trace.")
+def command(trace: Path, output: Path | None, force: bool) -> None:
+    """Rewrite a finished TRACE with the same content: Zarr in shards, which are fewer files, or HDF5.
+
+    The new trace is written beside its place and moved in once it is whole and reads back the same.
+    """
+    from gtrace.trace.pack import pack_trace
+
+    before = _files(trace)
+    packed = pack_trace(trace, output, force=force)
+    click.echo(f"{packed}: {_files(packed)} files, {_size(packed) / 1e6:.1f} MB (before: {before} files)")
+
+
+def _files(path: Path) -> int:
+    return sum(entry.is_file() for entry in path.rglob("*")) if path.is_dir() else 1
+
+
+def _size(path: Path) -> int:
+    entries = path.rglob("*") if path.is_dir() else [path]
+    return sum(entry.stat().st_size for entry in entries if entry.is_file())

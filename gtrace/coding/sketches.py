@@ -1,0 +1,201 @@
+"""Moment sketches as bytes: for traces that keep summaries instead of gradients, and to send them.
+
+Layout, little-endian: a header (``GTS1``, what was sketched, the counts that are not bins), then the bins column by
+column, each column's bytes grouped by significance, and deflated. Within a bin the two moments about the lower edge are
+stored as float32 shares of the bin's width and of its square; they only say where in its bin the mass lies, so
+what is lost of them, 6e-8 of a width, is far below what a bin's width leaves open. At full width (ten bits of
+mantissa) they are float64: a fit that follows every digit then ends where it ends on the sketch itself. Counts are
+exact. Weights (summed squared bucket scales) are left out where one scale held for all values.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from gtrace.errors import PayloadError, UsageError
+from gtrace.sketch import MANTISSA, MomentSketch
+from gtrace.types import NORMS, STORED_MANTISSA, SummarySpec, Tail
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+MAGIC = b"GTS1"
+_TAILS: tuple[Tail, ...] = get_args(Tail)
+#: magic, norm, tail, mantissa, flags, bucket size, clip, counts (zeros, non-finite, size, buckets, exact, exact
+#: zeros, clipped, dead), weight of zeros, energy of the exact tail, error of clipping, factor of the weights, bins
+_HEADER = struct.Struct("<4s4BQd8Q4dI")
+_CLIPPED, _ONE_SCALE, _DOUBLE = 1, 2, 4
+#: bins that any sketch can have at most, at ten mantissa bits
+_MOST_BINS = 300 << MANTISSA
+
+
+def _kinds(flags: int) -> tuple[DTypeLike, ...]:
+    """Types of the columns: distance to the bin before, count, two shares, and the weighted half where there is one."""
+    share = "<f8" if flags & _DOUBLE else "<f4"
+    return ("<u4", "<u8", share, share) + (() if flags & _ONE_SCALE else ("<f8", share, share))
+
+
+def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
+    """A sketch as bytes.
+
+    Args:
+        sketch: per tensor, without bucket moments.
+        mantissa: bins are made this coarse before; a sketch that is coarser already stays as it is.
+
+    Raises:
+        UsageError: a sketch with bucket moments, which grow with the tensor, or mantissa bits beyond 0 to 10.
+    """
+    if not 0 <= mantissa <= MANTISSA:
+        raise UsageError(f"mantissa bits: {mantissa} is not between 0 and {MANTISSA}")
+    if sketch.bucket_moments is not None:
+        raise UsageError("sketch: moments of every bucket are no summary of bounded size; they are not stored")
+    sketch = sketch.coarsen(min(mantissa, sketch.mantissa))
+    spec, sums = sketch.spec, sketch.sums
+    width = sketch.upper - sketch.lower
+    count = sums[:, 0]
+    factor = _one_scale(sketch)
+    flags = (_CLIPPED if spec.clip is not None else 0) | (_ONE_SCALE if factor is not None else 0)
+    flags |= _DOUBLE if sketch.mantissa == MANTISSA else 0
+    columns = [
+        np.diff(sketch.rows, prepend=0),
+        count,
+        sums[:, 1] / (count * width),
+        sums[:, 2] / (count * width * width),
+    ]
+    if factor is None:
+        weight = sums[:, 3]
+        # Values so small that their weight vanishes in float64 have no place within their bin either.
+        some = np.where(weight > 0, weight, 1.0)
+        columns += [
+            weight,
+            sums[:, 4] / (some * width),
+            sums[:, 5] / (some * width * width),
+        ]
+    counts = (
+        sketch.zeros,
+        sketch.nonfinite,
+        sketch.size,
+        sketch.buckets,
+        sketch.exact,
+        sketch.exact_zeros,
+        sketch.clipped,
+        sketch.dead,
+    )
+    header = _HEADER.pack(
+        MAGIC,
+        NORMS.index(spec.norm),
+        _TAILS.index(spec.tail),
+        sketch.mantissa,
+        flags,
+        spec.bucket_size or 0,
+        spec.clip or 0.0,
+        *counts,
+        sketch.zero_weight,
+        sketch.exact_energy,
+        sketch.clip_error,
+        factor or 0.0,
+        sketch.rows.size,
+    )
+    planes = b"".join(_planes(column.astype(kind)) for column, kind in zip(columns, _kinds(flags), strict=True))
+    body = header + zlib.compress(planes, 6)
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def most_bytes(spec: SummarySpec, mantissa: int = STORED_MANTISSA) -> int:
+    """What no packed sketch of this spec can exceed, whatever it summarizes."""
+    kinds = _kinds((_ONE_SCALE if spec.norm == "none" else 0) | (_DOUBLE if mantissa == MANTISSA else 0))
+    planes = (_MOST_BINS >> (MANTISSA - mantissa)) * sum(np.dtype(kind).itemsize for kind in kinds)
+    # zlib's own bound on what deflating adds, with room
+    return _HEADER.size + planes + planes // 1000 + 64
+
+
+def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
+    """Undo :func:`pack_sketch`; memory is bounded by the most bins that a sketch can have.
+
+    Raises:
+        PayloadError: damaged, truncated, or nothing that :func:`pack_sketch` writes.
+    """
+    data = memoryview(data)
+    if len(data) < _HEADER.size + 4 or bytes(data[:4]) != MAGIC:
+        raise PayloadError("not a stored sketch: it does not begin with GTS1, or is too short")
+    if zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        raise PayloadError("stored sketch: checksum mismatch; damaged or truncated")
+    _, norm, tail, mantissa, flags, bucket, clip, *rest = _HEADER.unpack_from(data)
+    counts, (zero_weight, exact_energy, clip_error, factor), bins = rest[:8], rest[8:12], rest[12]
+    if norm >= len(NORMS) or tail >= len(_TAILS) or mantissa > MANTISSA or bins > _MOST_BINS or flags > 7:
+        raise PayloadError("stored sketch: its header says what no sketch has")
+    numbers = np.array([zero_weight, exact_energy, clip_error, factor, clip])
+    if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
+        raise PayloadError("stored sketch: its header holds numbers that no sketch has")
+    columns = _columns(data[_HEADER.size : -4], _kinds(flags), bins)
+    rows = np.cumsum(columns[0], dtype=np.int64)
+    if bins and (rows[0] < 1 or (columns[0][1:] == 0).any() or rows[-1] > _MOST_BINS):
+        raise PayloadError("stored sketch: bins that do not rise")
+    zeros, nonfinite, size, buckets, exact, exact_zeros, clipped, dead = counts
+    spec = SummarySpec(NORMS[norm], bucket or None, _TAILS[tail], clip if flags & _CLIPPED else None)
+    empty = MomentSketch(
+        spec=spec,
+        rows=rows.astype(np.int32),
+        sums=np.zeros((bins, 6)),
+        zeros=zeros,
+        zero_weight=zero_weight,
+        nonfinite=nonfinite,
+        size=size,
+        buckets=buckets,
+        exact=exact,
+        exact_energy=exact_energy,
+        exact_zeros=exact_zeros,
+        clipped=clipped,
+        clip_error=clip_error,
+        dead=dead,
+        mantissa=mantissa,
+    )
+    width = empty.upper - empty.lower
+    count = columns[1].astype(np.float64)
+    weight = factor * count if flags & _ONE_SCALE else columns[4]
+    inside = columns[2:4] if flags & _ONE_SCALE else columns[5:7]
+    for k, column in enumerate((count, count * width * columns[2], count * width * width * columns[3])):
+        empty.sums[:, k] = column
+    for k, column in enumerate((weight, weight * width * inside[0], weight * width * width * inside[1])):
+        empty.sums[:, 3 + k] = column
+    if not np.isfinite(empty.sums).all() or (empty.sums < 0).any() or int(count.sum()) + zeros > size:
+        raise PayloadError("stored sketch: sums that no sketch has")
+    return empty
+
+
+def _one_scale(sketch: MomentSketch) -> float | None:
+    """The squared scale that all values share, None where buckets have their own."""
+    if sketch.norm == "none":
+        return 1.0
+    count, weight = float(sketch.sums[:, 0].sum()), float(sketch.sums[:, 3].sum())
+    if not count:
+        return 0.0
+    factor = weight / count
+    same = np.allclose(sketch.sums[:, 3:], factor * sketch.sums[:, :3], rtol=1e-12, atol=0.0)
+    return factor if same else None
+
+
+def _planes(column: NDArray[np.generic]) -> bytes:
+    """Bytes of a column grouped by their place in the number: neighbours are alike and deflate well."""
+    return np.ascontiguousarray(column.view(np.uint8).reshape(column.size, column.itemsize).T).tobytes()
+
+
+def _columns(data: memoryview, kinds: tuple[DTypeLike, ...], bins: int) -> list[NDArray[np.float64]]:
+    sizes = [bins * np.dtype(kind).itemsize for kind in kinds]
+    inflate = zlib.decompressobj()
+    try:
+        planes = inflate.decompress(data, sum(sizes) + 1)
+    except zlib.error as error:
+        raise PayloadError(f"stored sketch: its bins cannot be inflated ({error})") from None
+    if len(planes) != sum(sizes) or inflate.unused_data or inflate.unconsumed_tail:
+        raise PayloadError("stored sketch: another number of bins than its header says")
+    columns, start = [], 0
+    for kind, size in zip(kinds, sizes, strict=True):
+        raw = np.frombuffer(planes, np.uint8, size, start).reshape(np.dtype(kind).itemsize, bins)
+        columns.append(np.ascontiguousarray(raw.T).view(kind).reshape(-1))
+        start += size
+    return columns

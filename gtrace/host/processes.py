@@ -1,0 +1,66 @@
+"""Which of several training processes this one is."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import sys
+from typing import NamedTuple
+
+#: What launchers (torchrun, accelerate, srun) tell their processes about the launch as a whole.
+_LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_counter = itertools.count()
+
+
+class Place(NamedTuple):
+    """One process among those that train together.
+
+    Attributes:
+        rank: its number, None where nobody gave it one.
+        world_size: how many train together.
+    """
+
+    rank: int | None = None
+    world_size: int = 1
+
+
+def process_place() -> Place:
+    """What the process group says, where the program has made one; else what a launcher put into the environment."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return Place(distributed.get_rank(), distributed.get_world_size())
+    return launched_place()
+
+
+def launched_place() -> Place:
+    """What a launcher put into the environment (``RANK`` and ``WORLD_SIZE``)."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank.isdecimal():
+        return Place()
+    return Place(int(rank), max(int(world) if world.isdecimal() else 1, int(rank) + 1))
+
+
+def launch_token() -> str | None:
+    """A word that the processes of one launch share and no other launch has; None without a launcher.
+
+    Each call gives another one, the same in all processes that make as many calls.
+    """
+    if launched_place().rank is None:
+        return None
+    told = [f"{name}={os.environ.get(name, '')}" for name in _LAUNCH]
+    if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", ""):
+        # All are children of one process here, and a later launch with the same port has another one.
+        told.append(_process(os.getppid()))
+    told.append(str(next(_counter)))
+    return hashlib.blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+
+
+def _process(number: int) -> str:
+    """A process and, since numbers are used again, when it started (in clock ticks)."""
+    try:
+        with open(f"/proc/{number}/stat", "rb") as file:
+            started = file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        started = ""
+    return f"{number}@{started}"

@@ -1,0 +1,131 @@
+"""What a sweep can do with tensors of which a trace keeps sketches, and what it says about the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gtrace.codecs import Codec, expecting
+from gtrace.errors import UsageError
+from gtrace.trace.sketched import sketch_name
+from gtrace.types import SummarySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.sketch import MomentSketch
+    from gtrace.trace import TensorInfo
+
+
+class Limits:
+    """Sorts the codecs of a sweep into those that stored sketches serve and those that they do not.
+
+    Args:
+        infos: the tensors that are swept.
+        codecs: the codecs.
+        draws: encodings that were asked for.
+    """
+
+    def __init__(self, infos: Sequence[TensorInfo], codecs: Sequence[Codec], draws: int) -> None:
+        self._infos = infos
+        self._sketched = [info for info in infos if info.sketches]
+        self._draws = draws
+        self._codecs = codecs
+        self._skipped: dict[str, dict[str, None]] = {}
+        # Every tensor's share hangs on all of them, so one that lacks the sketch keeps the codec from all.
+        self._left_out = {
+            str(item)
+            for item in codecs
+            if item.allocates and any(self._obstacle(item, info) is not None for info in self._sketched)
+        }
+
+    @property
+    def any_sketched(self) -> bool:
+        """Whether there is a tensor without values."""
+        return bool(self._sketched)
+
+    def for_tensor(self, info: TensorInfo, codecs: Sequence[Codec]) -> list[Codec]:
+        """Those that can run over one tensor: all of them where there are values."""
+        kept = []
+        for item in codecs:
+            obstacle = self._obstacle(item, info) if info.sketches else None
+            if obstacle is None and str(item) in self._left_out:
+                obstacle = next(filter(None, (self._obstacle(item, other) for other in self._sketched)))
+            if obstacle is None:
+                kept.append(item)
+            else:
+                self._skipped.setdefault(obstacle, {})[item.name] = None
+        return kept
+
+    def for_model(self, codecs: Sequence[Codec]) -> list[Codec]:
+        """Those that can run over the whole model's gradient, which is then the sum of the tensors' sketches."""
+        if not self._sketched:
+            return list(codecs)
+        kept = []
+        for item in codecs:
+            obstacle = next(filter(None, (self._obstacle(item, info) for info in self._sketched)), None)
+            obstacle = obstacle or self._model_obstacle(item)
+            if obstacle is None:
+                kept.append(item)
+            else:
+                self._skipped.setdefault(obstacle, {})[item.name] = None
+        return kept
+
+    def lines(self) -> list[str]:
+        """One line for each reason for which something is missing."""
+        if not self._sketched:
+            return []
+        what = f"{len(self._sketched)} of {len(self._infos)} tensors are kept as sketches"
+        lines = []
+        if self._draws and any(expecting(item) for item in self._codecs):
+            lines.append(f"{what}: no rows of draws, which need values (capture without --sketch), only expectations")
+        for why, names in self._skipped.items():
+            lines.append(f"{what}: without {', '.join(names)}: {why}")
+        return lines
+
+    def check(self) -> None:
+        """Raise where nothing at all is left.
+
+        Raises:
+            UsageError: no codec can run over any of the tensors.
+        """
+        if not self._sketched:
+            return
+        tensors = [item for item in self._codecs if item.needs is None or item.needs.scope == "tensor"]
+        models = [item for item in self._codecs if item not in tensors]
+        if not self.for_model(models) and not any(self.for_tensor(info, tensors) for info in self._infos):
+            raise UsageError(f"sweep: nothing is left to do; {'; '.join(self.lines()[-2:])}")
+
+    def _obstacle(self, item: Codec, info: TensorInfo) -> str | None:
+        """Why a codec cannot be judged from a tensor's sketches."""
+        if item.needs is None or not expecting(item) or type(item).view is not Codec.view:
+            return "no closed form, they need values: capture without --sketch"
+        spec = item.needs._replace(scope="tensor")
+        if spec in info.sketches:
+            return None
+        if spec.bucket_moments:
+            return "moments of every bucket are not stored, they need values: capture without --sketch"
+        if spec != SummarySpec(spec.norm, spec.bucket_size):
+            return "sketches of clipped values or exact tails are not stored: capture without --sketch"
+        name = sketch_name(spec)
+        return f"they need the sketch {name}, which is not stored: capture with --sketch {name}"
+
+    def _model_obstacle(self, item: Codec) -> str | None:
+        """Why the sum of the tensors' sketches is not the sketch of the whole model."""
+        assert item.needs is not None
+        if any(info.merged > 1 for info in self._sketched):
+            return "steps are merged in some tensors and not in others, so there is no whole model: see --tensors"
+        if item.needs.norm == "none":
+            return None
+        bucket = item.needs.bucket_size
+        # A bucket that runs from one tensor into the next is in no tensor's sketch.
+        if bucket is None or any(info.size % bucket or info.kind == "neural" for info in self._infos[:-1]):
+            return "buckets of the whole model run from tensor to tensor, they need values: capture without --sketch"
+        return None
+
+
+def total(sketches: Sequence[MomentSketch]) -> MomentSketch:
+    """The sum of at least one."""
+    whole = sketches[0]
+    for sketch in sketches[1:]:
+        whole = whole + sketch
+    return whole

@@ -1,0 +1,77 @@
+"""What callers hand to a writer, as a trace can hold it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import UsageError, suggest
+from gtrace.trace.format import SCALARS
+from gtrace.trace.names import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+def _from_numpy(value: object) -> object:
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
+    """The attributes as they will be read back.
+
+    Raises:
+        UsageError: JSON has no word for one of them.
+    """
+    out = {}
+    for key, value in given.items():
+        if not key or not key.isprintable():
+            raise UsageError(f"{what}: attribute name {key!r} is no printable text")
+        try:
+            out[key] = json.loads(json.dumps(value, allow_nan=False, default=_from_numpy))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{what}: attribute '{key}' cannot be stored ({error}); use text, finite numbers, lists, objects"
+            ) from None
+    return out
+
+
+def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], list[int], str]:
+    """Flat float32 values, the shape and the type that they came with.
+
+    Raises:
+        UsageError: no real numbers.
+    """
+    given = np.asarray(array)
+    if given.dtype.kind not in "fiub":
+        raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
+    # A float64 beyond float32 becomes infinite here, and is counted as such.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.ascontiguousarray(given, np.float32).reshape(-1)
+    return values, list(given.shape), given.dtype.name
+
+
+def scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
+    """Every number about a step, NaN where it is not given; the time now.
+
+    Raises:
+        UsageError: a step has no such number.
+    """
+    numbers = dict.fromkeys(SCALARS, math.nan) | {"time": time.time()}
+    for name, value in given.items():
+        if name not in numbers:
+            raise UsageError(f"commit: no number '{name}' of a step; {suggest(name, SCALARS)}")
+        if value is not None:
+            numbers[name] = float(value)
+    return numbers

@@ -1,0 +1,331 @@
+"""The journal of a Zarr stream: rows that are committed and not in chunk files yet, one after the other in one file.
+
+A chunk file holds many rows and can only be replaced as a whole, so writing it at every step would cost as much as
+writing it full. A commit appends one entry here instead; from time to time the rows go into chunk files, and the
+journal starts anew. Long rows have chunks of their own and are not in it.
+
+The file is a line of JSON (``HEADER``), then entries: ``_ENTRY``, a table of numbers about the step and its tensors
+with a checksum, and the values of the short rows that are present, in the order of their tensors' index. The values
+have the checksums that the table gives them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import TraceError
+from gtrace.trace import format as layout
+from gtrace.trace.files import write_beside
+from gtrace.trace.names import printable
+from gtrace.trace.statistics import checksum_bytes
+from gtrace.trace.storage import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.format import TensorSpec
+
+#: In the folder of ``step``, where tools that list a group do not come across it.
+NAME = "journal"
+
+#: Rows and bytes after which a writer empties the journal into chunk files.
+MOST_ROWS = 64
+_FULL_BYTES = 64 * 1024 * 1024
+#: What a reader takes: a full journal and one more row, which chunks of 256 MiB in all bound.
+MAX_BYTES = 512 * 1024 * 1024
+
+_VERSION = 1
+_HEADER_BYTES = 1024
+#: Magic, CRC-32C of the table, bytes of the table, bytes of the values.
+_ENTRY = struct.Struct("<4sIQQ")
+_MAGIC = b"gtj1"
+#: Row, step, tensors known.
+_FIXED = struct.Struct("<qqQ")
+#: Buffers that one system call takes.
+_BUFFERS = 1024
+
+
+def in_journal(spec: TensorSpec) -> bool:
+    """Whether rows of this tensor go through the journal: those that share a chunk with others."""
+    return spec.chunk_rows > 1 and spec.size > 0
+
+
+def _header(kind: str, first: int) -> bytes:
+    names = {"scalars": list(layout.SCALARS), "statistics": list(layout.statistics_of(kind))}
+    return json.dumps({"gtrace_journal": _VERSION, "first": first, **names}).encode() + b"\n"
+
+
+class JournalWriter:
+    """The journal of one stream that is being written.
+
+    The process holds a shared lock on the file as long as it lives, so that a repair can tell a trace that is being
+    written from one whose writer was killed.
+
+    Args:
+        folder: of the array ``step``; it exists.
+        kind: of the stream.
+        first: row that is appended next.
+    """
+
+    def __init__(self, folder: str, kind: str, first: int) -> None:
+        self._path = os.path.join(folder, NAME)
+        self._kind = kind
+        self._descriptor = -1
+        self.restart(first)
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to empty it."""
+        return self._size > _FULL_BYTES
+
+    def restart(self, first: int) -> None:
+        """Begin anew: rows before ``first`` are in chunk files."""
+        header = _header(self._kind, first)
+        # A new file, not the old one cut: whoever reads the old one at this moment finds it whole.
+        write_beside(self._path, header)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        _lock(descriptor, fcntl.LOCK_SH)
+        self.close()
+        self._descriptor = descriptor
+        self.first = first
+        self._size = len(header)
+        self._torn = False
+
+    def append(self, row: int, record: Record, values: Sequence[NDArray[np.float32]]) -> None:
+        """Commit a row. It counts as soon as the whole entry is in the file.
+
+        Args:
+            row: number of the row.
+            record: what is known about it.
+            values: little-endian values of the tensors that are present and ``in_journal``, by index.
+        """
+        if self._torn:
+            os.ftruncate(self._descriptor, self._size)
+            self._torn = False
+        scalars = np.array([record.scalars[name] for name in layout.SCALARS], layout.SCALAR.dtype)
+        columns = layout.statistics_of(self._kind)
+        tables = [np.ascontiguousarray(record.statistics[name], column.dtype) for name, column in columns.items()]
+        table = b"".join(
+            (_FIXED.pack(row, record.step, tables[0].size), scalars.tobytes(), *(table.tobytes() for table in tables))
+        )
+        length = sum(array.nbytes for array in values)
+        entry = _ENTRY.pack(_MAGIC, checksum_bytes(table), len(table), length) + table
+        self._torn = True
+        self._write([memoryview(entry), *(array.view(np.uint8).data for array in values)])
+        self._torn = False
+        self._size += len(entry) + length
+
+    def _write(self, parts: list[memoryview]) -> None:
+        place = self._size
+        while parts:
+            written = os.pwritev(self._descriptor, parts[:_BUFFERS], place)
+            if written == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            place += written
+            while parts and written >= len(parts[0]):
+                written -= len(parts.pop(0))
+            if parts and written:
+                parts[0] = parts[0][written:]
+
+    def close(self) -> None:
+        """Give back the descriptor and with it the lock; what is in the file stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        """Delete the file: everything is in chunk files."""
+        os.unlink(self._path)
+        self.close()
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Take a lock that ends with the process, where the file system has locks; whether it was free."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # No locks here (some network file systems): nothing can be said about other processes.
+        return True
+    return True
+
+
+def hold(path: str | os.PathLike[str]) -> int | None:
+    """A descriptor of a file with a shared lock on it: this process writes it. None where it cannot be opened."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    _lock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def is_held(path: str | os.PathLike[str]) -> bool:
+    """Whether a living process writes the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False
+    try:
+        return not _lock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of a journal; its values are not verified yet.
+
+    Attributes:
+        row: number of the row.
+        record: what the commit said.
+        values: little-endian float32 values of its short rows, one after the other.
+    """
+
+    row: int
+    record: Record
+    values: memoryview
+
+
+def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceError], None]) -> list[Entry]:
+    """The whole entries of a journal; what a killed writer left unfinished at its end is none.
+
+    Args:
+        data: the file.
+        kind: of the stream.
+        where: its path, for messages.
+        tolerate: is told of damage, which ends the list; it may raise.
+    """
+    if not data:
+        return []
+    end = data.find(b"\n", 0, _HEADER_BYTES) + 1
+    try:
+        first = json.loads(data[:end])["first"]
+        if type(first) is not int or data[:end] != _header(kind, first):
+            raise ValueError("another header")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        tolerate(TraceError(f"{where}: no journal of version {_VERSION}; damaged, foreign or of a newer gtrace"))
+        return []
+    entries: list[Entry] = []
+    view, place = memoryview(data), end
+    while len(data) - place >= _ENTRY.size:
+        magic, crc, table_bytes, value_bytes = _ENTRY.unpack_from(data, place)
+        start = place + _ENTRY.size
+        row = first + len(entries)
+        if magic != _MAGIC:
+            tolerate(TraceError(f"{where}: damaged from row {row} on"))
+            break
+        if table_bytes + value_bytes > len(data) - start:
+            break
+        table = view[start : start + table_bytes]
+        record = _read_table(table, crc, row, kind)
+        if record is None:
+            tolerate(TraceError(f"{where}: checksum mismatch at row {row}; damaged from there on"))
+            break
+        place = start + table_bytes + value_bytes
+        entries.append(Entry(row, record, view[start + table_bytes : place]))
+    return entries
+
+
+def _read_table(table: memoryview, crc: int, row: int, kind: str) -> Record | None:
+    """The record in the table of an entry, None where it is damaged."""
+    columns = layout.statistics_of(kind)
+    head = _FIXED.size + 8 * len(layout.SCALARS)
+    if len(table) < head or checksum_bytes(np.frombuffer(table, np.uint8)) != crc:
+        return None
+    found, step, tensors = _FIXED.unpack_from(table)
+    if found != row or step < 0 or len(table) != head + tensors * sum(c.dtype.itemsize for c in columns.values()):
+        return None
+    scalars = np.frombuffer(table, layout.SCALAR.dtype, len(layout.SCALARS), _FIXED.size)
+    statistics, place = {}, head
+    for name, column in columns.items():
+        statistics[name] = np.frombuffer(table, column.dtype, tensors, place)
+        place += tensors * column.dtype.itemsize
+    return Record(step, dict(zip(layout.SCALARS, scalars.tolist(), strict=True)), statistics)
+
+
+class JournalRows:
+    """The rows of a journal that chunk files do not have, read by row.
+
+    Args:
+        entries: of the journal.
+        base: committed rows that are in chunk files.
+        where: path of the journal, for messages.
+        tolerate: is told that rows between the two are missing; it may raise.
+    """
+
+    def __init__(self, entries: Sequence[Entry], base: int, where: str, tolerate: Callable[[TraceError], None]) -> None:
+        self.base = base
+        self._where = where
+        self.entries = [entry for entry in entries if entry.row >= base]
+        if self.entries and self.entries[0].row != base:
+            first, self.entries = self.entries[0].row, []
+            tolerate(TraceError(f"{where}: begins at row {first}, but chunks end at row {base}; the trace is damaged"))
+        self._places: list[dict[int, tuple[int, int]]] = []
+
+    def cut(self, rows: int) -> None:
+        """Leave out rows from this one on."""
+        self.entries = self.entries[: max(rows - self.base, 0)]
+
+    def set_specs(self, specs: Mapping[int, TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
+        """Find each tensor's values, now that the tensors are known.
+
+        Args:
+            specs: the tensors by index.
+            tolerate: is told of a tensor that is unknown and of sizes that do not fit; it may raise.
+        """
+        for entry in self.entries:
+            places, end, size = {}, 0, len(entry.values)
+            for index in np.flatnonzero(entry.record.statistics["present"]).tolist():
+                spec = specs.get(index)
+                if spec is None:
+                    tolerate(TraceError(f"{self._where}: the metadata of tensor number {index} is missing; damaged"))
+                    end = -1
+                    break
+                if in_journal(spec):
+                    places[index] = (end, end + spec.size * layout.VALUES.itemsize)
+                    end = places[index][1]
+            if end not in (size, -1):
+                places = {}
+                tolerate(
+                    TraceError(f"{self._where}: row {entry.row}: values of another size than its tensors'; damaged")
+                )
+            self._places.append({index: place for index, place in places.items() if place[1] <= size})
+
+    def values(self, spec: TensorSpec, row: int) -> NDArray[np.float32]:
+        """Values of a tensor that is present in one of these rows and ``in_journal``."""
+        place = self._places[row - self.base].get(spec.index)
+        if place is None:
+            raise TraceError(
+                f"{self._where}: tensor '{printable(spec.name)}', row {row}: missing; the trace is damaged"
+            )
+        start, stop = place
+        return np.frombuffer(self.entries[row - self.base].values[start:stop], layout.VALUES)
+
+    def steps(self) -> list[int]:
+        """Step of each row."""
+        return [entry.record.step for entry in self.entries]
+
+    def scalar(self, name: str) -> list[float]:
+        """One of the numbers about the step, for each row."""
+        return [entry.record.scalars[name] for entry in self.entries]
+
+    def statistic(self, name: str, column: layout.Column) -> NDArray[Any]:
+        """(rows, tensors) of one of the statistics."""
+        width = max((entry.record.statistics[name].size for entry in self.entries), default=0)
+        table = np.full((len(self.entries), width), column.fill, column.dtype)
+        for row, entry in enumerate(self.entries):
+            values = entry.record.statistics[name]
+            table[row, : values.size] = values
+        return table

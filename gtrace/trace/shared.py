@@ -1,0 +1,212 @@
+"""A Zarr trace that several processes write, each the group of its own rank.
+
+No process ever writes into another's group, so nothing has to be merged and every process may die at any moment:
+what each has committed is in the trace. Only the root's metadata are shared. They change when a process joins and
+when it is done, under a lock that the system gives back when its holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gtrace.errors import TraceError, UsageError
+from gtrace.trace.checks import parse_json
+from gtrace.trace.files import folders, read_regular, write_error
+from gtrace.trace.format import MAX_METADATA_BYTES, StreamKey
+from gtrace.trace.writer import TraceWriter, root_attrs
+from gtrace.trace.zarr_arrays import group_document, make_group, write_json
+from gtrace.trace.zarr_arrays import write_root as write_whole_root
+from gtrace.trace.zarr_write import ZarrSink, prepare_documents, start_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from os import PathLike
+
+#: Attribute of the root: a word that the processes of one run share and no other run has.
+RUN = "run"
+#: Attribute of the root: how many processes are expected to write.
+WRITERS = "writers"
+
+
+def join_trace(
+    path: str | PathLike[str],
+    *,
+    run: str,
+    rank: int | None = None,
+    writers: int = 1,
+    force: bool = False,
+    attrs: Mapping[str, Any] | None = None,
+) -> tuple[TraceWriter, int]:
+    """Start the trace of a run, or join it where another process of the same run has started it.
+
+    Args:
+        path: where, ``.zarr``; its folder must exist.
+        run: what tells this run from all others.
+        rank: number of this process, None where it has none.
+        writers: how many processes are expected; the trace is complete when so many are.
+        force: replace what is there and not of this run.
+        attrs: what the trace says about itself; each process's own are kept with its rank.
+
+    Returns:
+        the writer, and the rank to write under: the one asked for, or the next free number where another process
+        has it (a worker that was started again) or none was asked for.
+
+    Raises:
+        UsageError: another suffix, no such folder, or attributes that cannot be stored.
+        OutputExistsError: something else is there, and it stays as it was.
+        TraceError: nothing can be written there.
+    """
+    place = Path(os.path.realpath(path))
+    if place.suffix != ".zarr":
+        raise UsageError(f"{path}: a trace that several processes write ends in .zarr")
+    start = root_attrs({**(attrs or {}), RUN: run, WRITERS: writers})
+    if not place.parent.is_dir():
+        raise UsageError(f"{path}: the folder {place.parent} does not exist; create it or choose another place")
+    try:
+        with _locked(place):
+            if belongs_to(place, run):
+                _reopen(place, writers)
+                prepare_documents()
+            else:
+                start_folder(place, start, force=force)
+            number = _free_rank(place, rank, writers)
+            make_group(str(place / StreamKey(number).rank_group), {"rank": number, "status": "writing"})
+    except (OSError, RuntimeError) as error:
+        raise write_error(path, error) from error
+    return TraceWriter(_SharedSink(place, number), os.fspath(path), start), number
+
+
+def belongs_to(path: Path, run: str) -> bool:
+    """Whether there is a trace at this place that a process of this run has started."""
+    attrs = _attributes(path)
+    return attrs is not None and attrs.get(RUN) == run
+
+
+def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | None = None) -> None:
+    """Finish the root when all of a trace's processes have finished their parts; nothing where it is not of this run.
+
+    Args:
+        path: the trace.
+        run: as in :func:`join_trace`.
+        status: how the run as a whole ended, from the process that started all others: it is over, whatever
+            the parts say.
+
+    Raises:
+        TraceError: the files cannot be read or written.
+    """
+    try:
+        if path.is_dir():
+            with _locked(path):
+                _settle(path, run, status)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def parts(path: Path) -> list[dict[str, Any]]:
+    """What each process told about its part, by rank; ``status`` is ``writing`` until it has finished."""
+    names = [name for name in folders(str(path)) if name.startswith("rank")]
+    found = [_attributes(path / name) for name in names]
+    return [attrs for attrs in found if attrs is not None]
+
+
+class _SharedSink(ZarrSink):
+    """The part of one process."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        super().__init__(path)
+        self._place = path
+        self._rank = rank
+
+    def close(self, attrs: Mapping[str, Any]) -> None:
+        """Cut the arrays to the committed rows, store how this part ended, and finish the trace if it was the last."""
+        place = str(self._place / StreamKey(self._rank).rank_group)
+        try:
+            self.cut()
+        except OSError:
+            # The disk is full: rows stay in journals. What this part says about itself may still find room.
+            write_json(place, group_document({**attrs, "rank": self._rank, "status": "interrupted"}))
+            raise
+        write_json(place, group_document({**attrs, "rank": self._rank}))
+        with _locked(self._place):
+            _settle(self._place, attrs[RUN], None)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    # On the folder around the trace: that leaves no file behind, and it stays while the trace is replaced.
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _document(folder: Path) -> dict[str, Any] | None:
+    data = read_regular(str(folder / "zarr.json"), MAX_METADATA_BYTES)
+    document = None if data is None else parse_json(data, str(folder))
+    return document if isinstance(document, dict) else None
+
+
+def _attributes(folder: Path) -> dict[str, Any] | None:
+    try:
+        document = _document(folder)
+    except TraceError:
+        return None
+    attrs = None if document is None else document.get("attributes")
+    return attrs if isinstance(attrs, dict) else None
+
+
+def _reopen(path: Path, writers: int) -> None:
+    """Take back that the trace is finished, where it seemed so before this process came."""
+    attrs = _attributes(path) or {}
+    if attrs.get("status") != "writing" or attrs.get(WRITERS, 1) < writers:
+        attrs = {**attrs, "status": "writing", WRITERS: max(writers, attrs.get(WRITERS, 1))}
+        write_json(str(path), group_document(attrs))
+
+
+def _free_rank(path: Path, rank: int | None, writers: int) -> int:
+    taken = {name for name in folders(str(path)) if name.startswith("rank")}
+    number = rank or 0
+    while StreamKey(number).rank_group in taken:
+        # Numbers below ``writers`` belong to processes that may still come.
+        number = max(number + 1, writers if rank is not None else 0)
+    return number
+
+
+def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | None) -> None:
+    attrs = _attributes(path)
+    if attrs is None or attrs.get(RUN) != run:
+        return
+    told = parts(path)
+    ends = {part.get("status") for part in told}
+    done = "writing" not in ends
+    if status is None and (not done or len(told) < attrs.get(WRITERS, 1)):
+        return
+    worst = "complete" if ends <= {"complete"} and status != "interrupted" else "interrupted"
+    final = {**attrs, **(told[0] if told else {}), WRITERS: attrs.get(WRITERS, 1), "status": worst}
+    final.pop("rank", None)
+    if done:
+        write_whole_root(str(path), final, _gathered(path))
+    else:
+        # A process was killed, or outlives the one that started it: its metadata may still change.
+        write_json(str(path), group_document(final))
+
+
+def _gathered(path: Path) -> dict[str, Any]:
+    """The metadata of every group and array below the root, by path."""
+    found: dict[str, Any] = {}
+    for rank in folders(str(path)):
+        pending = [rank]
+        while pending:
+            entry = pending.pop(0)
+            document = _document(path / entry)
+            if document is not None:
+                found[entry] = document
+                if document.get("node_type") == "group":
+                    pending += [f"{entry}/{name}" for name in folders(str(path / entry))]
+    return found

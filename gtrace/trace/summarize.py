@@ -1,0 +1,210 @@
+"""A trace of sketches made from a full one."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtrace.errors import UsageError, suggest
+from gtrace.trace.format import SKETCH
+from gtrace.trace.reader import open_trace
+from gtrace.trace.sketched import DEFAULT_SKETCHES, SketchPlan, SketchRow
+from gtrace.trace.writer import create_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gtrace.trace.format import StreamKey
+    from gtrace.trace.info import TensorInfo
+    from gtrace.trace.reader import Trace
+    from gtrace.trace.writer import TraceWriter
+
+#: Attributes of a trace that are about its own file.
+_OWN = ("format", "version", "status", "gtrace_version", SKETCH)
+
+
+@dataclass(frozen=True, slots=True)
+class SketchSummary:
+    """What became of a trace.
+
+    Attributes:
+        path: the new one.
+        plan: which sketches it holds.
+        sketched: tensors of which it holds sketches.
+        raw: tensors of which it holds values, because those take less room.
+        bytes_before: size of the full trace on disk.
+        bytes_after: size of the new one.
+    """
+
+    path: Path
+    plan: SketchPlan
+    sketched: int
+    raw: int
+    bytes_before: int
+    bytes_after: int
+
+
+def sketch_trace(
+    trace: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    sketch: SketchPlan | str = DEFAULT_SKETCHES,
+    tensors: Sequence[str] = (),
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> SketchSummary:
+    """Write the moment sketches of a trace's large tensors, and the values of its small ones, as another trace.
+
+    Sketches of consecutive recorded steps are merged where the plan says so: their sum is stored at the first of
+    them. Small tensors keep every step. A trace of sketches can be made smaller again: bins wider, steps merged.
+
+    Args:
+        trace: the trace.
+        output: the new one, ``.zarr``, ``.h5`` or ``.hdf5``.
+        sketch: norms and bucket sizes, such as ``"l2:8192,linf:8192,none"``; the default has what the codecs with
+            closed forms need at their default parameters.
+        tensors: only tensors whose name matches one of these globs.
+        force: replace what is at ``output``.
+        progress: called with (rows of tensors done, all of them).
+
+    Raises:
+        UsageError: a glob that matches nothing, sketches that are not those of a trace of sketches, or the trace
+            itself as the output.
+        OutputExistsError: something is at ``output``.
+        TraceError: the trace cannot be read, or the new one not written.
+    """
+    plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
+    if os.path.realpath(trace) == os.path.realpath(output):
+        raise UsageError(f"{output}: is the trace that is read; give another -o")
+    with open_trace(trace) as source:
+        infos = _chosen(source, tensors)
+        plan = replace(plan, merged=plan.merged * max(info.merged for info in infos)) if infos else plan
+        attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
+        with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
+            tensors_of = [
+                (key, [_Tensor(source, info, plan) for info in infos if _is_in(info, key)]) for key in source.streams
+            ]
+            total = sum(tensor.size.size for _, members in tensors_of for tensor in members)
+            done = 0
+            for key, members in tensors_of:
+                if not members and tensors:
+                    continue
+                for count in _copy_stream(source, writer, key, members):
+                    done += count
+                    if progress is not None:
+                        progress(done, total)
+            if source.status != "complete":
+                writer.close("interrupted")
+    sketched = sum(_keeps_sketches(info, plan) for info in infos)
+    return SketchSummary(
+        Path(output), plan, sketched, len(infos) - sketched, disk_bytes(Path(trace)), disk_bytes(Path(output))
+    )
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes of the files of a trace."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+
+
+def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
+    names = [info.name for info in source.tensors]
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
+    if not globs:
+        return list(source.tensors)
+    return [info for info in source.tensors if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
+
+
+def _is_in(info: TensorInfo, key: StreamKey) -> bool:
+    return (info.rank, info.kind, info.optimizer) == key
+
+
+def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:
+    # Buckets of a sample of a weight's gradient are none of the gradient's.
+    whole = info.kind == "neural" or info.sample is None
+    return bool(info.sketches) or (plan.covers(info.size) and whole)
+
+
+class _Tensor:
+    """One tensor's way into the new trace.
+
+    Attributes:
+        size: values that each of its rows has, int64.
+        groups: first step -> indices of the rows that go into one.
+    """
+
+    def __init__(self, source: Trace, info: TensorInfo, plan: SketchPlan) -> None:
+        self._source = source
+        self._info = info
+        self._plan = plan
+        self._where: dict[str, Any] = {"rank": info.rank, "kind": info.kind, "optimizer": info.optimizer}
+        numbers = source.statistics(info.name, **self._where)
+        self._steps: list[int] = numbers["step"].tolist()
+        self.size = numbers["n_valid"]
+        self._total = numbers["n_total"]
+        self._sketched = _keeps_sketches(info, plan)
+        count = plan.merged // info.merged if self._sketched else 1
+        self.groups = {
+            self._steps[k]: range(k, min(k + count, len(self._steps))) for k in range(0, len(self._steps), count)
+        }
+
+    def append(self, writer: TraceWriter, step: int) -> int:
+        """Write the row of a step at which a group begins; returns how many rows went into it."""
+        info, rows = self._info, self.groups[step]
+        attrs: dict[str, Any] = {
+            **info.attrs,
+            "shape": list(info.shape),
+            "dtype": info.dtype,
+            "aliases": list(info.aliases) or None,
+            "module_type": info.module_type,
+            "stage": None if info.stage == "local" else info.stage,
+        }
+        if info.kind == "neural":
+            attrs["n_total"] = int(self._total[rows.start : rows.stop].sum())
+        if self._sketched:
+            if info.kind == "weight":
+                attrs[SKETCH] = self._plan.describe(self._fewer())
+            row = self._row(rows[0])
+            for index in rows[1:]:
+                row = row.merge(self._row(index))
+            writer.append_sketch(step, info.name, row, **self._where, **attrs)
+        else:
+            if info.kind == "neural":
+                attrs["capacity"] = info.size
+            values = self._source.read(info.name, step, **self._where)
+            writer.append(step, info.name, values, **self._where, **attrs, sample=info.sample)
+        return len(rows)
+
+    def _row(self, index: int) -> SketchRow:
+        name, step = self._info.name, self._steps[index]
+        if self._info.sketches:
+            return self._source.sketch_row(name, step, self._plan.specs, **self._where)
+        return SketchRow.of(self._source.read(name, step, **self._where), self._plan.specs)
+
+    def _fewer(self) -> dict[int, int]:
+        """Steps whose row sums fewer than the plan's number: the last one, as a rule."""
+        one = math.prod(self._info.shape)
+        counts = {
+            step: int(self.size[rows.start : rows.stop].sum()) // max(1, one) for step, rows in self.groups.items()
+        }
+        return {step: count for step, count in counts.items() if count != self._plan.merged}
+
+
+def _copy_stream(source: Trace, writer: TraceWriter, key: StreamKey, tensors: Sequence[_Tensor]) -> Iterator[int]:
+    """Write the rows of one stream in the order of their steps; yields how many rows of tensors each step took."""
+    where = key._asdict()
+    scalars = source.scalars(**where)
+    merges = any(len(rows) > 1 for tensor in tensors for rows in tensor.groups.values())
+    for index, step in enumerate(scalars.pop("step").tolist()):
+        taken = [tensor.append(writer, step) for tensor in tensors if step in tensor.groups]
+        if taken or not merges:
+            told = {name: values[index].item() for name, values in scalars.items()}
+            writer.commit(step, **where, **told)
+        yield sum(taken)

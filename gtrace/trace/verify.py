@@ -1,0 +1,287 @@
+"""Looks at everything in a trace and says what is wrong, instead of stopping at the first fault."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gtrace.errors import TraceError
+from gtrace.trace import format as layout
+from gtrace.trace.files import dead_leftovers
+from gtrace.trace.format import SKETCH
+from gtrace.trace.journal import NAME, is_held
+from gtrace.trace.names import printable
+from gtrace.trace.ragged import lengths
+from gtrace.trace.reader import open_source
+from gtrace.trace.sketched import SketchPlan, unpack_row
+from gtrace.trace.statistics import RowStatistics, checksum, checksum_bytes, row_statistics
+from gtrace.trace.superblock import is_marked, read_superblock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.format import TensorSpec
+    from gtrace.trace.storage import Source, StreamSource
+
+_NORM_TOLERANCE = 1e-6
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong.
+
+    Attributes:
+        what: the message, one line.
+        stream: group of the stream, such as ``rank00000/weight_grad``; empty where it is not about one.
+        tensor: name of the tensor, None where it is not about one.
+        step: the training step, None where it is not about one.
+    """
+
+    what: str
+    stream: str = ""
+    tensor: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamFindings:
+    """What of a stream can be used.
+
+    Attributes:
+        stream: where it is read from.
+        specs: all its tensors whose metadata are right, by index.
+        present: gradients that it says are there.
+        right: bool (rows, specs): present, and read back right.
+        statistics: (row, spec's place) -> statistics of the values that are right, and their lengths.
+        scalars: name -> (rows,), NaN where it could not be read.
+    """
+
+    stream: StreamSource
+    specs: Sequence[TensorSpec]
+    present: int
+    right: NDArray[np.bool_]
+    statistics: dict[tuple[int, int], dict[str, float]]
+    scalars: dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        path: the trace.
+        status: as it says itself: ``complete``, ``interrupted`` or ``writing``.
+        live: a process is writing it now.
+        unfinished: its writer was killed: rows are in a journal, or the file is still marked as open for writing.
+        leftovers: files and folders of killed writers beside it and in it.
+        steps: committed steps, of all streams.
+        gradients: gradients that it says are present.
+        wrong: gradients among them that do not read back right.
+        faults: everything that is wrong, in the order of the trace.
+        attrs: what the trace says about itself, without the status.
+        streams: what can be used.
+    """
+
+    path: Path
+    status: str
+    live: bool
+    unfinished: bool
+    leftovers: tuple[Path, ...]
+    steps: int
+    gradients: int
+    wrong: int
+    faults: tuple[Fault, ...]
+    attrs: dict[str, Any] = field(repr=False)
+    streams: tuple[StreamFindings, ...] = field(repr=False)
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is wrong and there is nothing to repair."""
+        return not (self.faults or self.leftovers or self.unfinished or self.status == "writing") or self.live
+
+
+def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> CheckReport:
+    """Read every committed value of a trace and verify it.
+
+    A trace that is being written is checked as far as it is committed.
+
+    Args:
+        path: the trace.
+        progress: called with the number of gradients that were verified since the call before.
+
+    Raises:
+        TraceError: nothing in it can be read: it is no trace, of a newer version, or damaged as a whole.
+    """
+    place = Path(os.path.realpath(path))
+    faults: list[Fault] = []
+    live = being_written(place)
+    source = open_source(place, lambda error: faults.append(Fault(str(error))))
+    try:
+        findings = tuple(_examine(stream, faults, progress or (lambda count: None)) for stream in source.streams)
+        status = str(source.attrs.get("status", "interrupted"))
+        return CheckReport(
+            path=Path(path),
+            status=status,
+            live=live,
+            unfinished=_unfinished(place, source),
+            leftovers=() if live else tuple(_leftovers(place)),
+            steps=sum(found.right.shape[0] for found in findings),
+            gradients=sum(found.present for found in findings),
+            wrong=sum(found.present - int(found.right.sum()) for found in findings),
+            faults=tuple(faults),
+            attrs={key: value for key, value in source.attrs.items() if key != "status"},
+            streams=findings,
+        )
+    finally:
+        source.close()
+
+
+def being_written(place: Path) -> bool:
+    """Whether a living process of this machine writes the trace."""
+    if place.is_file():
+        return is_held(place)
+    return any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
+
+
+def _unfinished(place: Path, source: Source) -> bool:
+    if place.is_file():
+        return is_marked(read_superblock(place))
+    return any(os.path.lexists(place / _group(stream) / "step" / NAME) for stream in source.streams)
+
+
+def _leftovers(place: Path) -> list[Path]:
+    inside = sorted(place.rglob("*.partial")) if place.is_dir() else []
+    return dead_leftovers(place) + inside
+
+
+def _group(stream: StreamSource) -> str:
+    return f"{stream.key.rank_group}/{stream.key.group}"
+
+
+def _table(stream: StreamSource, name: str, faults: list[Fault]) -> NDArray[Any] | None:
+    try:
+        return stream.statistic(name)
+    except TraceError as error:
+        if name != "present":  # that one was told when the stream was opened
+            faults.append(Fault(str(error), _group(stream)))
+        return None
+
+
+def _presence(tables: dict[str, NDArray[Any] | None], rows: int, columns: int) -> NDArray[np.bool_]:
+    """Where tensors are present; concluded from other tables where that one is damaged."""
+    out = np.zeros((rows, columns), bool)
+
+    def mark(where: NDArray[np.bool_]) -> None:
+        width = min(columns, where.shape[1])
+        out[:, :width] |= where[:, :width]
+
+    present = tables["present"]
+    if present is not None:
+        mark(present != 0)
+        return out
+    for name, column in layout.STATISTICS.items():
+        table = tables[name]
+        if table is not None:
+            mark(~np.isnan(table) if math.isnan(column.fill) else table != column.fill)
+    return out
+
+
+def _examine(stream: StreamSource, faults: list[Fault], progress: Callable[[int], None]) -> StreamFindings:
+    group = _group(stream)
+    specs = sorted(stream.specs, key=lambda spec: spec.index)
+    rows = stream.steps.size
+    tables = {name: _table(stream, name, faults) for name in layout.STATISTICS}
+    columns = max((spec.index + 1 for spec in specs), default=0)
+    present = _presence(tables, rows, columns)
+    right = np.zeros((rows, len(specs)), bool)
+    statistics: dict[tuple[int, int], dict[str, float]] = {}
+    for place, spec in enumerate(specs):
+        block: tuple[int, NDArray[Any]] = (0, np.empty((0, 0), np.float32))
+        for row in range(rows):
+            step = int(stream.steps[row])
+            cached = block[0] <= row < block[0] + len(block[1])
+            if not present[row, spec.index]:
+                if cached and not spec.sketched and not np.isnan(block[1][row - block[0]]).all():
+                    faults.append(Fault("values where the tensor is absent", group, spec.name, step))
+                continue
+            try:
+                if not cached:
+                    block = stream.read_rows(spec, row)
+                told = _verified(stream, spec, row, block[1][row - block[0]], tables)
+            except TraceError as error:
+                faults.append(Fault(str(error), group, spec.name, step))
+                continue
+            finally:
+                progress(1)
+            right[row, place] = True
+            statistics[row, place] = told
+            differing = _differing(told, tables, row, spec.index)
+            if differing:
+                faults.append(Fault(f"stored {differing} is not that of the values", group, spec.name, step))
+    count = int(present[:, [spec.index for spec in specs]].sum())
+    return StreamFindings(stream, specs, count, right, statistics, _scalars(stream, faults))
+
+
+def _verified(
+    stream: StreamSource,
+    spec: TensorSpec,
+    row: int,
+    stored: NDArray[Any],
+    tables: dict[str, NDArray[Any] | None],
+) -> dict[str, float]:
+    """What is known about one gradient, from its values or from its sketches and the tables.
+
+    Raises:
+        TraceError: they are not those that were committed.
+    """
+    about = f"tensor '{printable(spec.name)}', step {stream.steps[row]}"
+    told: dict[str, float] = {}
+    valid = spec.size
+    if spec.sketched or stream.key.kind == "neural":
+        found = lengths(stream, spec, slice(row, row + 1))
+        valid = int(found["n_valid"][0])
+        if stream.key.kind == "neural":
+            told = {name: int(values[0]) for name, values in found.items()}
+    crc = tables["crc32c"]
+    values: NDArray[Any] = stored if spec.sketched else np.ascontiguousarray(stored[:valid], np.float32)
+    computed = checksum_bytes(values) if spec.sketched else checksum(values)
+    if crc is not None and computed != crc[row, spec.index]:
+        raise TraceError(f"{about}: checksum mismatch with the commit record")
+    if not spec.sketched:
+        return row_statistics(values)._asdict() | told
+    unpack_row(stored, spec.attrs, SketchPlan.read(spec.attrs[SKETCH]).specs, valid, about)
+    # What a sketch does not tell exactly is taken from the tables, where they can be read.
+    for name in RowStatistics._fields:
+        table = tables[name]
+        told[name] = layout.STATISTICS[name].fill if table is None else table[row, spec.index].item()
+    return told | {"crc32c": computed}
+
+
+def _differing(told: dict[str, float], tables: dict[str, NDArray[Any] | None], row: int, column: int) -> str:
+    """Names of the stored statistics that are not those of the values."""
+    out = []
+    for name in RowStatistics._fields:
+        table = tables[name]
+        if table is not None:
+            stored, value = float(table[row, column]), float(told[name])
+            tolerance = _NORM_TOLERANCE * abs(value) if name == "norm2" else 0.0
+            if not abs(stored - value) <= tolerance:
+                out.append(name)
+    return ", ".join(out)
+
+
+def _scalars(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[np.float64]]:
+    out = {}
+    for name in layout.SCALARS:
+        try:
+            out[name] = stream.scalar(name)
+        except TraceError as error:
+            faults.append(Fault(str(error), _group(stream)))
+            out[name] = np.full(stream.steps.size, np.nan)
+    return out

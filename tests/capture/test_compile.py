@@ -1,0 +1,98 @@
+"""torch.compile around models, steps and whole loops: same graphs, same bits, and the gradients are there."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gtrace.capture import CaptureOptions, CaptureSession
+from gtrace.capture.policy import EveryStep
+from gtrace.trace import open_trace
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles
+STEPS = 3
+
+
+def train(compiled, backend):
+    """Final weights, gradients of each step, and what was compiled."""
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    forward = torch.compile(model, backend=backend) if "model" in compiled else model
+    gradients = []
+
+    def clipped_step():
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    def iteration(x):
+        optimizer.zero_grad()
+        forward(x).square().mean().backward()
+        step()
+
+    step = torch.compile(clipped_step, backend=backend) if "step" in compiled else clipped_step
+    run = torch.compile(iteration, backend=backend) if "loop" in compiled else iteration
+    for _ in range(STEPS):
+        run(torch.randn(5, 4))
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    graphs = {name: counters["stats"][name] for name in ("calls_captured", "unique_graphs")}
+    return [p.detach().clone() for p in model.parameters()], gradients, graphs
+
+
+def check(tmp_path, compiled, backend):
+    weights, gradients, graphs = train(compiled, backend)
+    said = []
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
+    session.start()
+    captured = train(compiled, backend)
+    session.finish("complete")
+    assert said == []
+    assert all(torch.equal(a, b) for a, b in zip(weights, captured[0], strict=True))
+    assert captured[2] == graphs
+    assert graphs["unique_graphs"] == (0 if compiled == "" else graphs["unique_graphs"])
+    trace = open_trace(tmp_path / "run.zarr")
+    assert [info.name for info in trace.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for step in range(STEPS):
+        for info, gradient in zip(trace.tensors, gradients[step], strict=True):
+            assert np.array_equal(trace.read(info.name, step), gradient.reshape(-1).numpy())
+    assert np.isfinite(trace.scalars()["loss"]).all()
+
+
+@pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compiled", ["model", "step", "model and step", "loop"])
+def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
+    check(tmp_path, compiled, backend)
+
+
+@pytest.mark.capture_case("torch.compile of a model (inductor)")
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_inductor(tmp_path):
+    check(tmp_path, "model", "inductor")
+
+
+def test_torch_compile_is_not_imported_for_it(tmp_path):
+    from helpers_capture import run_gtrace, write_script
+
+    write_script(
+        tmp_path / "train.py",
+        """
+        import sys, torch
+        w = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        before = "torch._dynamo" in sys.modules  # some optimizers load it by themselves
+        w.sum().backward()
+        optimizer.step()
+        print(before, "torch._dynamo" in sys.modules)
+        """,
+    )
+    result = run_gtrace("capture", "train.py", cwd=tmp_path)
+    before, after = result.stdout.split()
+    assert before == after, result.stderr

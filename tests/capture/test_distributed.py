@@ -1,0 +1,264 @@
+"""Local and averaged gradients of two processes, against what each process computes by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gtrace.capture import CaptureOptions, CaptureSession
+from gtrace.capture.policy import EveryStep, parse_steps
+from gtrace.trace import open_trace
+
+STEPS = 3
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 2)
+        self.extra = nn.Linear(8, 2)
+
+    def forward(self, x, extra=False):
+        hidden = torch.relu(self.body(x))
+        return self.extra(hidden) + self.head(hidden) if extra else self.head(hidden)
+
+
+def batches(rank):
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(6, 4, generator=generator) for _ in range(2 * STEPS)]
+
+
+def wrapped(model, **options):
+    return DistributedDataParallel(model, **options)
+
+
+def plain(rank, model, optimizer, extra=lambda *_: False):
+    for step, x in enumerate(batches(rank)[:STEPS]):
+        optimizer.zero_grad()
+        model(x, extra(rank, step)).square().mean().backward()
+        optimizer.step()
+
+
+def ddp(rank):
+    model = Model()
+    model.extra.requires_grad_(False)
+    model = wrapped(model)
+    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def unused(rank):
+    """Only rank 0 uses the layer ``extra``, and only at step 1."""
+    model = wrapped(Model(), find_unused_parameters=True)
+    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda rank, step: rank == 0 and step == 1)
+
+
+def views(rank):
+    model = wrapped(Model(), gradient_as_bucket_view=True, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in batches(rank)[:STEPS]:
+        optimizer.zero_grad(set_to_none=False)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def accumulated(rank, sync=False):
+    model = wrapped(Model(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = batches(rank)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with contextlib.nullcontext() if sync else model.no_sync():
+            model(data[2 * step]).square().mean().backward()
+        model(data[2 * step + 1]).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+
+
+def accumulated_with_sync(rank):
+    accumulated(rank, sync=True)
+
+
+def by_hand(rank):
+    model = Model()
+    optimizer = torch.optim.SGD([*model.body.parameters(), *model.head.parameters()], lr=0.1)
+    for x in batches(rank)[:STEPS]:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        for parameter in [*model.body.parameters(), *model.head.parameters()]:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        optimizer.step()
+
+
+def scaled(rank):
+    model = wrapped(Model(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x in batches(rank)[:STEPS]:
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def sharded(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Model()
+    model.extra.requires_grad_(False)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    plain(rank, model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+
+
+RUNS = {
+    "ddp": (ddp, {}),
+    "chosen": (ddp, {"policy": parse_steps("1")}),
+    "reduced": (ddp, {"reduced": True}),
+    "views": (views, {}),
+    "by_hand": (by_hand, {}),
+    "scaled": (scaled, {}),
+    "accumulated": (accumulated, {}),
+    "accumulated_with_sync": (accumulated_with_sync, {}),
+    "unused": (unused, {}),
+    "sharded": (sharded, {}),
+}
+
+
+def work(rank, port, folder):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    said = []
+    for name, (program, options) in RUNS.items():
+        choice = CaptureOptions(folder / f"{name}.zarr", run="test", **({"policy": EveryStep()} | options))
+        session = CaptureSession(choice, say=said.append)
+        session.start()
+        program(rank)
+        session.finish("complete")
+    (folder / f"said{rank}.json").write_text(json.dumps(said))
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """All programs in one launch of two processes: it is the launch that takes time."""
+    folder = tmp_path_factory.mktemp("distributed")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    mp.spawn(work, (port, folder), nprocs=2)
+    assert [json.loads((folder / f"said{rank}.json").read_text()) for rank in (0, 1)] == [[], []]
+    return lambda name: open_trace(folder / f"{name}.zarr")
+
+
+def alone(micro_batches=1):
+    """step -> rank -> name -> gradient, from one process that computes both ranks' and averages them."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [batches(rank) for rank in (0, 1)]
+    out = []
+    for step in range(STEPS):
+        local = []
+        for rank in (0, 1):
+            optimizer.zero_grad()
+            for part in range(micro_batches):
+                model(data[rank][micro_batches * step + part]).square().mean().backward()
+            local.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        for name, parameter in model.named_parameters():
+            if name in local[0]:
+                parameter.grad = (local[0][name] + local[1][name]) / 2
+        if micro_batches == 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        out.append(local)
+    return out
+
+
+def check(trace, expected, stage="local"):
+    assert [key.rank for key in trace.streams] == [0, 1]
+    for rank in (0, 1):
+        for name in expected[0][rank]:
+            assert trace.steps(name, rank=rank).tolist() == list(range(STEPS))
+            for step in range(STEPS):
+                wanted = [expected[step][other][name].reshape(-1).numpy() for other in (0, 1)]
+                want = wanted[rank] if stage == "local" else (wanted[0] + wanted[1]) / 2
+                found = trace.read(name, step, rank=rank)
+                assert np.allclose(found, want, rtol=1e-5, atol=1e-8), (name, step, rank)
+    assert {info.stage for info in trace.tensors} == {stage}
+
+
+@pytest.mark.capture_case("DDP, local gradients")
+@pytest.mark.parametrize("program", ["ddp", "views", "by_hand", "scaled"])
+def test_local_gradients(run, program):
+    check(run(program), alone())
+
+
+def test_local_gradients_of_chosen_steps(run):
+    trace = run("chosen")
+    expected = alone()[1][1]["body.weight"].reshape(-1).numpy()
+    assert trace.steps("body.weight", rank=1).tolist() == [1]
+    assert np.allclose(trace.read("body.weight", 1, rank=1), expected, rtol=1e-5)
+
+
+@pytest.mark.capture_case("DDP, accumulation with and without no_sync")
+@pytest.mark.parametrize("program", ["accumulated", "accumulated_with_sync"])
+def test_local_gradients_of_micro_batches(run, program):
+    check(run(program), alone(micro_batches=2))
+
+
+@pytest.mark.capture_case("DDP, find_unused_parameters")
+def test_a_parameter_that_this_process_did_not_use_is_absent(run):
+    trace = run("unused")
+    assert [
+        (info.rank, trace.steps(info.name, rank=info.rank).tolist())
+        for info in trace.tensors
+        if info.name == "extra.bias"
+    ] == [(0, [1])]
+    assert trace.read("body.bias", 0, rank=1).any()
+
+
+@pytest.mark.capture_case("DDP, averaged gradients")
+def test_reduced_gradients(run):
+    trace = run("reduced")
+    check(trace, alone(), "reduced")
+    for info in trace.tensors:
+        assert trace.read(info.name, 2, rank=0).tobytes() == trace.read(info.name, 2, rank=1).tobytes()
+
+
+@pytest.mark.capture_case("FSDP2 (fully_shard)")
+def test_each_process_records_its_shard(run):
+    trace = run("sharded")
+    expected = alone()
+    assert {info.name for info in trace.tensors} == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    for info in trace.tensors:
+        assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["Shard(dim=0)"], [info.rank])
+        for step in range(STEPS):
+            whole = (expected[step][0][info.name] + expected[step][1][info.name]) / 2
+            assert list(whole.shape) == info.attrs["whole_shape"]
+            part = whole.chunk(2)[info.rank].reshape(-1).numpy()
+            assert np.allclose(trace.read(info.name, step, rank=info.rank), part, rtol=1e-5, atol=1e-8)
+
+
+def test_one_process_of_one_is_as_without(tmp_path):
+    """Nothing is copied twice where there is nobody to average with."""
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()))
+    session.start()
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    plain(0, model, optimizer)
+    session.finish("complete")
+    assert {info.stage for info in open_trace(tmp_path / "run.zarr").tensors} == {"local"}

@@ -1,0 +1,189 @@
+"""Steps that are missing in a capture: training goes on, and the trace says which."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from helpers_capture import run_gtrace, run_python, write_script
+
+import gtrace
+from gtrace.capture.buffers import BufferPool
+
+TRAIN = """
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(200, 20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(40):
+        during(step)
+        optimizer.zero_grad()
+        model(torch.randn(8, 200)).square().mean().backward()
+        optimizer.step()
+    torch.save(model.state_dict(), "weights.pt")
+    raise SystemExit(CODE)
+"""
+
+SETTLED = """
+    def settled(count):
+        import gc, time
+        from gtrace.capture.writer import AsyncWriter
+
+        for writer in [thing for thing in gc.get_objects() if type(thing) is AsyncWriter]:
+            while writer.rows.total() + writer.unwritten.count < count:
+                time.sleep(0.01)
+"""
+
+FULL = """
+    import errno, os
+
+    writev, pwritev = os.writev, os.pwritev
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def during(step):
+        if step in (10, 30):
+            settled(step)
+        os.writev = full if 10 <= step < 30 else writev
+        os.pwritev = full if 10 <= step < 30 else pwritev
+"""
+
+LIMITED = """
+    import resource, signal
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def during(step):
+        if step in (10, 39):
+            settled(step)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (180_000 if step == 10 else -1, -1))
+"""
+
+
+def script(folder, during, *, code=0):
+    source = textwrap.dedent(SETTLED) + textwrap.dedent(during) + textwrap.dedent(TRAIN).replace("CODE", str(code))
+    return write_script(folder / "train.py", source)
+
+
+def warnings(done):
+    return [line for line in done.stderr.splitlines() if "warning:" in line]
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_disk_that_is_full_for_a_while(code, tmp_path):
+    script(tmp_path, FULL, code=code)
+    done = run_gtrace("capture", "train.py", cwd=tmp_path)
+    assert done.returncode == (5 if code else 0)
+    assert (f"exit code {code}" in done.stderr) == bool(code)
+    assert len(warnings(done)) == 1
+    assert "No space left on device" in warnings(done)[0]
+    assert "20 steps could not be written" in done.stderr
+    with gtrace.open_trace(tmp_path / "train.zarr") as trace:
+        assert trace.steps("weight").tolist() == [*range(10), *range(30, 40)]
+        for step in trace.steps("weight").tolist():
+            trace.read("weight", step)
+        assert trace.attrs["capture"]["unwritten"] == {"0": "10-29"}
+        assert trace.status == "interrupted"
+    (tmp_path / "weights.pt").rename(tmp_path / "captured.pt")
+    run_python("train.py", cwd=tmp_path)
+    assert (tmp_path / "weights.pt").read_bytes() == (tmp_path / "captured.pt").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_files_that_may_not_grow(suffix, tmp_path):
+    """The system refuses the writes itself, so libraries in C meet it too."""
+    script(tmp_path, LIMITED)
+    done = run_gtrace("capture", "-o", f"run{suffix}", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(warnings(done)) == 1
+    assert "File too large" in warnings(done)[0]
+    check = run_gtrace("check", "--json", f"run{suffix}", cwd=tmp_path)
+    assert json.loads(check.stdout)["faults"] == []
+    with gtrace.open_trace(tmp_path / f"run{suffix}") as trace:
+        steps = trace.steps("weight").tolist()
+        assert 9 in steps
+        assert 30 not in steps
+        missing = {step for step in range(40) if step not in steps}
+        (text,) = trace.attrs["capture"]["unwritten"].values()
+        first, last = map(int, text.split("-"))
+        assert missing == set(range(first, last + 1))
+
+
+def test_an_output_that_becomes_unwritable_before_the_first_step(tmp_path):
+    during = """
+        def during(step):
+            if step == 0:
+                import shutil
+                shutil.rmtree("out")
+    """
+    (tmp_path / "out").mkdir()
+    script(tmp_path, during)
+    done = run_gtrace("capture", "-o", "out/run.zarr", "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert len(warnings(done)) == 1
+    assert "does not exist" in warnings(done)[0]
+    assert "nothing was captured" in done.stderr
+    assert (tmp_path / "weights.pt").exists()
+
+
+def test_drop_leaves_out_steps_instead_of_waiting(tmp_path):
+    """The writer is stopped, with room for two rows, until the loop is over."""
+    program = """
+        import threading, time
+        import torch
+        import gtrace
+        from gtrace.capture import CaptureSession, writer
+        from gtrace.capture.options import CaptureOptions
+        from gtrace.capture.policy import EveryStep
+        from pathlib import Path
+
+        go = threading.Event()
+        write = writer.AsyncWriter._write
+
+        def slow(self, row):
+            go.wait()
+            write(self, row)
+
+        writer.AsyncWriter._write = slow
+        model = torch.nn.Linear(10, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = CaptureSession(CaptureOptions(Path("run.zarr"), EveryStep(), queue_bytes=2 * 44, drop=True))
+        session.start([optimizer], [model])
+        for step in range(10):
+            if step == 8:
+                go.set()
+                time.sleep(1)
+            optimizer.zero_grad()
+            model(torch.randn(8, 10)).square().mean().backward()
+            optimizer.step()
+        summary = session.finish("complete")
+        print(summary.rows, summary.dropped, summary.errors)
+    """
+    write_script(tmp_path / "program.py", program)
+    done = run_python("program.py", cwd=tmp_path)
+    assert done.stdout.split() == ["4", "6", "0"], done.stderr
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.steps("weight").tolist() == [0, 1, 8, 9]
+        assert trace.attrs["capture"]["dropped"] == {"0": "2-7"}
+        assert trace.attrs["capture"]["drop"] is True
+        assert trace.status == "complete"
+
+
+def test_the_option_reaches_the_trace(tmp_path):
+    script(tmp_path, "during = print")
+    done = run_gtrace("capture", "--drop", "train.py", cwd=tmp_path)
+    assert "40 steps captured" in done.stderr
+    with gtrace.open_trace(tmp_path / "train.zarr") as trace:
+        assert trace.attrs["capture"]["drop"] is True
+        assert trace.attrs["capture"]["dropped"] == {}
+
+
+def test_a_pool_without_a_free_buffer():
+    pool = BufferPool([(3,)], 1)
+    buffer = pool.acquire(wait=False)
+    assert pool.acquire(wait=False) is None
+    buffer.release()
+    assert pool.acquire(wait=False) is buffer

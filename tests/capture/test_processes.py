@@ -1,0 +1,280 @@
+"""Programs that run as several processes, and what each of them leaves in the trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+
+import pytest
+import torch
+from helpers_capture import run_gtrace, run_python, write_script
+
+from gtrace.trace import open_trace
+
+TRAIN = """
+    import gc, os, sys, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    def train(rank, end=""):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4, generator=generator)).square().mean().backward()
+            optimizer.step()
+        torch.save(model.state_dict(), f"weights{rank}.pt")
+        if end == "kill" and rank == 1:
+            from gtrace.trace import open_trace
+            while not os.path.exists("run.zarr/rank00001"):
+                time.sleep(0.01)
+            while not any(info.rank == 1 for info in open_trace("run.zarr").tensors):
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)
+        # In this order, and together: a process group that is torn down under its users may abort the process.
+        del model, optimizer
+        gc.collect()
+        dist.barrier()
+        dist.destroy_process_group()
+        if end == "fail" and rank == 1:
+            sys.exit(3)
+
+    if __name__ == "__main__":
+        dist.init_process_group("gloo")
+        train(dist.get_rank(), *sys.argv[1:])
+    """
+SPAWN = """
+    import os, sys
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+    from train import train
+
+    def work(rank, port):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        train(rank)
+
+    if __name__ == "__main__":
+        mp.spawn(work, (sys.argv[1],), nprocs=2)
+    """
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def torchrun():
+    return ["torch.distributed.run", "--master-port", free_port(), "--nproc-per-node", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_script(tmp_path / "train.py", TRAIN)
+    write_script(tmp_path / "spawned.py", SPAWN)
+    return tmp_path
+
+
+def check_two_ranks(folder, status="complete"):
+    trace = open_trace(folder / "run.zarr")
+    assert (trace.status, trace.attrs["world_size"]) == (status, 2)
+    assert [(key.rank, trace.scalars(rank=key.rank)["step"].tolist()) for key in trace.streams] == [
+        (0, [0, 1, 2]),
+        (1, [0, 1, 2]),
+    ]
+    assert [info.name for info in trace.tensors if info.rank == 1] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for info in trace.tensors:
+        for step in range(3):
+            assert trace.read(info.name, step, rank=info.rank).any()
+    return trace
+
+
+@pytest.mark.capture_case("torchrun -m -- gtrace capture")
+def test_gtrace_inside_torchrun(folder):
+    """``torchrun -m -- gtrace capture``; a second launch with the same port must not join the first one's trace."""
+    port = free_port()
+    command = ["-m", "torch.distributed.run", "--master-port", port, "--nproc-per-node", "2", "-m", "--", "gtrace"]
+    command += ["capture", "-o", "run.zarr", "train.py"]
+    result = run_python(*command, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("gtrace: ")]
+    assert len(lines) == 1
+    assert "3 steps captured on rank 0 in run.zarr (4 tensors" in lines[0]
+    check_two_ranks(folder)
+    again = run_python(*command, cwd=folder)
+    assert again.returncode != 0
+    assert "run.zarr: exists already and was left untouched" in again.stderr
+
+
+@pytest.mark.capture_case("gtrace capture -m torch.distributed.run")
+def test_torchrun_inside_gtrace_keeps_weights(folder):
+    plain = run_python("-m", *torchrun(), "train.py", cwd=folder)
+    assert plain.returncode == 0, plain.stderr
+    before = [torch.load(folder / f"weights{rank}.pt") for rank in (0, 1)]
+    result = run_gtrace("capture", "-o", "run.zarr", "-m", *torchrun(), "train.py", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert "gtrace: 3 steps captured on each of 2 ranks in run.zarr (4 tensors" in result.stderr
+    check_two_ranks(folder)
+    for rank in (0, 1):
+        after = torch.load(folder / f"weights{rank}.pt")
+        assert all(torch.equal(after[name], value) for name, value in before[rank].items())
+
+
+@pytest.mark.capture_case("torch.multiprocessing.spawn")
+def test_spawned_processes(folder):
+    result = run_gtrace("capture", "-o", "run.zarr", "spawned.py", free_port(), cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "3 steps captured on each of 2 ranks" in result.stderr
+    check_two_ranks(folder)
+    result = run_gtrace("info", "run.zarr", "--json", cwd=folder)
+    assert json.loads(result.stdout)["ranks"] == [0, 1]
+
+
+@pytest.mark.capture_case("kill -9 of one rank")
+def test_a_killed_rank_keeps_its_steps(folder):
+    result = run_gtrace("capture", "-o", "run.zarr", "-m", *torchrun(), "train.py", "kill", cwd=folder)
+    assert result.returncode == 5
+    trace = open_trace(folder / "run.zarr")
+    assert trace.status == "interrupted"
+    assert {key.rank for key in trace.streams} == {0, 1}
+    for info in trace.tensors:
+        steps = trace.steps(info.name, rank=info.rank).tolist()
+        assert steps == [0, 1, 2][: len(steps)]
+        assert steps
+        for step in steps:
+            trace.read(info.name, step, rank=info.rank)
+
+
+def test_first_rank_only_and_the_exit_code_of_a_worker(folder):
+    command = ["-m", *torchrun(), "--no-python", sys.executable, "-m", "gtrace", "capture", "--rank", "0"]
+    result = run_python(*command, "-o", "run.zarr", "train.py", "fail", cwd=folder)
+    assert result.returncode == 1
+    assert "exitcode  : 3" in result.stderr
+    trace = open_trace(folder / "run.zarr")
+    assert {key.rank for key in trace.streams} == {0}
+
+
+def test_several_processes_cannot_write_hdf5(folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    env_rank = {"RANK": "0", "WORLD_SIZE": "2"}
+    script = f"import os, sys; os.environ.update({env_rank}); from gtrace.cli import main; main(sys.argv[1:])"
+    result = run_python("-c", script, "capture", "-o", "run.h5", "train.py", cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "gtrace: run.h5: 2 processes cannot write one HDF5 file; choose a name that ends in .zarr\n"
+    )
+    result = run_gtrace("capture", "-o", "run.h5", "spawned.py", free_port(), cwd=folder)
+    assert result.returncode == 0
+    assert "an HDF5 trace cannot take the steps of several processes; choose a name that ends in .zarr" in result.stderr
+    assert not (folder / "run.h5").exists()
+
+
+LAUNCH = """
+    import multiprocessing, os, subprocess, sys
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), "own"]))}
+    print(subprocess.run([sys.executable, "alone.py", *sys.argv[1:]], env=env).returncode)
+    """
+ALONE = """
+    import os, signal, sys
+    import sitecustomize
+    print(getattr(sitecustomize, "OWN", None), [p for p in sys.path if "gtrace" in p and "injected" in p])
+    import torch
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+    if "term" in sys.argv:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if "raise" in sys.argv:
+        raise ValueError("over")
+    if "exit" in sys.argv:
+        os._exit(7)
+    """
+
+
+@pytest.mark.capture_case("subprocess")
+@pytest.mark.parametrize(
+    ("end", "code", "rank_status"),
+    [
+        ("", "0", "complete"),
+        ("term", "-15", "interrupted"),
+        ("raise", "1", "interrupted"),
+        ("exit", "7", "interrupted"),
+    ],
+)
+def test_a_child_however_it_ends(tmp_path, end, code, rank_status):
+    write_script(tmp_path / "launch.py", LAUNCH)
+    write_script(tmp_path / "alone.py", ALONE)
+    write_script(tmp_path / "own" / "sitecustomize.py", "OWN = 'own'\n")
+    result = run_gtrace("capture", "-o", "run.zarr", "launch.py", *end.split(), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["own []", code]
+    if end == "raise":
+        assert "hooks.py" not in result.stderr
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.scalars()["step"].tolist() == [0, 1, 2, 3]
+    group = json.loads((tmp_path / "run.zarr" / "rank00000" / "zarr.json").read_text())["attributes"]
+    assert group["status"] == rank_status
+
+
+BYSTANDERS = """
+    import multiprocessing, os, subprocess, sys
+    import torch
+    from torch.utils.data import DataLoader
+
+    def bystand(*_):
+        w = torch.nn.Parameter(torch.ones(3))
+        w.sum().backward()
+        torch.optim.SGD([w], lr=0.5).step()
+
+    def main():
+        w = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([w], lr=0.5)
+        for context in ("spawn", "fork"):
+            loader = DataLoader(list(range(4)), batch_size=2, num_workers=1, multiprocessing_context=context)
+            for batch in loader:
+                optimizer.zero_grad()
+                (w.sum() * batch.sum()).backward()
+                optimizer.step()
+        child = multiprocessing.get_context("fork").Process(target=bystand)
+        child.start()
+        child.join()
+        # Another interpreter's environment: ours must not be pushed on it.
+        env = {**os.environ, "GTRACE_CAPTURE": os.environ["GTRACE_CAPTURE"].replace(sys.prefix, "/elsewhere")}
+        code = "import sys; print([m for m in sys.modules if m.startswith('gtrace')])"
+        subprocess.run([sys.executable, "-c", code], env=env)
+        print(subprocess.run(["sh", "-c", "echo $0"], capture_output=True, text=True).stdout.strip())
+
+    if __name__ == "__main__":
+        main()
+    """
+
+
+@pytest.mark.capture_case("DataLoader workers, spawned and forked")
+def test_workers_forks_and_strangers_write_nothing(tmp_path):
+    write_script(tmp_path / "script.py", BYSTANDERS)
+    result = run_gtrace("capture", "-o", "run.zarr", "script.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["[]", "sh"]
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert [(key.rank, trace.scalars(rank=key.rank)["step"].size) for key in trace.streams] == [(0, 4)]
+    assert "GTRACE_CAPTURE" not in os.environ
+
+
+def test_the_processes_of_a_launch_share_the_budget(folder):
+    row = 4 * (4 * 8 + 8 + 8 * 2 + 2)
+    command = ["capture", "--every", "1", "--budget", str(4 * row), "-o", "run.zarr", "spawned.py", free_port()]
+    result = run_gtrace(*command, cwd=folder)
+    assert "stopped at the budget" in result.stderr
+    trace = open_trace(folder / "run.zarr")
+    assert [trace.scalars(rank=rank)["step"].size for rank in (0, 1)] == [2, 2]

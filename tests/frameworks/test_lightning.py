@@ -1,0 +1,129 @@
+"""Lightning, with automatic and with manual optimization."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gtrace.capture import CaptureOptions, CaptureSession
+from gtrace.capture.policy import EveryStep
+from gtrace.trace import open_trace
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    lightning = pytest.importorskip("lightning")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class _Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.seen = {}
+
+    def loss(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def keep(self, optimizer, number=0):
+        """What a hand-written hook of Lightning's own sees."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.seen.setdefault(number, []).append([p.grad.clone() for p in parameters])
+
+
+class Automatic(_Net):
+    def training_step(self, batch, _):
+        return self.loss(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def on_before_optimizer_step(self, optimizer):
+        self.keep(optimizer)
+
+
+class Clipped(Automatic):
+    """Lightning clips inside the closure, after the hook that other frameworks would use."""
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+        self.seen[0].pop()
+        self.keep(optimizer)
+
+
+class Manual(_Net):
+    """Two optimizers; the second steps every other batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        first, second = self.optimizers()
+        for number, optimizer in enumerate((first, second)):
+            if number == 1 and index % 2:
+                continue
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            self.keep(optimizer.optimizer, number)
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+
+
+def fit(kind, folder, **options):
+    lightning.seed_everything(0, verbose=False)
+    data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
+    model = kind()
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+    trainer.fit(model, DataLoader(data, batch_size=8, shuffle=True))
+    return model
+
+
+@pytest.mark.capture_case("Lightning, automatic and manual optimization", packages=("lightning",))
+@pytest.mark.parametrize(
+    ("kind", "options", "steps"),
+    [
+        (Automatic, {}, [8]),
+        (Automatic, {"accumulate_grad_batches": 2}, [4]),
+        (Automatic, {"precision": "bf16-mixed"}, [8]),
+        (Clipped, {"gradient_clip_val": 0.05}, [8]),
+        (Manual, {}, [8, 4]),
+    ],
+    ids=["automatic", "accumulated", "bf16", "clipped", "manual"],
+)
+def test_fit(tmp_path, kind, options, steps):
+    plain = fit(kind, tmp_path, **options)
+    said = []
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
+    session.start()
+    model = fit(kind, tmp_path, **options)
+    session.finish("complete")
+    assert said == []
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    trace = open_trace(tmp_path / "run.zarr")
+    assert {info.name for info in trace.tensors} == {name for name, _ in plain.named_parameters()}
+    for number, count in enumerate(steps):
+        assert trace.scalars(optimizer=number)["step"].tolist() == list(range(count))
+        names = [info.name for info in trace.tensors if info.optimizer == number]
+        for step in range(count):
+            for name, gradient in zip(names, model.seen[number][step], strict=True):
+                assert np.array_equal(trace.read(name, step, optimizer=number), gradient.reshape(-1).numpy())
+    assert np.isfinite(trace.scalars()["loss"]).all()

@@ -1,0 +1,84 @@
+"""Hugging Face Trainer on a tiny GPT-2 that is made on the spot."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from gtrace.capture import CaptureOptions, CaptureSession
+from gtrace.capture.policy import EveryStep
+from gtrace.trace import open_trace
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class _Keep(transformers.TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_pre_optimizer_step(self, _args, _state, _control, model=None, **_):
+        self.seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
+
+def fit(folder, **options):
+    transformers.set_seed(0)
+    config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    model = transformers.GPT2LMHeadModel(config)
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(50, (12,), generator=generator) for _ in range(16)]
+    keep = _Keep()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "out"),
+        num_train_epochs=1,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=0,
+        **options,
+    )
+    trainer = transformers.Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+        callbacks=[keep],
+    )
+    trainer.train()
+    return model, keep.seen
+
+
+@pytest.mark.capture_case("Hugging Face Trainer", packages=("transformers", "accelerate"))
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({}, 8), ({"gradient_accumulation_steps": 4}, 2), ({"bf16": True}, 8)],
+    ids=["plain", "accumulated", "bf16"],
+)
+def test_train(tmp_path, options, steps):
+    plain, _ = fit(tmp_path, **options)
+    said = []
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
+    session.start()
+    model, seen = fit(tmp_path, **options)
+    session.finish("complete")
+    assert said == []
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    trace = open_trace(tmp_path / "run.zarr")
+    # The head is tied to the embedding.
+    assert {info.name for info in trace.tensors} == {name for name, _ in model.named_parameters()}
+    assert {info.name: info.aliases for info in trace.tensors}["transformer.wte.weight"] == ("lm_head.weight",)
+    assert trace.scalars()["step"].tolist() == list(range(steps)) == list(range(len(seen)))
+    for step, gradients in enumerate(seen):
+        for name, gradient in gradients.items():
+            assert np.array_equal(trace.read(name, step), gradient.reshape(-1).float().numpy())
+    assert np.isfinite(trace.scalars()["loss"]).all()

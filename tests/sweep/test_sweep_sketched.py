@@ -1,0 +1,241 @@
+"""Sweeps over stored sketches: expectations as from values, and one line for whatever needs values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of
+
+import gtrace
+from gtrace.errors import TraceError, UsageError
+from gtrace.sweep import EXPECTATION, expand
+from gtrace.trace import SketchPlan, Trace, create_trace
+from gtrace.trace.sketched import DEFAULT_SKETCHES
+
+SIZE = 40_000
+STEPS = (0, 1, 2)
+LEVEL_CODECS = "qsgd,qsgdinf,nuqsgd,natural,terngrad,alq,alq-n,alqg,alqg-n,amq,amq-n,zipml"
+#: columns of expectations that are about errors, and those about bits and zeros
+ERRORS = ("squared_error", "relative_variance", "optimal_variance", "times_optimal")
+BITS = ("bits_fixed", "bits_entropy", "bits_huffman", "bits_payload", "bits_norms")
+EXACT = ("n", "energy", "mean_abs", "bits_envelope")
+
+
+@pytest.fixture(autouse=True)
+def small_sketches(monkeypatch):
+    """Sketch tensors far smaller than a trace would: these tests are about numbers, not about room."""
+    monkeypatch.setattr("gtrace.trace.sketched._WEIGHTED_BYTES", 500)
+    monkeypatch.setattr("gtrace.trace.sketched._PLAIN_BYTES", 200)
+
+
+def gradient(name, step):
+    rng = np.random.default_rng([step, len(name)])
+    if name == "bias":
+        return rng.standard_normal(50).astype(np.float32)
+    size = SIZE if name == "normal" else 8192 * 6
+    if name == "normal":
+        return (rng.standard_normal(size) * 1e-3).astype(np.float32)
+    return (rng.lognormal(-8, 1.5, size) * rng.choice([-1, 1], size)).astype(np.float32)
+
+
+def full(names=("normal", "lognormal", "bias"), steps=STEPS):
+    return Trace.from_arrays({name: {step: gradient(name, step) for step in steps} for name in names})
+
+
+def sketched(path, names=("normal", "lognormal", "bias"), plan=DEFAULT_SKETCHES, steps=STEPS, read=gradient):
+    with create_trace(path, sketch=plan) as writer:
+        for step in steps:
+            for name in names:
+                writer.append(step, name, read(name, step))
+            writer.commit(step)
+    with gtrace.open_trace(path) as trace:
+        assert [bool(info.sketches) for info in trace.tensors] == [name != "bias" for name in names]
+    return path
+
+
+def by_key(result):
+    return {(r["tensor"], r["step"], r["codec"], r["draw"]): r for r in result.rows() if r["draw"] == EXPECTATION}
+
+
+@pytest.mark.parametrize(
+    ("mantissa", "refit", "error", "bits"),
+    [(10, "previous", 1e-6, 1e-6), (6, "each", 1e-3, 5e-3), (6, "previous", 5e-3, 5e-3)],
+)
+def test_expectations_agree_with_those_of_values(tmp_path, mantissa, refit, error, bits):
+    """Each codec is fitted to stored sketches in one sweep, to values in the other.
+
+    At 6 bits fitted levels move a little. What they cost on the step that they are fitted to is flat around the best
+    ones. On the next step it is not, the less so the fewer values there are; and neither are bits and zeros.
+    """
+    codecs = [*expand(LEVEL_CODECS, {"bits": [2, 3, 4]}), *expand("none,randomk,signsgd")]
+    truth = by_key(gtrace.run_sweep(full(), codecs, draws=0, refit=refit))
+    path = sketched(tmp_path / "run.zarr", plan=SketchPlan.parse(DEFAULT_SKETCHES, mantissa))
+    found = by_key(gtrace.run_sweep(path, codecs, draws=0, refit=refit))
+    assert set(found) == set(truth)
+    for key, row in truth.items():
+        near = found[key]
+        for names, bound in ((EXACT, 1e-12), (ERRORS, error), (BITS, bits)):
+            for name in names:
+                a, b = row[name], near[name]
+                assert (a is None) == (b is None)
+                if a is not None and not (math.isnan(a) and math.isnan(b)):
+                    assert math.isclose(a, b, rel_tol=bound, abs_tol=1e-15), (key, name, a, b)
+        assert near["sparsity"] == pytest.approx(row["sparsity"], abs=bits / 2)
+        assert near["snr_db"] == pytest.approx(row["snr_db"], abs=10 * math.log10(1 + error), nan_ok=True)
+        assert (row["fitted_on"], row["bits_fixed"]) == (near["fitted_on"], near["bits_fixed"])
+        for name in ("cosine", "w1", "mean_relative_error", "mean_abs_error"):
+            assert math.isnan(near[name])
+
+
+@pytest.mark.parametrize(("mantissa", "error"), [(10, 1e-6), (6, 1e-3)])
+def test_the_same_levels_cost_the_same(tmp_path, mantissa, error):
+    """Levels that were fitted to the stored sketch, judged by it and by the sketch of the values."""
+    path = sketched(tmp_path / "run.zarr", plan=SketchPlan.parse(DEFAULT_SKETCHES, mantissa))
+    with gtrace.open_trace(path) as trace:
+        for item in expand(LEVEL_CODECS, {"bits": [2, 3, 4]}):
+            for name in ("normal", "lognormal"):
+                stored = [trace.sketch(name, step, *item.needs[:2]) for step in (0, 1)]
+                state = item.fit(item.init(stored[0].size), stored[0], 0)
+                truth = item.expect(state, gtrace.MomentSketch.from_spec(gradient(name, 1), item.needs))
+                found = item.expect(state, stored[1])
+                assert found.squared_error == pytest.approx(truth.squared_error, rel=error)
+                assert abs(found.squared_error - truth.squared_error) <= found.error_bound + 1e-9 * truth.squared_error
+                assert found.bits_entropy == pytest.approx(truth.bits_entropy, rel=2 * error)
+                assert found.sparsity == pytest.approx(truth.sparsity, rel=5 * error)
+
+
+def test_levels_that_are_given_lose_less(tmp_path):
+    """With the same levels on both sides nothing but the bins' width is left, and the stated bound covers it."""
+    truth = by_key(gtrace.run_sweep(full(), ["qsgd:bits=4", "qsgdinf:bits=3", "nuqsgd:bits=4"], draws=0))
+    found = by_key(gtrace.run_sweep(sketched(tmp_path / "run.h5"), ["qsgd:bits=4", "qsgdinf:bits=3", "nuqsgd:bits=4"]))
+    for key, row in truth.items():
+        near = found[key]
+        assert math.isclose(row["relative_variance"], near["relative_variance"], rel_tol=2e-5)
+        margin = near["relative_variance_bound"] + row["relative_variance_bound"] + 1e-10
+        assert abs(row["relative_variance"] - near["relative_variance"]) <= margin
+
+
+def test_defaults_hold_what_default_codecs_need():
+    needed = {
+        item.needs
+        for item in expand("all", {"bits": list(range(2, 9))})
+        if gtrace.codecs.expecting(item) and item.needs is not None
+    }
+    assert needed == set(SketchPlan.parse(DEFAULT_SKETCHES).specs)
+
+
+def test_small_tensors_have_draws_and_one_line_says_why_others_do_not(tmp_path):
+    codecs = ["qsgd:bits=3", "topk", "ef:qsgd", "qsgd:bits=3,bucket_size=512", "nuqsgd:bits=3,bucket_size=512"]
+    path = sketched(tmp_path / "run.zarr")
+    result = gtrace.run_sweep(path, codecs, draws=2)
+    rows = list(result.rows())
+    assert {r["draw"] for r in rows if r["tensor"] != "bias"} == {EXPECTATION}
+    assert {r["codec"] for r in rows if r["tensor"] != "bias"} == {"qsgd:bits=3"}
+    whole = gtrace.run_sweep(full(), codecs, draws=2)
+    assert [r for r in rows_of(result) if r[0] == "bias"] == [r for r in rows_of(whole) if r[0] == "bias"]
+    what = "2 of 3 tensors are kept as sketches"
+    assert set(result.warnings) == {
+        f"{what}: no rows of draws, which need values (capture without --sketch), only expectations",
+        f"{what}: without topk, ef:qsgd: no closed form, they need values: capture without --sketch",
+        f"{what}: without qsgd, nuqsgd: they need the sketch l2:512, which is not stored: capture with --sketch l2:512",
+    }
+
+
+def test_laws_of_buckets_clipping_and_tails_are_not_stored(tmp_path):
+    codecs = ["qsgd:bits=3", "alq:bits=3,law=truncnorm", "qsgd:bits=3,clip=2.5", "qsgd:bits=3,tail=exact"]
+    result = gtrace.run_sweep(sketched(tmp_path / "run.zarr", ("normal",)), codecs, draws=0)
+    assert set(result["codec"]) == {"qsgd:bits=3"}
+    assert {text.split(": ", 1)[1] for text in result.warnings} == {
+        "without alq: moments of every bucket are not stored, they need values: capture without --sketch",
+        "without qsgd: sketches of clipped values or exact tails are not stored: capture without --sketch",
+    }
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    path = sketched(tmp_path / "run.zarr")
+    out = tmp_path / "out.db"
+    with pytest.raises(UsageError, match=r"nothing is left to do.*no closed form"):
+        gtrace.run_sweep(path, ["topk"], tensors=["normal"], output=out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("refit", ["previous", "each", "once", [1]])
+def test_fits_follow_the_rule(tmp_path, refit):
+    truth = by_key(gtrace.run_sweep(full(("normal",)), ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
+    path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10))
+    found = by_key(gtrace.run_sweep(path, ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
+    for key, row in truth.items():
+        assert found[key]["fitted_on"] == row["fitted_on"]
+        assert math.isclose(found[key]["squared_error"], row["squared_error"], rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "zero", "error"])
+def test_values_that_are_not_finite(tmp_path, nonfinite):
+    def damaged(name, step):
+        values = gradient(name, step)
+        if step == 1:
+            values[[3, 900]] = np.nan, np.inf
+        return values
+
+    path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10), read=damaged)
+    whole = Trace.from_arrays({"normal": {step: damaged("normal", step) for step in STEPS}})
+    codecs = ["qsgd:bits=3", "alq:bits=3", "signsgd"]
+    if nonfinite == "error":
+        with pytest.raises(TraceError, match=f"normal at step 1: 2 of {SIZE} gradients are not finite"):
+            gtrace.run_sweep(path, codecs, draws=0, nonfinite="error")
+        return
+    found, truth = (gtrace.run_sweep(t, codecs, draws=0, nonfinite=nonfinite) for t in (path, whole))
+    assert found.warnings == truth.warnings
+    for key, row in by_key(truth).items():
+        near = by_key(found)[key]
+        assert (near["note"], near["n"]) == (row["note"], row["n"])
+        for name in ("squared_error", "energy", "mean_abs", "sparsity", "bits_entropy"):
+            assert near[name] == pytest.approx(row[name], rel=1e-9, nan_ok=True)
+
+
+def test_the_whole_model_is_the_sum_where_buckets_allow_it(tmp_path):
+    plan = SketchPlan.parse(DEFAULT_SKETCHES, 10)
+    # lognormal has whole buckets, so that normal behind it begins with one of its own.
+    names = ("lognormal", "normal")
+    codecs = ["qsgd:bits=3,scope=model", "alq:bits=3,scope=model", "fp:bits=4,scope=model"]
+    truth = by_key(gtrace.run_sweep(full(names), codecs, draws=0))
+    found = by_key(gtrace.run_sweep(sketched(tmp_path / "run.zarr", names, plan), codecs, draws=0))
+    assert {key[0] for key in found} == {"*"}
+    for key, row in truth.items():
+        for name in ("n", "energy", "mean_abs", "squared_error", "sparsity", "bits_huffman", "bits_norms"):
+            assert found[key][name] == pytest.approx(row[name], rel=1e-9), (key, name)
+    mixed = sketched(tmp_path / "mixed.zarr", ("bias", "normal"), plan)
+    result = gtrace.run_sweep(mixed, codecs, draws=0)
+    assert set(result["codec"]) == {"fp:bits=4,scope=model"}
+    assert "without qsgd, alq: buckets of the whole model run from tensor to tensor" in result.warnings[0]
+    truth = by_key(gtrace.run_sweep(full(("bias", "normal")), codecs[2:], draws=0))
+    for key, row in by_key(result).items():
+        assert row["squared_error"] == pytest.approx(truth[key]["squared_error"], rel=1e-9)
+
+
+def test_shares_of_tensors_come_from_stored_sketches(tmp_path):
+    spec = "prune:sparsity=0.6,allocation=heterogeneous"
+    names = ("normal", "lognormal", "bias")
+    truth = by_key(gtrace.run_sweep(full(names), [spec], draws=0))
+    path = sketched(tmp_path / "run.zarr", names, SketchPlan.parse("none", 10))
+    found = by_key(gtrace.run_sweep(path, [spec], draws=0))
+    assert set(found) == set(truth)
+    for key, row in truth.items():
+        assert found[key]["sparsity_asked"] == pytest.approx(row["sparsity_asked"], rel=1e-9)
+    # Without the sketch that shares are worked out from there are none, for small tensors neither.
+    path = sketched(tmp_path / "other.zarr", names, "l2:8192")
+    result = gtrace.run_sweep(path, [spec, "qsgd:bits=2"], draws=0)
+    assert set(result["codec"]) == {"qsgd:bits=2"}
+    assert "without prune: they need the sketch none" in result.warnings[0]
+
+
+def test_rows_do_not_depend_on_jobs_or_resumption(tmp_path):
+    path = sketched(tmp_path / "run.zarr")
+    codecs = ["qsgd:bits=3", "alq:bits=3", "topk"]
+    once = gtrace.run_sweep(path, codecs, jobs=1)
+    out = tmp_path / "part.db"
+    gtrace.run_sweep(path, codecs[:1], steps=[1], output=out)
+    again = gtrace.run_sweep(path, codecs, output=out, jobs=3)
+    assert rows_of(again) == rows_of(once)

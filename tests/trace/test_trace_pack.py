@@ -1,0 +1,208 @@
+"""A packed trace has the same content and fingerprint in fewer files, and its shards are read with care."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers_trace import SHAPES, SUFFIXES, check_gradients, edit_json, gradient, loss, present, write_trace
+
+from gtrace.cli import main
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace import create_trace, open_trace
+from gtrace.trace import zarr_arrays as writing
+from gtrace.trace.names import encode_name
+from gtrace.trace.pack import pack_trace
+from gtrace.trace.statistics import checksum_bytes
+from gtrace.trace.verify import check_trace
+
+STEPS = range(70)
+GROUP = "rank00000/weight_grad"
+
+
+@pytest.fixture
+def packed(tmp_path, monkeypatch):
+    # Shards of some chunks each, so that there are several.
+    monkeypatch.setattr(writing, "_SHARD_BYTES", 600_000)
+    return pack_trace(write_trace(tmp_path / "run.zarr", STEPS, attrs={"seed": 4}))
+
+
+def files(path):
+    return [file for file in path.rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_content_and_fingerprint_stay(suffix, target, tmp_path):
+    path = write_trace(tmp_path / f"run{suffix}", STEPS, attrs={"seed": 4})
+    out = tmp_path / f"out{target}"
+    assert pack_trace(path, out) == out
+    with open_trace(path) as old, open_trace(out) as new:
+        assert new.fingerprint == old.fingerprint
+        assert new.attrs == old.attrs
+        check_gradients(new, STEPS)
+        for info, other in zip(old.tensors, new.tensors, strict=True):
+            assert info == other
+            for name, values in old.statistics(info.name).items():
+                np.testing.assert_array_equal(new.statistics(info.name)[name], values)
+        for name, values in old.scalars().items():
+            np.testing.assert_array_equal(new.scalars()[name], values)
+    assert check_trace(out).clean
+    assert sorted(os.listdir(tmp_path)) == sorted([path.name, out.name])
+
+
+def test_fewer_files(tmp_path):
+    path = write_trace(tmp_path / "run.zarr", STEPS)
+    before = len(files(path))
+    pack_trace(path)
+    assert len(files(path)) < before / 2
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_several_shards_and_parts(packed, tmp_path):
+    assert len(list((packed / GROUP / "embed%2Fweight").glob("c.*"))) > 10
+    with open_trace(packed) as trace:
+        check_gradients(trace, STEPS)
+    # Rows of more than 16 MiB are cut into parts.
+    with create_trace(tmp_path / "long.zarr") as writer:
+        for step in range(2):
+            writer.append(step, "w", gradient("w", step, 5_000_000))
+    pack_trace(tmp_path / "long.zarr")
+    with open_trace(tmp_path / "long.zarr") as trace:
+        for step in range(2):
+            np.testing.assert_array_equal(trace.read("w", step), gradient("w", step, 5_000_000))
+
+
+def test_streams_late_tensors_and_changing_lengths(tmp_path):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(100):
+            writer.append(step, "a", [step], optimizer=1, rank=2)
+            writer.append(step, "act", np.arange(3 + step % 4), kind="neural")
+            if step > 90:
+                writer.append(step, f"late{step}", [1.0], optimizer=1, rank=2)
+            writer.commit(step)
+    for target in SUFFIXES:
+        out = pack_trace(tmp_path / "run.zarr", tmp_path / f"out{target}")
+        with open_trace(tmp_path / "run.zarr") as old, open_trace(out) as new:
+            assert new.fingerprint == old.fingerprint
+            for step in range(100):
+                np.testing.assert_array_equal(new.read("act", step), old.read("act", step))
+
+
+def test_other_tools_open_it(packed):
+    group = zarr.open_group(packed, mode="r")[GROUP]
+    for name in SHAPES:
+        values = group[encode_name(name)][:]
+        for step in present(name, STEPS):
+            np.testing.assert_array_equal(values[step], gradient(name, step).ravel())
+        absent = [step for step in STEPS if step not in present(name, STEPS)]
+        assert np.isnan(values[absent]).all()
+    with xr.open_zarr(packed, group=GROUP) as data:
+        assert data["loss"].values.tolist() == [loss(step) for step in STEPS]
+        assert data["present"].shape == (70, 4)
+
+
+def test_what_is_refused(tmp_path):
+    path = write_trace(tmp_path / "run.zarr", STEPS)
+    other = write_trace(tmp_path / "other.zarr", range(3))
+    with pytest.raises(OutputExistsError, match="exists already"):
+        pack_trace(path, other)
+    with open_trace(other) as trace:
+        check_gradients(trace, range(3))
+    pack_trace(path, other, force=True)
+    with open_trace(other) as trace:
+        check_gradients(trace, STEPS)
+    with pytest.raises(UsageError, match="one file already"):
+        pack_trace(write_trace(tmp_path / "run.h5", STEPS))
+    with pytest.raises(UsageError, match=r"ends in \.zarr"):
+        pack_trace(path, tmp_path / "run.zip")
+    with pytest.raises(TraceError, match="no such trace"):
+        pack_trace(tmp_path / "no.zarr")
+    with create_trace(tmp_path / "open.zarr") as writer:
+        writer.append(0, "w", [1.0])
+        writer.commit(0)
+        with pytest.raises(UsageError, match="is being written"):
+            pack_trace(tmp_path / "open.zarr")
+
+
+def test_a_damaged_trace_stays_as_it_is(tmp_path):
+    path = write_trace(tmp_path / "run.zarr", STEPS)
+    chunk = path / GROUP / "fc.bias" / "c.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    before = files(path)
+    with pytest.raises(TraceError, match=r"fc\.bias"):
+        pack_trace(path)
+    assert files(path) == before
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def _codec(change):
+    return lambda d: change(d["codecs"][0]["configuration"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_codec(lambda c: c.update(chunk_shape=[63, 7])), "do not divide"),
+        (_codec(lambda c: c.update(chunk_shape=[64])), "do not divide"),
+        (_codec(lambda c: c.update(chunk_shape="x")), "do not divide"),
+        (_codec(lambda c: c.update(codecs=[{"name": "bytes"}, {"name": "gzip"}])), "not on the list"),
+        (_codec(lambda c: c.update(codecs=[{"name": "sharding_indexed"}])), "not on the list"),
+        (_codec(lambda c: c.update(index_codecs=[{"name": "bytes"}])), "index of shards"),
+        (_codec(lambda c: c.update(index_codecs=3)), "no configuration"),
+        (_codec(lambda c: c.update(index_location="start")), "index of shards"),
+        (_codec(lambda c: c["index_codecs"][0].update(configuration={"endian": "big"})), "little-endian"),
+        (lambda d: d["codecs"][0].update(configuration=3), "no configuration"),
+        (lambda d: d["chunk_grid"]["configuration"].update(chunk_shape=[64 * 2**17, 7]), "shards of"),
+    ],
+)
+def test_forged_metadata(change, words, packed):
+    edit_json(packed / GROUP / "fc.bias" / "zarr.json", change)
+    with pytest.raises(TraceError, match=words):
+        open_trace(packed)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100, -1])
+def test_a_truncated_shard(keep, packed):
+    shard = packed / GROUP / "fc.bias" / "c.0.0"
+    shard.write_bytes(shard.read_bytes()[:keep])
+    with open_trace(packed) as trace, pytest.raises(TraceError, match=r"fc\.bias.*(truncated|checksum)"):
+        trace.read("fc.bias", 0)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 2**40), (2**63, 100), (10**6, 100), (3, 300)])
+def test_a_forged_index(offset, length, packed):
+    """With a checksum of its own."""
+    shard = packed / GROUP / "fc.bias" / "c.0.0"
+    data = bytearray(shard.read_bytes())
+    count = 2
+    start = len(data) - 4 - 16 * count
+    struct.pack_into("<QQ", data, start, offset, length)
+    data[-4:] = checksum_bytes(np.frombuffer(bytes(data[start:-4]), np.uint8)).to_bytes(4, "little")
+    shard.write_bytes(data)
+    with open_trace(packed) as trace, pytest.raises(TraceError, match=r"c\.0\.0"):
+        trace.read("fc.bias", 0)
+
+
+def test_every_flipped_byte_of_an_index_is_noticed(packed):
+    shard = packed / GROUP / "fc.bias" / "c.0.0"
+    whole = shard.read_bytes()
+    for place in range(len(whole) - 36, len(whole)):
+        shard.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with open_trace(packed) as trace, pytest.raises(TraceError, match="checksum mismatch in the index"):
+            trace.read("fc.bias", 0)
+
+
+def test_the_command(tmp_path, capsys):
+    path = write_trace(tmp_path / "run.zarr", STEPS)
+    with pytest.raises(SystemExit) as done:
+        main(["pack", str(path), "-o", str(tmp_path / "out.zarr")])
+    assert done.value.code == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out.zarr'}: ")
+    with pytest.raises(SystemExit) as done:
+        main(["pack", str(path), "-o", str(tmp_path / "out.zarr")])
+    assert done.value.code == 4

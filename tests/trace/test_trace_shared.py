@@ -1,0 +1,166 @@
+"""A trace that several processes write."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import zarr
+
+from gtrace.errors import OutputExistsError, UsageError
+from gtrace.trace import create_trace, open_trace
+from gtrace.trace.agreement import agreement
+from gtrace.trace.shared import join_trace, parts, settle
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.zarr"
+
+
+def write(writer, rank, steps=3, factor=1.0):
+    for step in range(steps):
+        writer.append(step, "w", np.full(4, factor * (step + 1), np.float32), rank=rank)
+        writer.commit(step, rank=rank, loss=1.0)
+
+
+def join(path, rank=None, writers=2, run="a", **more):
+    return join_trace(path, run=run, rank=rank, writers=writers, **more)
+
+
+def test_the_last_process_finishes_the_trace(path):
+    first, rank0 = join(path, 0, attrs={"seed": 1, "argv": ["train.py"]})
+    second, rank1 = join(path, 1, attrs={"seed": 2})
+    write(second, rank1, factor=2.0)
+    second.close()
+    assert open_trace(path).status == "interrupted"
+    assert "consolidated_metadata" not in json.loads((path / "zarr.json").read_text())
+    write(first, rank0)
+    first.close()
+    trace = open_trace(path)
+    assert (trace.status, trace.attrs["seed"], trace.attrs["argv"]) == ("complete", 1, ["train.py"])
+    assert [key.rank for key in trace.streams] == [0, 1]
+    assert trace.read("w", 2, rank=0).tolist() == [3.0] * 4
+    assert trace.read("w", 2, rank=1).tolist() == [6.0] * 4
+    assert [part["seed"] for part in parts(path)] == [1, 2]
+    group = zarr.open_consolidated(str(path), mode="r")
+    assert group["rank00001/weight_grad/w"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"), [(("complete", "interrupted"), "interrupted"), (("complete", "complete"), "complete")]
+)
+def test_one_interrupted_part_interrupts_the_whole(path, ends, expected):
+    writers = [join(path, rank) for rank in (0, 1)]
+    for (writer, rank), end in zip(writers, ends, strict=True):
+        write(writer, rank)
+        writer.close(end)
+    assert open_trace(path).status == expected
+
+
+def test_a_trace_waits_for_processes_that_have_not_come_yet(path):
+    writer, rank = join(path, 0)
+    write(writer, rank)
+    writer.close()
+    assert open_trace(path).status == "interrupted"
+    settle(path, "a", "complete")
+    assert open_trace(path).status == "complete"
+
+
+def test_a_process_that_comes_late_opens_the_trace_again(path):
+    writer, rank = join(path, writers=1)
+    write(writer, rank)
+    writer.close()
+    assert open_trace(path).status == "complete"
+    writer, rank = join(path, writers=1)
+    assert (rank, open_trace(path).status) == (1, "interrupted")
+    write(writer, rank)
+    writer.close()
+    assert open_trace(path).status == "complete"
+
+
+def test_a_rank_that_is_taken_gets_a_number_beyond_those_expected(path):
+    ranks = [join(path, rank)[1] for rank in (0, 0, 1, 0)]
+    assert ranks == [0, 2, 1, 3]
+    assert [join(path.with_name("other.zarr"))[1] for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_trace_of_another_run_stays_unless_forced(path):
+    writer, rank = join(path, 0, 1)
+    write(writer, rank)
+    writer.close()
+    with pytest.raises(OutputExistsError, match="exists already"):
+        join(path, 0, 1, run="b")
+    assert open_trace(path).steps("w").size == 3
+    settle(path, "b", "interrupted")
+    assert open_trace(path).status == "complete"
+    writer, rank = join(path, 0, 1, run="b", force=True)
+    writer.close()
+    assert open_trace(path).tensors == ()
+
+
+def test_only_zarr(tmp_path):
+    with pytest.raises(UsageError, match=r"ends in \.zarr"):
+        join(tmp_path / "run.h5")
+    with pytest.raises(UsageError, match="does not exist"):
+        join(tmp_path / "nowhere" / "run.zarr")
+
+
+WRITER = """
+import sys, time
+import numpy as np
+from gtrace.trace.shared import join_trace
+path, rank, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+writer, number = join_trace(path, run="a", rank=rank, writers=3, force=True)
+print("ready", flush=True)
+for step in range(steps):
+    for name in ("w", "v"):
+        writer.append(step, name, np.full(100, 1000 * rank + step, np.float32), rank=number)
+    writer.commit(step, rank=number)
+writer.close()
+"""
+
+
+def test_processes_at_once_and_one_of_them_killed(path):
+    create_trace(path).close()  # an old trace that all of them want to replace
+    command = [sys.executable, "-c", WRITER, str(path)]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(steps)], stdout=subprocess.PIPE)
+        for rank, steps in ((0, 100), (1, 10**6), (2, 100))
+    ]
+    for place in (0, 2):
+        assert processes[place].wait(60) == 0
+    processes[1].stdout.readline()
+    while not any(info.rank == 1 for info in open_trace(path).tensors):
+        time.sleep(0.01)
+    processes[1].send_signal(signal.SIGKILL)
+    processes[1].wait()
+    for process in processes:
+        process.stdout.close()
+    settle(path, "a", "interrupted")
+    trace = open_trace(path)
+    assert trace.status == "interrupted"
+    assert [key.rank for key in trace.streams] == [0, 1, 2]
+    for rank in range(3):
+        steps = trace.steps("v", rank=rank)
+        assert steps.size == (100 if rank != 1 else steps.size) > 0
+        for step in steps[-5:]:
+            assert set(trace.read("v", int(step), rank=rank)) == {1000.0 * rank + step}
+
+
+def test_agreement_of_ranks(path):
+    for rank in (0, 1):
+        writer, number = join(path, rank)
+        for step in range(3 + rank):
+            writer.append(step, "same", np.full(2, step, np.float32), rank=number, stage="reduced")
+            writer.append(step, "own", np.full(2, step * rank, np.float32), rank=number)
+            writer.commit(step, rank=number)
+        writer.close()
+    trace = open_trace(path)
+    assert agreement(trace, "reduced") == (3, 3)
+    assert agreement(trace, "local") == (3, 1)

@@ -1,0 +1,374 @@
+"""Tensors of which a trace keeps moment sketches: written like any others, read as sketches, never as values."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from helpers_trace import SUFFIXES, gradient
+
+from gtrace.coding.sketches import most_bytes, pack_sketch, unpack_sketch
+from gtrace.errors import TraceError, UsageError
+from gtrace.sketch import MomentSketch
+from gtrace.trace import SketchPlan, SketchRow, Trace, create_trace, open_trace
+from gtrace.trace.memory import MemorySink
+from gtrace.trace.sketched import DEFAULT_SKETCHES, sketch_name
+from gtrace.trace.statistics import row_statistics
+from gtrace.trace.writer import TraceWriter, root_attrs
+from gtrace.types import SummarySpec
+
+BACKENDS = (*SUFFIXES, "memory")
+PLAN = SketchPlan.parse("l2:512,none")
+SIZE = 30_000
+SHAPES = {"large": (300, 100), "small": (7,)}
+STEPS = (0, 1, 5)
+
+
+def values(name, step):
+    return gradient(name, step, SHAPES[name])
+
+
+def fill(writer, steps=STEPS):
+    for step in steps:
+        for name in SHAPES:
+            if (name, step) != ("large", 1):
+                writer.append(step, name, values(name, step))
+        writer.commit(step, loss=0.5)
+
+
+def write(path, plan=PLAN, steps=STEPS):
+    with create_trace(path, sketch=plan) as writer:
+        fill(writer, steps)
+    return path
+
+
+def opened(backend, folder, plan=PLAN):
+    if backend != "memory":
+        return open_trace(write(folder / f"run{backend}", plan))
+    attrs = root_attrs({"sketch": plan.describe()})
+    sink = MemorySink(attrs)
+    with TraceWriter(sink, "(in memory)", attrs) as writer:
+        fill(writer)
+    return Trace(sink.source())
+
+
+def same(one, other):
+    assert one.spec == other.spec
+    assert one.mantissa == other.mantissa
+    np.testing.assert_array_equal(one.rows, other.rows)
+    np.testing.assert_array_equal(one.sums, other.sums)
+    assert (one.zeros, one.size, one.nonfinite, one.buckets) == (
+        other.zeros,
+        other.size,
+        other.nonfinite,
+        other.buckets,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_tensors_come_back_as_sketches_and_small_ones_as_values(backend, tmp_path):
+    with opened(backend, tmp_path) as trace:
+        large, small = trace.tensors
+        assert (large.name, large.shape, large.size, large.sketches) == ("large", (300, 100), SIZE, PLAN.specs)
+        assert (small.name, small.sketches, large.merged) == ("small", (), 1)
+        assert trace.steps("large").tolist() == [0, 5]
+        numbers = trace.statistics("large")
+        assert numbers["n_valid"].tolist() == numbers["n_total"].tolist() == [SIZE, SIZE]
+        for k, step in enumerate((0, 5)):
+            v = values("large", step).ravel()
+            for spec in PLAN.specs:
+                expected = unpack_sketch(pack_sketch(MomentSketch.from_spec(v, spec), 6))
+                same(trace.sketch("large", step, spec.norm, spec.bucket_size), expected)
+            truth = row_statistics(v)
+            assert [numbers[n][k] for n in ("norm2", "absmax", "zeros", "nonfinite")] == list(truth[:4])
+            row = trace.sketch_row("large", step, [])
+            assert row.sketches == ()
+            assert row[2:] == (truth.norm2, truth.absmax, truth.zeros, truth.nonfinite, SIZE)
+            assert row.norm1 == pytest.approx(np.abs(v.astype(np.float64)).sum(), rel=1e-12)
+        np.testing.assert_array_equal(trace.read("small", 1), values("small", 1))
+        assert trace.sketch("small", 1, "l2", 512).size == 7
+        with pytest.raises(UsageError, match=r"'large', step 5: .* sketches of it \(l2:512, none\) and no values"):
+            trace.read("large", 5)
+        with pytest.raises(UsageError, match="no sketch linf:512 is stored, only l2:512, none"):
+            trace.sketch("large", 5, "linf", 512)
+        with pytest.raises(UsageError, match="no gradient at step 1"):
+            trace.sketch("large", 1, "l2", 512)
+        with pytest.raises(UsageError, match="only values"):
+            trace.sketch_row("small", 1, [])
+
+
+def test_full_width_keeps_every_digit(tmp_path, monkeypatch):
+    monkeypatch.setattr("gtrace.trace.sketched._WEIGHTED_BYTES", 500)
+    with opened(".zarr", tmp_path, SketchPlan.parse("l1:100", 10)) as trace:
+        assert trace.tensors[0].sketches
+        found, truth = trace.sketch("large", 0, "l1", 100), MomentSketch.of(values("large", 0), "l1", 100)
+    np.testing.assert_array_equal(found.rows, truth.rows)
+    np.testing.assert_allclose(found.sums, truth.sums, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_later_row_may_be_much_longer_than_the_first(suffix, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [np.zeros(SIZE, np.float32), rng.lognormal(0, 9, SIZE).astype(np.float32), np.ones(SIZE, np.float32)]
+    with create_trace(tmp_path / f"run{suffix}", sketch=PLAN) as writer:
+        for step, row in enumerate(rows):
+            writer.append(step, "x", row)
+    with open_trace(tmp_path / f"run{suffix}") as trace:
+        for step, row in enumerate(rows):
+            expected = unpack_sketch(pack_sketch(MomentSketch.of(row, "l2", 512), 6))
+            same(trace.sketch("x", step, "l2", 512), expected)
+
+
+@pytest.mark.parametrize("spec", [SummarySpec("l2", 7), SummarySpec("none", None)], ids=sketch_name)
+@pytest.mark.parametrize("mantissa", [0, 6, 10])
+def test_no_sketch_exceeds_the_width_of_a_row(spec, mantissa):
+    # Every pattern of exponent and leading mantissa bits that float32 has, in random order: no bin stays empty.
+    patterns = (np.arange(255 << 10, dtype=np.uint32) << 13) + np.uint32(1)
+    full = np.random.default_rng(1).permutation(patterns.view(np.float32))
+    length = len(pack_sketch(MomentSketch.from_spec(full, spec), mantissa))
+    assert length <= most_bytes(spec, mantissa) < 64 * 1024 * 1024
+
+
+def test_gradients_of_activations_of_any_size(tmp_path):
+    sizes = {0: SIZE, 1: 3 * SIZE, 2: 40, 3: 0}
+    with create_trace(tmp_path / "run.zarr", sketch=PLAN) as writer:
+        for step, size in sizes.items():
+            writer.append(step, "act", gradient("act", step, size), kind="neural", n_total=2 * size)
+            writer.append(step, "little", gradient("little", step, 100 - size // 1000), kind="neural")
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert [bool(info.sketches) for info in trace.tensors] == [True, False]
+        numbers = trace.statistics("act")
+        assert numbers["n_valid"].tolist() == list(sizes.values())
+        assert numbers["n_total"].tolist() == [2 * size for size in sizes.values()]
+        assert [trace.sketch("act", step, "none").size for step in sizes] == list(sizes.values())
+        assert trace.read("little", 1).size == 100 - 90
+
+
+def test_what_is_sketched_hangs_on_the_size_alone():
+    plan = SketchPlan.parse(DEFAULT_SKETCHES)
+    sizes = [1, 1000, 10_000, 28_000, 29_000, 100_000, 8_000_000]
+    assert [plan.covers(size) for size in sizes] == [False] * 4 + [True] * 3
+    assert [plan.stored_bytes(size) == 4 * size for size in sizes] == [True] * 4 + [False] * 3
+    rng = np.random.default_rng(3)
+    for sigma in (0.5, 2, 4):
+        rows = SketchRow.of(rng.lognormal(0, sigma, 29_000).astype(np.float32), plan.specs)
+        assert rows.pack(6).size < 4 * 29_000
+
+
+def test_a_sample_of_a_weight_keeps_its_values(tmp_path):
+    sample = {"kind": "blocks", "total": 4 * SIZE}
+    with create_trace(tmp_path / "run.zarr", sketch=PLAN) as writer:
+        writer.append(0, "x", np.ones(SIZE), shape=[4 * SIZE], sample=sample)
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.read("x", 0).size == SIZE
+
+
+def test_wrong_arguments(tmp_path):
+    row = SketchRow.of(np.ones(SIZE, np.float32), PLAN.specs)
+    with create_trace(tmp_path / "raw.zarr") as writer, pytest.raises(UsageError, match="create_trace"):
+        writer.append_sketch(0, "x", row, (SIZE,))
+    with create_trace(tmp_path / "run.zarr", sketch=PLAN) as writer:
+        with pytest.raises(UsageError, match="other sketches"):
+            writer.append_sketch(0, "x", row._replace(sketches=row.sketches[:1]), (SIZE,))
+        with pytest.raises(UsageError, match=f"{SIZE} elements; it began with 10"):
+            writer.append_sketch(0, "x", row, (10,))
+        writer.append(0, "x", np.ones(SIZE))
+        with pytest.raises(UsageError, match="appended twice"):
+            writer.append(0, "x", np.ones(SIZE))
+        with pytest.raises(UsageError, match="began with"):
+            writer.append(1, "x", np.ones(SIZE + 1))
+    with pytest.raises(UsageError, match="no description of stored sketches"):
+        create_trace(tmp_path / "other.zarr", attrs={"sketch": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("l2:0", "positive number"),
+        ("l3:5", "did you mean l2"),
+        ("l2:1e3", "positive number"),
+        ("none:5", "no buckets"),
+        ("", "no such norm"),
+        ("l2:5,l2:5", "twice"),
+    ],
+)
+def test_lists_of_sketches_that_are_none(text, match):
+    with pytest.raises(UsageError, match=match):
+        SketchPlan.parse(text)
+
+
+def test_the_plan_survives_its_description():
+    plan = SketchPlan.parse("l2,linf:7,none", 8, 3)
+    assert SketchPlan.read(json.loads(json.dumps(plan.describe({5: 2})))) == plan
+    assert [sketch_name(spec) for spec in plan.specs] == ["l2:none", "linf:7", "none"]
+
+
+def test_fingerprints(tmp_path):
+    prints = []
+    for suffix in SUFFIXES:
+        with open_trace(write(tmp_path / f"run{suffix}")) as trace:
+            prints.append(trace.fingerprint)
+    assert prints[0] == prints[1]
+    for plan in (SketchPlan.parse("l2:512,none", 5), SketchPlan.parse("none")):
+        with open_trace(write(tmp_path / f"{plan.mantissa}.zarr", plan)) as trace:
+            prints.append(trace.fingerprint)
+    with open_trace(write(tmp_path / "shorter.zarr", steps=STEPS[:2])) as trace:
+        prints.append(trace.fingerprint)
+    assert len(set(prints)) == 4
+
+
+def read_all(path):
+    with open_trace(path) as trace:
+        for step in trace.steps("large"):
+            trace.sketch_row("large", step, PLAN.specs)
+
+
+class TestHostile:
+    """What somebody else may have put in the place of sketches."""
+
+    def refused(self, path, match):
+        with pytest.raises(TraceError, match=match):
+            read_all(path)
+
+    def replace_row(self, path, row, change, *, checksum=True):
+        """Put other bytes in the place of a row of a Zarr trace, with checksums that fit."""
+        from gtrace.trace.statistics import checksum_bytes
+
+        group = zarr.open_group(path / "rank00000/weight_grad")
+        array = group["large"]
+        data = bytearray(array[row].tobytes())
+        change(data)
+        array[row] = np.frombuffer(bytes(data), np.uint8)
+        if checksum:
+            with open_trace(path) as trace:
+                stream = trace._source.streams[0]
+                stored = stream.read_rows(stream.tensors[0], row)[1][0]
+            group["crc32c"][row, 0] = checksum_bytes(stored)
+
+    @pytest.mark.parametrize(
+        ("place", "value", "match"),
+        [
+            (0, b"XXXX", "no row of sketches"),
+            (4, (0).to_bytes(4, "little"), "no row of sketches"),
+            (4, (1).to_bytes(4, "little"), "not the sketches that the tensor's metadata name"),
+            (8, b"\xff" * 8, "not the sketches that the tensor's metadata name"),
+            (16, b"\xff" * 4, "bytes in a row of"),
+            (16, (30).to_bytes(4, "little"), "GTS1"),
+            (24, b"YYYY", "GTS1"),
+            (90, b"\x55", "checksum mismatch"),
+        ],
+    )
+    def test_bytes_that_are_no_sketches(self, tmp_path, place, value, match):
+        path = write(tmp_path / "run.zarr")
+
+        def change(data):
+            data[place : place + len(value)] = value
+
+        # Where the row's own length is a lie, its checksum does not matter.
+        self.replace_row(path, 2, change, checksum=match not in ("no row of sketches", "bytes in a row of"))
+        self.refused(path, f"'large', step 5.*{match}")
+
+    def test_a_flipped_bit_does_not_match_the_commit_record(self, tmp_path):
+        path = write(tmp_path / "run.zarr")
+
+        def flip(data):
+            data[100] ^= 1
+
+        self.replace_row(path, 0, flip, checksum=False)
+        self.refused(path, "'large', step 0: checksum mismatch with the commit record")
+
+    def test_sketches_of_another_tensor(self, tmp_path):
+        path = write(tmp_path / "run.zarr")
+        other = SketchRow.of(np.ones(SIZE - 1, np.float32), PLAN.specs).pack(6).tobytes()
+
+        def change(data):
+            data[: len(other)] = other
+
+        self.replace_row(path, 0, change)
+        self.refused(path, "'large', step 0: a sketch of other values")
+
+    def test_a_missing_chunk(self, tmp_path):
+        path = write(tmp_path / "run.zarr")
+        (path / "rank00000/weight_grad/large/c.2.0").unlink()
+        self.refused(path, "'large', step 5: the chunk is missing")
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            "l2:512",
+            {"sketches": ["l2:512", "none"], "mantissa": 99},
+            {"sketches": [], "mantissa": 6},
+            {"sketches": ["l2:512"], "mantissa": 6, "fewer": {"x": 1}},
+            {"sketches": ["l2:512"] * 2, "mantissa": 6},
+        ],
+    )
+    def test_attributes(self, tmp_path, told):
+        path = write(tmp_path / "run.zarr")
+        place = path / "rank00000/weight_grad/large/zarr.json"
+        document = json.loads(place.read_text())
+        document["attributes"]["sketch"] = told
+        place.write_text(json.dumps(document))
+        self.refused(path, "attribute 'sketch'")
+
+    def test_values_that_claim_to_be_sketches(self, tmp_path):
+        path = write(tmp_path / "run.zarr")
+        place = path / "rank00000/weight_grad/small/zarr.json"
+        document = json.loads(place.read_text())
+        document["attributes"]["sketch"] = PLAN.describe()
+        place.write_text(json.dumps(document))
+        self.refused(path, "has to be uint8")
+
+    def test_hdf5_rows_that_are_not_there(self, tmp_path):
+        path = write(tmp_path / "run.h5")
+        with h5py.File(path, "r+") as file:
+            data = file["rank00000/weight_grad/large"]
+            head = data[0, :24]
+            # A length within the row's width, and far beyond what the file holds.
+            head[16:24] = np.frombuffer(np.array([400_000, 10], "<u4").tobytes(), np.uint8)
+            data[0, :24] = head
+        self.refused(path, "'large', step 0: the row is missing or truncated")
+
+
+def test_killed_writers_leave_whole_rows(tmp_path):
+    """Signal 9 just before a file is moved into its place or a journal grows: every committed step reads back right."""
+    committed = set()
+    for place in range(0, 200):
+        path = tmp_path / f"{place}.zarr"
+        child = os.fork()
+        if child == 0:
+            count = 0
+
+            def counted(call, place=place):
+                def counting(*args):
+                    nonlocal count
+                    if count == place:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    count += 1
+                    return call(*args)
+
+                return counting
+
+            os.replace, os.pwritev = counted(os.replace), counted(os.pwritev)
+            write(path)
+            os._exit(0)
+        finished = os.waitpid(child, 0)[1] == 0
+        if not path.exists():
+            continue
+        with open_trace(path) as trace:
+            steps = trace.scalars()["step"].tolist()
+            committed.add(len(steps))
+            for info in trace.tensors:
+                for step in trace.steps(info.name).tolist():
+                    v = values(info.name, step).ravel()
+                    if info.sketches:
+                        assert trace.sketch_row(info.name, step, info.sketches).norm2 == row_statistics(v).norm2
+                    else:
+                        np.testing.assert_array_equal(trace.read(info.name, step), v)
+        if finished:
+            break
+    assert committed == {0, 1, 2, 3}

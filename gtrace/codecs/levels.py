@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales, clip_values
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
 from gtrace.coding import (
     EliasCode,
@@ -25,11 +26,12 @@ from gtrace.coding import (
 )
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import rounding as _rounding
-from gtrace.sketch import MomentSketch, bucket_scales, clip_values
 from gtrace.types import Expectation, Norm, Scope, State, SummarySpec, Tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.sketch import MomentSketch
 
 #: flag of a payload whose symbols are fixed width although the codec's coder is another
 FLAG_FIXED = 1

@@ -337,7 +337,7 @@ class TestHostile:
 def test_killed_writers_leave_whole_rows(tmp_path):
     """Signal 9 just before a file is moved into its place or a journal grows: every committed step reads back right."""
     committed = set()
-    for place in range(0, 200):
+    for place in range(200):
         path = tmp_path / f"{place}.zarr"
         child = os.fork()
         if child == 0:

@@ -249,7 +249,7 @@ class NpzFile:
         with reading(self._path), self._zip.open(info) as file:
             file.read(header.offset)
             values = np.empty(math.prod(header.shape), header.dtype)
-            rest = memoryview(values.view(np.uint8)) if values.size else memoryview(b"")
+            rest = values.view(np.uint8).data
             while rest:
                 data = file.read(min(len(rest), 1 << 20))
                 if not data:

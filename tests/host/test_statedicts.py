@@ -32,7 +32,7 @@ def test_gradients_of_a_model(tmp_path):
         saved[step] = {name: p.grad.clone() for name, p in model.named_parameters()}
         torch.save(saved[step], tmp_path / f"in/grads_{step}.{'pt' if step == 3 else 'pth'}")
     with imported(tmp_path / "in", tmp_path / "run.zarr") as trace:
-        for name, parameter in model.named_parameters():
+        for name in saved[3]:
             assert trace.steps(name).tolist() == [3, 20]
             for step, grads in saved.items():
                 np.testing.assert_array_equal(trace.read(name, step), grads[name].numpy().ravel())
@@ -92,7 +92,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
         imported(tmp_path / "1.pt", tmp_path / "run.zarr")
     assert "\n" not in str(caught.value)
     (tmp_path / "2.pt").write_bytes(pickle.dumps(Evil(tmp_path / "owned")))
-    with pytest.raises(TraceError, match="not what torch.save writes"):
+    with pytest.raises(TraceError, match=r"not what torch\.save writes"):
         imported(tmp_path / "2.pt", tmp_path / "run.zarr")
     assert sorted(os.listdir(tmp_path)) == ["1.pt", "2.pt"]
 
@@ -115,7 +115,9 @@ def test_damaged_files(tmp_path):
         data = bytearray(whole)
         data[int(rng.integers(600))] ^= 1 << int(rng.integers(8))
         (tmp_path / "1.pt").write_bytes(data)
+        refused = ""
         try:
             imported(tmp_path / "1.pt", tmp_path / "run.zarr", force=True).close()
         except TraceError as error:
-            assert "\n" not in str(error)
+            refused = str(error)
+        assert "\n" not in refused

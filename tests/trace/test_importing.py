@@ -122,7 +122,7 @@ def test_a_pattern_says_what_names_mean(imported, tmp_path):
         for rank, step in itertools.product((0, 1), STEPS):
             read = trace.read("fc.bias", step, rank=rank)
             np.testing.assert_array_equal(read, tensors(step + rank)["fc.bias"])
-    with pytest.raises(UsageError, match="at step 0 is in .*; say with --pattern"):
+    with pytest.raises(UsageError, match=r"at step 0 is in .*; say with --pattern"):
         imported(to="b.zarr", pattern="*/x/{tensor}-{step}.npy")
 
 
@@ -238,7 +238,10 @@ def test_files_of_the_safetensors_library(imported, tmp_path):
 def write_xarray(path, version, chunk):
     xarray = pytest.importorskip("xarray")
     data = {
-        name: (("step", *(f"{name}.{k}" for k in range(len(shape)))), np.stack([gradient(name, s, shape) for s in STEPS]))
+        name: (
+            ("step", *(f"{name}.{k}" for k in range(len(shape)))),
+            np.stack([gradient(name, s, shape) for s in STEPS]),
+        )
         for name, shape in SHAPES.items()
     }
     data["embed"] = (("row",), np.zeros(3, np.float32))
@@ -419,13 +422,14 @@ def test_hostile_zarr_stores(imported, tmp_path):
         document["chunk_grid"]["configuration"]["chunk_shape"] = [2**15, 2**15]
 
     edit_json(tmp_path / "huge.zarr/zarr.json", enlarge)
-    with pytest.raises(TraceError, match="values are declared, .* bytes are there"):
+    with pytest.raises(TraceError, match=r"values are declared, .* bytes are there"):
         imported("huge.zarr")
     zarr.create_array(tmp_path / "bad.zarr", data=np.zeros(3), zarr_format=2)
-    pickled = {"compressor": {"id": "pickle", "protocol": 5}}
-    edit_json(tmp_path / "bad.zarr/.zarray", lambda document: document.update(pickled))
-    with pytest.raises(TraceError, match="is encoded with pickle, which is never loaded"):
-        imported("bad.zarr")
+    pickled = {"id": "pickle", "protocol": 5}
+    for change in ({"compressor": pickled}, {"compressor": None, "filters": [pickled]}):
+        edit_json(tmp_path / "bad.zarr/.zarray", lambda document, change=change: document.update(change))
+        with pytest.raises(TraceError, match="pickle"):
+            imported("bad.zarr")
     (tmp_path / "none.zarr").mkdir()
     (tmp_path / "none.zarr/zarr.json").write_text('{"node_type": "array"}')
     with pytest.raises(TraceError, match="cannot be read"):
@@ -444,13 +448,14 @@ def test_any_byte_of_a_header_may_be_wrong(imported, tmp_path):
         data = bytearray(whole[suffix])
         data[int(rng.integers(min(len(data), 300)))] ^= 1 << int(rng.integers(8))
         (tmp_path / f"in{suffix}").write_bytes(data)
+        refused = ""
         try:
             imported(f"in{suffix}", force=True)
-            outcomes.add("read")
         except GtraceError as error:
-            assert "\n" not in str(error)
-            outcomes.add("refused")
-    assert outcomes == {"read", "refused"}
+            refused = str(error)
+        assert "\n" not in refused
+        outcomes.add(bool(refused))
+    assert outcomes == {True, False}
 
 
 def test_one_tensor_at_a_time_is_in_memory(imported, tmp_path):
@@ -458,9 +463,7 @@ def test_one_tensor_at_a_time_is_in_memory(imported, tmp_path):
     big = np.random.default_rng(0).standard_normal((8, 250_000)).astype(np.float32)
     (tmp_path / "in").mkdir()
     np.savez_compressed(tmp_path / "in/1.npz", **{f"t{k}": big[k] for k in range(8)})
-    write_raw_safetensors(
-        tmp_path / "all.safetensors", {"w": tensor(0, big.nbytes, big.shape)}, big.tobytes()
-    )
+    write_raw_safetensors(tmp_path / "all.safetensors", {"w": tensor(0, big.nbytes, big.shape)}, big.tobytes())
     for source, options in (("in", {}), ("all.safetensors", {"step_axis": True})):
         tracemalloc.start()
         imported(source, to=f"{source}.zarr", **options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gtrace.errors import TraceError
-from gtrace.trace.foreign import Entry, join_name
+from gtrace.trace.foreign import Entry, join_name, reading
 from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ class StateDictFile:
 
     def __init__(self, path: Path) -> None:
         self._where = printable(str(path))
-        if not path.is_file() or not zipfile.is_zipfile(path):
+        with reading(path):
+            zipped = zipfile.is_zipfile(path)
+        if not zipped:
             raise TraceError(
                 f"{self._where}: not what torch.save writes since torch 1.6; damaged, or load it and save it again"
             )

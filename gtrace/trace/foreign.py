@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import GtraceError, TraceError
 from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
@@ -111,14 +111,20 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what fails while a file is read into one line that names the file.
 
     Raises:
-        TraceError: for any error of the system, of numpy, of zipfile.
+        TraceError: for any other error.
     """
     try:
         yield
-    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, NotImplementedError, MemoryError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        first = printable(str(reason).splitlines()[0])[:200]
-        raise TraceError(f"{printable(os.fspath(path))}: cannot be read ({first}); damaged or foreign") from error
+    except GtraceError:
+        raise
+    except Exception as error:
+        # zipfile, zlib and the codecs of Zarr raise whatever damaged bytes lead them to.
+        known = isinstance(error, OSError) and error.strerror
+        reason = str(known or error).strip().splitlines() or [type(error).__name__]
+        hint = "" if known else "; damaged or foreign"
+        raise TraceError(
+            f"{printable(os.fspath(path))}: cannot be read ({printable(reason[0])[:200]}){hint}"
+        ) from error
 
 
 def bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

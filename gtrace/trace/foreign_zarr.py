@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROOTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
-#: A row may be so much larger than all bytes that the array has on disk, or have so many bytes.
+#: An array may be so much larger than what is stored of it, or have so many bytes.
 _RATIO = 1032
 _SMALL = 64 * 1024 * 1024
 
@@ -43,44 +43,46 @@ class ZarrStore:
         self._arrays: dict[str, Any] = {}
         self._rows: dict[str, NDArray[Any]] = {}
         self._folder: Path | None = None
+        self._checked: set[str] = set()
         with reading(path), warnings.catch_warnings():
             # Zarr warns of files that it does not know.
             warnings.simplefilter("ignore")
-            try:
-                root = zarr.open(str(path), mode="r")
-                members = root.members(max_depth=None) if isinstance(root, zarr.Group) else [("", root)]
-                found = [(name.replace("/", "."), node) for name, node in members if isinstance(node, zarr.Array)]
-            except (KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"no Zarr metadata: {error}") from error
+            root = zarr.open(str(path), mode="r")
+            members = root.members(max_depth=None) if isinstance(root, zarr.Group) else [("", root)]
+            found = {name.replace("/", "."): node for name, node in members if isinstance(node, zarr.Array)}
+            told = [Entry(name, tuple(a.shape), a.dtype.name, _dimensions(a)) for name, a in sorted(found.items())]
         entries = []
-        for name, array in sorted(found, key=lambda item: item[0]):
-            entry = Entry(name, tuple(array.shape), array.dtype.name, _dimensions(array))
+        for entry in told:
+            name = entry.name
             if entry.dimensions == (name.rpartition(".")[2],) and name != "step":
                 continue
-            self._arrays[name] = array
+            self._arrays[name] = found[name]
             entries.append(entry)
         self.entries = tuple(entries)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
         """See :class:`TensorFile`."""
         array = self._arrays[entry.name]
-        where = f"{self._where}: array '{printable(entry.name)}'"
-        self._check(array, entry, where, entry.size if row is None else entry.size // entry.shape[0])
         with reading(self._path):
+            if entry.name not in self._checked:
+                self._check(array, f"{self._where}: array '{printable(entry.name)}'")
+                self._checked.add(entry.name)
             if row is None:
                 return np.asarray(array[...])
             if array.chunks[0] == 1:
                 return np.asarray(array[row])
             return np.array(self._unpacked(entry)[row])
 
-    def _check(self, array: Any, entry: Entry, where: str, size: int) -> None:
+    def _check(self, array: Any, where: str) -> None:
         # Decoding with pickle executes what is stored; numcodecs knows such a filter.
-        if "pickle" in json.dumps(array.metadata.to_dict(), default=str).lower():
+        metadata = {key: told for key, told in array.metadata.to_dict().items() if key != "attributes"}
+        if "pickle" in json.dumps(metadata, default=str).lower():
             raise TraceError(f"{where}: is encoded with pickle, which is never loaded; store plain numbers")
-        width = array.dtype.itemsize
-        most = max(size, math.prod(array.chunks), math.prod(array.shards or ())) * width
+        most = (
+            max(math.prod(array.shape), math.prod(array.chunks), math.prod(array.shards or ())) * array.dtype.itemsize
+        )
         if most > _SMALL and most > _RATIO * array.nbytes_stored():
-            raise TraceError(f"{where}: {entry.shape} values are declared, {array.nbytes_stored()} bytes are there")
+            raise TraceError(f"{where}: {array.shape} values are declared, {array.nbytes_stored()} bytes are there")
 
     def _unpacked(self, entry: Entry) -> NDArray[Any]:
         """The array in a file, where chunks hold several rows: each is decoded once."""

@@ -45,6 +45,8 @@ STEPS_TOLD = {
     "none": "a single step, numbered 0",
 }
 _STEP_ARRAYS = ("step", "steps")
+#: Along an axis. One of empty rows can be declared as long as one likes.
+_MOST_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,10 @@ def _rows_of(
             "choose arrays with --tensors"
         )
     length = gradients[0].shape[0]
+    if length > _MOST_STEPS:
+        raise UsageError(
+            f"{printable(str(file.path))}: a first axis of {length} counts no steps; {_MOST_STEPS} at most"
+        )
     if numbers is None:
         return {k: k for k in range(length)}, "axis"
     return {int(step): row for row, step in enumerate(numbers)}, "array"

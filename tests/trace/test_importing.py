@@ -417,13 +417,15 @@ def test_hostile_zarr_stores(imported, tmp_path):
 
     zarr.create_array(tmp_path / "huge.zarr", data=np.ones((2, 2), np.float32))
 
-    def enlarge(document):
-        document["shape"] = [2**20, 2**20]
-        document["chunk_grid"]["configuration"]["chunk_shape"] = [2**15, 2**15]
+    for chunk in (2**15, 2):
 
-    edit_json(tmp_path / "huge.zarr/zarr.json", enlarge)
-    with pytest.raises(TraceError, match=r"values are declared, .* bytes are there"):
-        imported("huge.zarr")
+        def enlarge(document, chunk=chunk):
+            document["shape"] = [2**20, 2**20]
+            document["chunk_grid"]["configuration"]["chunk_shape"] = [chunk, chunk]
+
+        edit_json(tmp_path / "huge.zarr/zarr.json", enlarge)
+        with pytest.raises(TraceError, match=r"values are declared, .* bytes are there"):
+            imported("huge.zarr")
     zarr.create_array(tmp_path / "bad.zarr", data=np.zeros(3), zarr_format=2)
     pickled = {"id": "pickle", "protocol": 5}
     for change in ({"compressor": pickled}, {"compressor": None, "filters": [pickled]}):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.reader import TensorInfo, Trace
+    from gtrace.trace.info import TensorInfo
+    from gtrace.trace.reader import Trace
 
 FORMATS = ("npz", "safetensors", "parquet")
 #: What a folder of exported files says about itself; only such a folder is ever replaced.

@@ -33,11 +33,11 @@ TABLES = {
     ),
     "scales": (
         "inner",
-        ["fp:e3m0", "fp:e3m0,scope=model", *(f"fp:e3m0,exponent={k}" for k in STATIC)],
+        ["fp:e3m0", "fp:e3m0,scale=absmax", "fp:e3m0,scope=model", *(f"fp:e3m0,exponent={k}" for k in STATIC)],
     ),
     "all layers": (
         "all",
-        ["fp:bits=8", "fp:bits=6", "fp:bits=5", "fp:e3m0", "fp:e3m0,scope=model"]
+        ["fp:bits=8", "fp:bits=6", "fp:bits=5", "fp:e3m0", "fp:e3m0,scale=absmax", "fp:e3m0,scope=model"]
         + [f"fp:e3m0,exponent={k}" for k in STATIC[:4]]
         + ["prune:sparsity=0.8", "prune:sparsity=0.9"],
     ),

@@ -89,6 +89,7 @@ _REFITS = ("previous", "each", "once")
 def command(**options: Any) -> None:
     """Measure codecs on the gradients of TRACE: error, bits, distance, at every tensor and step.
 
+    Codecs that keep memory are replayed over bursts of consecutive steps; without any, all leaves them out.
     A sweep that was interrupted, or that gets more codecs, continues where it stopped.
 
     \b
@@ -125,7 +126,9 @@ def run(
     as_json: bool,
 ) -> None:
     """The command without its options' parsing."""
+    from gtrace.codecs import split_specs
     from gtrace.sweep import expand, run_sweep
+    from gtrace.sweep.bursts import LEFT_OUT
 
     load_plugins(plugin)
     ranges: dict[str, list[Any]] = {
@@ -157,6 +160,7 @@ def run(
             refit=_refit(refit),  # type: ignore[arg-type]
             nonfinite=nonfinite,  # type: ignore[arg-type]
             optimal=optimal,
+            leave_out="all" in split_specs(methods),
             jobs=jobs,
             output=path,
             force=force,
@@ -166,6 +170,9 @@ def run(
     if kind is None:
         for other, count in result.provenance.get("left_out", {}).items():
             click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
+    for text in result.warnings:
+        if not as_json or text.startswith(LEFT_OUT):
+            click.echo(f"gtrace: warning: {text}", err=True)
     tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
     if as_json:
         print_json(
@@ -181,8 +188,6 @@ def run(
             }
         )
         return
-    for text in result.warnings:
-        click.echo(f"gtrace: warning: {text}", err=True)
     click.echo(
         f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps"
     )

@@ -14,6 +14,7 @@ from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Row, draw_row, expectation_row, identity
@@ -347,9 +348,7 @@ class Replay:
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
         steps = self._job.steps
-        start = index
-        while start > 0 and steps[start] - steps[start - 1] == 1:
-            start -= 1
+        start = start_of(steps, index)
         link = self._links.get((str(codec), draw))
         if start == index:
             link = _Link(index, codec.init(size), b"")

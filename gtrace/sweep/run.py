@@ -24,6 +24,7 @@ from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.allocation import Allocation
+from gtrace.sweep.bursts import LEFT_OUT, any_burst, gaps_line
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, Totals, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
@@ -66,6 +67,7 @@ def run_sweep(
     refit: Refit | Sequence[int] = "previous",
     nonfinite: Nonfinite = "skip",
     optimal: bool = True,
+    leave_out: bool = False,
     jobs: int | None = None,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -87,6 +89,8 @@ def run_sweep(
         nonfinite: what happens to a tensor with NaN or infinite gradients.
         optimal: where a codec with fitted levels takes part, set every level codec beside the best levels of the
             same number.
+        leave_out: where no two captured steps are consecutive, leave out codecs that keep memory, with a warning
+            and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
         jobs: threads; the number of processors by default. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
         force: overwrite an ``output`` that belongs to another sweep.
@@ -97,7 +101,8 @@ def run_sweep(
         all rows of the store, also those of earlier runs that this one resumed or extended.
 
     Raises:
-        UsageError: an unknown codec, tensor or step, or no gradients of this kind.
+        UsageError: an unknown codec, tensor or step, no gradients of this kind, or draws of codecs that keep memory
+            where no two captured steps are consecutive.
         TraceError: the trace cannot be read.
         OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
     """
@@ -115,6 +120,10 @@ def run_sweep(
             optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
         )
         gradients = _Gradients(opened, tensors, kind)
+        wanted_steps = gradients.choose(steps)
+        chosen, alone = _split_by_memory(gradients, wanted_steps, chosen, draws)
+        if alone and not (leave_out and chosen):
+            raise UsageError(f"sweep: {gaps_line(alone)}")
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None
         about = [opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole]
@@ -122,7 +131,6 @@ def run_sweep(
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
         path = Path(output)
-        wanted_steps = gradients.choose(steps)
         provenance = {
             "command": list(command),
             "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else opened.fingerprint,
@@ -130,6 +138,7 @@ def run_sweep(
             "trace_attrs": opened.attrs,
             "kind": gradients.kind,
             "left_out": gradients.left_out,
+            "left_out_codecs": [str(item) for item in alone],
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
@@ -139,7 +148,8 @@ def run_sweep(
         limits.check()
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
-            store.add((), warnings=_cautions(opened))
+            cautions = _cautions(opened)
+            store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
             done = store.done()
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}
@@ -161,6 +171,18 @@ def run_sweep(
         finally:
             store.close()
         return ResultStore.load(path)
+
+
+def _split_by_memory(
+    gradients: _Gradients, wanted: frozenset[int], codecs: Sequence[Codec], draws: int
+) -> tuple[list[Codec], list[Codec]]:
+    """The codecs that can run, and those that keep memory where each replay would be a single step."""
+    whole = [tuple(sorted(gradients.all_steps))]
+    # Of sketches there are no draws, so nothing is replayed.
+    each = [gradients.steps[info.name] for info in gradients.infos if not info.sketches]
+    bursts = {"tensor": any_burst(each, wanted) or not each, "model": any_burst(whole, wanted) or not each}
+    alone = [item for item in codecs if item.stateful and draws and not bursts[scope_of(item)]]
+    return [item for item in codecs if item not in alone], alone
 
 
 def versions() -> dict[str, str]:

@@ -70,6 +70,13 @@ _REFITS = ("previous", "each", "once")
     show_default=True,
     help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
 )
+@click.option(
+    "--chunk",
+    type=click.IntRange(min=1),
+    default=2**24,
+    show_default=True,
+    help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the stochastic rounding.")
 @click.option(
     "--jobs",
@@ -119,6 +126,7 @@ def run(
     refit: str,
     nonfinite: str,
     optimal: bool,
+    chunk: int,
     seed: int,
     jobs: int | None,
     output: Path | None,
@@ -161,6 +169,7 @@ def run(
             nonfinite=nonfinite,  # type: ignore[arg-type]
             optimal=optimal,
             leave_out="all" in split_specs(methods),
+            chunk=chunk,
             jobs=jobs,
             output=path,
             force=force,

@@ -104,9 +104,7 @@ class HuffmanCode:
 
     def expected_bits(self, probabilities: NDArray[np.float64]) -> float:
         """Mean bits per symbol; infinite when a symbol without a code has a positive probability."""
-        if (probabilities[self.lengths == 0] > 0).any():
-            return float("inf")
-        return float(probabilities @ self.lengths)
+        return mean_length(self.lengths, probabilities)
 
     def encode(self, symbols: NDArray[np.uint16]) -> bytes:
         """Encode uint16[n]; the last byte is padded with zeros.
@@ -145,6 +143,13 @@ class HuffmanCode:
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the Huffman stream ends early, is too long or holds no code")
         return out
+
+
+def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:
+    """Mean bits per symbol of a code of these lengths; infinite when a symbol without one has a chance."""
+    if not lengths.all() and (probabilities[lengths == 0] > 0).any():
+        return float("inf")
+    return float(probabilities @ lengths)
 
 
 @lru_cache(maxsize=512)

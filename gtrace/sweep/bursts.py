@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def any_burst(tensors: Iterable[Sequence[int]], wanted: Container[int]) -> bool:
     return any(
         after - before == 1 and (before in wanted or after in wanted)
         for steps in tensors
-        for before, after in zip(steps, steps[1:], strict=False)
+        for before, after in pairwise(steps)
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gtrace.trace import format as layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,7 +53,13 @@ class MemoryStream:
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """That row."""
-        return row, self._rows[spec.index, row][None]
+        stored = self._rows[spec.index, row][None]
+        stored.flags.writeable = False
+        return row, stored
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """That row."""
+        yield self._rows[spec.index, row]
 
 
 class MemorySource:

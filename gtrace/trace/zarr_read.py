@@ -26,6 +26,7 @@ from gtrace.trace.names import printable
 from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -265,6 +266,12 @@ class ZarrStream:
             assert chunk is not None
             values[part * length : (part + 1) * length] = chunk[offset, : spec.size - part * length]
         return row, values[None]
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, chunk by chunk."""
+        about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        for part in range(spec.parts):
+            yield self._read_part(spec, row, part, about)[: spec.size - part * spec.chunk_elements]
 
     def _read_part(self, spec: TensorSpec, row: int, part: int, about: str) -> NDArray[Any]:
         block, offset = divmod(row, spec.chunk_rows)

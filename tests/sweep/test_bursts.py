@@ -22,7 +22,9 @@ def gaps(tmp_path_factory):
 def test_bursts():
     steps = (0, 1, 2, 10, 11, 20)
     assert [start_of(steps, index) for index in range(6)] == [0, 0, 0, 3, 3, 5]
-    assert any_burst([steps], {2}) and any_burst([steps], {10}) and not any_burst([steps], {20})
+    assert any_burst([steps], {2})
+    assert any_burst([steps], {10})
+    assert not any_burst([steps], {20})
     assert not any_burst([(0, 2), (1, 3)], {0, 1, 2, 3})
 
 
@@ -36,7 +38,8 @@ def test_memory_without_consecutive_steps_is_refused(gaps, tmp_path):
     with pytest.raises(UsageError, match="keeps memory"):
         gtrace.run_sweep(mixed, MEMORY[:1], steps=[10])
     found = gtrace.run_sweep(mixed, MEMORY[:1], steps=[1, 10])
-    assert set(found["step"]) == {1, 10} and all("open loop" in note for note in found["note"])
+    assert set(found["step"]) == {1, 10}
+    assert all("open loop" in note for note in found["note"])
 
 
 def test_nothing_is_replayed_in_expectation(gaps):
@@ -48,7 +51,8 @@ def test_memory_is_left_out_where_asked(gaps):
     found = gtrace.run_sweep(gaps, ["qsgd:bits=3", *MEMORY], tensors=["fc.bias"], leave_out=True)
     assert set(found["codec"]) == {"qsgd:bits=3"}
     assert found.provenance["left_out_codecs"] == MEMORY
-    assert len(found.warnings) == 1 and found.warnings[0].startswith("left out: ef:topk:ratio=0.1, mem-sgd")
+    assert len(found.warnings) == 1
+    assert found.warnings[0].startswith("left out: ef:topk:ratio=0.1, mem-sgd")
     with pytest.raises(UsageError, match="keep memory"):
         gtrace.run_sweep(gaps, MEMORY, leave_out=True)
 
@@ -60,8 +64,12 @@ def test_command_line(gaps, tmp_path):
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     refused = run("mem-sgd")
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "mem-sgd keeps memory" in refused.stderr
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "mem-sgd keeps memory" in refused.stderr
     whole = run("all")
     assert whole.returncode == 0, whole.stderr
-    assert whole.stderr.count("left out: ") == 1 and whole.stderr.count("\n") == 1
-    assert "qsgd:bits=3" in json.loads(whole.stdout)["codecs"] and "mem-sgd" not in json.loads(whole.stdout)["codecs"]
+    assert whole.stderr.count("left out: ") == 1
+    assert whole.stderr.count("\n") == 1
+    assert "qsgd:bits=3" in json.loads(whole.stdout)["codecs"]
+    assert "mem-sgd" not in json.loads(whole.stdout)["codecs"]

@@ -234,11 +234,12 @@ class Replay:
         if codec.stateful:
             common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
         expected = None
+        needs = codec.needs if expecting(codec) else None
         for draw in draws:
             clock = time.perf_counter()
-            built = expecting(codec) and codec.needs is not None and codec.needs not in self._summaries.get(index, {})
-            if built and codec.needs is not None:
-                self._summary(index, codec.needs, values)
+            built = needs is not None and needs not in self._summaries.get(index, {})
+            if needs is not None:
+                self._summary(index, needs, values)
             sketched = time.perf_counter()
             ready = self._ready(codec, draw, index, reference.size)
             fitted = time.perf_counter()
@@ -251,9 +252,9 @@ class Replay:
                 fit["sparsity_asked"] = share
             if ready.note is not None:
                 fit["note"] = "; ".join(filter(None, (common["note"], ready.note)))
-            if expecting(codec) and codec.needs is not None and expected is None:
-                sketch = self._summary(index, codec.needs)
-                expected = codec.expect(ready.state, sketch)
+            if needs is not None and expected is None:
+                assert expecting(codec)
+                expected = codec.expect(ready.state, self._summary(index, needs))
             if draw == EXPECTATION:
                 if expected is None:
                     continue

@@ -65,6 +65,9 @@ def run_jobs(
     def work(job: Job) -> None:
         replay = ChunkReplay if job.chunked else SketchReplay if job.sketched else Replay
         with gate.held(0 if job.sketched else job.size):
+            # It may have ended while this one waited to be let in.
+            if stop.is_set():
+                return
             for block in replay(source, job, settings, allocation).blocks():
                 with lock:
                     finished.append(block)

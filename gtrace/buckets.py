@@ -9,6 +9,7 @@ import numpy as np
 from gtrace.errors import UsageError
 from gtrace.kernels import moments as _moments
 from gtrace.kernels import norms as _norms
+from gtrace.kernels import sketching as _sketching
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -39,7 +40,9 @@ def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:
     Raises:
         UsageError: they are not.
     """
-    grid = np.asarray(levels, dtype=np.float64).reshape(-1)
+    grid = np.ascontiguousarray(levels, dtype=np.float64).reshape(-1)
+    if _sketching.are_levels(grid) and (grid[0] == 0) == zero:
+        return grid
     if grid.size == 0 or not np.isfinite(grid).all():
         raise UsageError("levels: give at least one finite magnitude")
     if (np.diff(grid) <= 0).any() or grid[0] < 0:

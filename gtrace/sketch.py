@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from gtrace.kernels import sketching as _sketching
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from numpy.typing import ArrayLike, NDArray
 
 #: mantissa bits that tell two bins of one octave apart
@@ -29,6 +31,8 @@ MANTISSA = 10
 #: falls into cost address space and no memory, so the range covers every level that float32 can hold.
 OCTAVES = 149
 _ROUNDING = 1e-12
+#: level sets whose expectations a sketch remembers
+_MOST_KNOWN = 2048
 
 # Row k of a table starts at the float64 whose leading bits are base + k; row 0 is for zeros, row 1 the catch-all.
 _BASE_UNIT = ((1023 - OCTAVES) << MANTISSA) - 2
@@ -104,6 +108,8 @@ class MomentSketch:
     bucket_moments: NDArray[np.float64] | None = None
     mantissa: int = MANTISSA
     _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
+    # Never handed on to a changed copy: what is known of these sums only.
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -374,11 +380,32 @@ class MomentSketch:
 
         Returns:
             expected squared error (gradient units squared), the same with every weight 1 (units of r squared),
-            the bound on the first, and the probabilities of the magnitudes (float64[m]).
+            the bound on the first, and the probabilities of the magnitudes (float64[m], read-only).
         """
         grid = as_levels(levels, zero=zero)
+        # A codec is fitted to a sketch and then judged by it, or fitted for the next step: the same levels again.
+        found: tuple[float, float, float, NDArray[np.float64]]
+        found = self.remember((grid.tobytes(), zero), lambda: self._expect(grid, zero))
+        return found
+
+    def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned for this key, called once: for what follows from the sketch and the key alone."""
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = make()
+        return found
+
+    def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
+        lower, upper = self._both_edges()
+        blocks = self.remember(
+            "blocks", lambda: (self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS))
+        )
         mass = np.empty(grid.size)
-        weighted, plain, bound = _sketching.expect_levels(self.lower, self.upper, self.sums, grid, not zero, mass)
+        weighted, plain, bound = _sketching.expect_levels(
+            lower, upper, self.sums, blocks[0], blocks[1], grid, not zero, mass
+        )
         if not zero:
             weighted += self.zero_weight * grid[0] ** 2
             plain += self.zeros * grid[0] ** 2
@@ -387,8 +414,14 @@ class MomentSketch:
         if count:
             np.maximum(mass, 0.0, out=mass)
             mass /= count
+        mass.flags.writeable = False
         weighted = max(weighted, 0.0) + self.clip_error
         return weighted, max(plain, 0.0), bound + _ROUNDING * weighted, mass
+
+    def _blocks(self, bins: int) -> NDArray[np.float64]:
+        out = np.empty((-(-self.rows.size // bins), _sketching.COLUMNS))
+        _sketching.sum_blocks(self.lower, self.sums, bins, out)
+        return out
 
     def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
         """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.

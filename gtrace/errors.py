@@ -68,3 +68,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
         return f"did you mean {' or '.join(near)}?"
     shown = ", ".join(names[:12])
     return f"known: {shown}{', ...' if len(names) > 12 else ''}" if names else "none is known"
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people."""
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"

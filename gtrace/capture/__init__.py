@@ -46,6 +46,9 @@ def record(
     kind: str = "weight",
     max_elements: int | None = None,
     drop: bool = False,
+    optimizer_state: bool = False,
+    noise: bool = False,
+    verbose: bool = False,
     reduced: bool = False,
     sketch: str | None = None,
     sketch_mantissa: int | None = None,
@@ -66,10 +69,13 @@ def record(
             steps; others have no limit.
         force: replace an existing trace.
         kind: ``"weight"``, ``"neural"`` (of the loss with respect to the outputs of ``model``'s modules) or ``"both"``.
-        max_elements: elements that are kept of one neural gradient, 262,144 by default; a sample of those that have
-            more.
+        max_elements: elements that are kept of one gradient. Of a weight's, whole blocks of 16,384, drawn once, and
+            all of it by default; of a neural one, single elements, and 262,144 by default.
         drop: leave out steps while 256 MiB of gradients wait to be written, instead of making training wait; the
             trace's attribute ``capture`` says which.
+        optimizer_state: record the sum of Adam's second moments (``exp_avg_sq``) of each tensor, too.
+        noise: record how the gradients of a step's micro-batches scatter, too.
+        verbose: print a line to stderr for every 100 recorded steps.
         reduced: of several processes that train together, record the average instead of each one's own gradients.
         sketch: keep moment sketches of large gradients instead of their values: norms and bucket sizes, such as
             ``"l2:8192,linf:8192,none"``; tensors whose values take less room keep them.
@@ -94,6 +100,9 @@ def record(
         kind=kind,
         max_elements=max_elements,
         drop=drop,
+        optimizer_state=optimizer_state,
+        noise=noise,
+        verbose=verbose,
         reduced=reduced,
         sketch=sketch,
         sketch_mantissa=sketch_mantissa,

@@ -44,7 +44,7 @@ def start(told: Mapping[str, Any]) -> None:
 class _Child:
     def __init__(self, told: Mapping[str, Any]) -> None:
         options = capture_options(Path(told["path"]), **told["options"])
-        self._session = CaptureSession(options, told["attrs"], launched=True)
+        self._session = CaptureSession(options, told["attrs"], launched=True, status=True)
         self._failed = False
         self._exits = contextlib.ExitStack()
 

@@ -70,8 +70,8 @@ class RowLayout:
         """What a row with every tensor takes, each what ``cost`` says for its number of elements."""
         return sum(cost(math.prod(slot.shape)) for slot in self.slots)
 
-    def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor]]:
-        """The gradients of a step as real strided tensors, with their slots."""
+    def gradients(self, step: OptimizerStep) -> tuple[list[Slot], list[torch.Tensor], list[torch.Tensor]]:
+        """The slots of a step's gradients, the gradients as real strided tensors, and the parameters."""
         found = []
         for group in step.optimizer.param_groups:
             for parameter in group["params"]:
@@ -80,13 +80,14 @@ class RowLayout:
                     found.append((parameter, local_part(gradient), stage))
         if not all(self._knows(parameter) for parameter, _, _ in found):
             self._extend(step.optimizer, found)
-        slots, gradients = [], []
+        slots, gradients, parameters = [], [], []
         for parameter, gradient, _ in found:
             slot = self._known[id(parameter)][1]
             if slot is not None:
                 slots.append(slot)
                 gradients.append(as_real_dense(gradient))
-        return slots, gradients
+                parameters.append(parameter)
+        return slots, gradients, parameters
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         # The id of a parameter that is gone may be another's by now.

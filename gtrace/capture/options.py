@@ -44,7 +44,11 @@ class CaptureOptions:
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
         drop: then steps are left out instead.
         kind: ``weight``, ``neural`` or ``both``.
-        max_elements: elements that are kept of one gradient of a module's output.
+        max_elements: elements that are kept of one gradient: of a weight's in whole blocks, None for all; of a module's
+            output drawn one by one, None for the usual number.
+        optimizer_state: record the sums of Adam's second moments.
+        noise: record how the gradients of micro-batches scatter.
+        verbose: tell about progress while it goes on.
         sketch: sketches to keep of large gradients instead of their values, ``l2:8192,linf:8192,none``.
         sketch_mantissa: width of their bins; None for the usual one.
     """
@@ -61,7 +65,10 @@ class CaptureOptions:
     queue_bytes: int = 256 * 1024 * 1024
     drop: bool = False
     kind: str = "weight"
-    max_elements: int = MAX_ELEMENTS
+    max_elements: int | None = None
+    optimizer_state: bool = False
+    noise: bool = False
+    verbose: bool = False
     sketch: str | None = None
     sketch_mantissa: int | None = None
 
@@ -75,7 +82,9 @@ class CaptureOptions:
             "ranks": "0" if self.first_rank_only else "all",
             "stage": "reduced" if self.reduced else "local",
             "kind": self.kind,
-            **({} if self.kind == "weight" else {"max_elements": self.max_elements}),
+            **({} if self.max_elements is None else {"max_elements": self.max_elements}),
+            **({"optimizer_state": True} if self.optimizer_state else {}),
+            **({"noise": True} if self.noise else {}),
             "drop": self.drop,
             **({} if self.sketch is None else {"sketch": self.sketch}),
         }
@@ -96,6 +105,9 @@ def capture_options(
     kind: str = "weight",
     max_elements: int | None = None,
     drop: bool = False,
+    optimizer_state: bool = False,
+    noise: bool = False,
+    verbose: bool = False,
     sketch: str | None = None,
     sketch_mantissa: int | None = None,
 ) -> CaptureOptions:
@@ -108,8 +120,9 @@ def capture_options(
     policy = step_policy(steps, every)
     if kind not in KINDS:
         raise UsageError(f"--kind: '{kind}' is no kind of gradient; {suggest(kind, KINDS)}")
-    if max_elements is not None and kind == "weight":
-        raise UsageError("--max-elements is for gradients of module outputs; add --kind neural or both")
+    if kind == "neural" and (optimizer_state or noise):
+        what = "--optimizer-state" if optimizer_state else "--noise"
+        raise UsageError(f"{what} is about gradients of weights; use --kind weight or both")
     if max_elements is not None and max_elements < 1:
         raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
     _check_sketch(sketch, sketch_mantissa)
@@ -132,7 +145,10 @@ def capture_options(
         rank == "0",
         reduced,
         kind=kind,
-        max_elements=max_elements or MAX_ELEMENTS,
+        max_elements=MAX_ELEMENTS if max_elements is None and kind == "neural" else max_elements,
+        optimizer_state=optimizer_state,
+        noise=noise,
+        verbose=verbose,
         drop=drop,
         sketch=sketch,
         sketch_mantissa=sketch_mantissa,

@@ -78,6 +78,17 @@ class AutomaticSteps:
         place = bisect.bisect_right(starts, step) - 1
         return place >= 0 and step < starts[place] + length
 
+    def most(self, capacity: int) -> int:
+        """How many steps it records of the longest run.
+
+        >>> AutomaticSteps().most(8)
+        8
+        """
+        if capacity >= HORIZON:
+            return HORIZON
+        dense, length, starts = _bursts(capacity)
+        return dense + length * len(starts)
+
     def __str__(self) -> str:
         return "auto"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,8 +12,12 @@ import torch
 
 from gtrace.capture.gaps import Gaps
 from gtrace.capture.layout import RowLayout
+from gtrace.capture.policy import AutomaticSteps
+from gtrace.capture.state import second_moments
 from gtrace.capture.writer import AsyncWriter, Row
+from gtrace.errors import size_text
 from gtrace.host.naming import name_parameters
+from gtrace.trace.blocks import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3
+#: Rows between two lines about progress.
+_TOLD_ROWS = 100
 
 
 class Recorder:
@@ -48,6 +55,11 @@ class Recorder:
         say: prints one line for the user.
         weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
         plan: which sketches the trace keeps of large gradients, None where it keeps their values.
+        max_elements: elements to keep of a weight's gradient, rounded up to whole blocks; None for all.
+        optimizer_state: record Adam's second moments, too.
+        noise: record how gradients of micro-batches scatter, too.
+        tell: prints one line about how it goes: a first one, and with ``verbose`` further ones.
+        verbose: tell about every 100th row.
     """
 
     def __init__(
@@ -64,6 +76,11 @@ class Recorder:
         say: Callable[[str], None],
         weights: bool = True,
         plan: SketchPlan | None = None,
+        max_elements: int | None = None,
+        optimizer_state: bool = False,
+        noise: bool = False,
+        tell: Callable[[str], None] = lambda _text: None,
+        verbose: bool = False,
     ) -> None:
         self.selection = selection
         #: Errors of capture so far; training went on.
@@ -76,7 +93,7 @@ class Recorder:
         self.neural: NeuralGradients | None = None
         self._weights = weights
         #: elements of a gradient -> bytes that count against the budget
-        self._cost = functools.cache((lambda size: 4 * size) if plan is None else plan.stored_bytes)
+        self._cost = functools.cache(functools.partial(_stored_bytes, plan, max_elements))
         self._policy = policy
         self._budget = budget
         self._models = models
@@ -88,7 +105,17 @@ class Recorder:
         self._told: set[str] = set()
         self._say = say
         self._attrs: dict[str, Any] = {}
-        self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error)
+        self._max_elements = max_elements
+        self._optimizer_state = optimizer_state
+        self._noise = noise
+        self._verbose = verbose
+        self._tell = tell
+        self._prediction = ""
+        #: Gradients of which several micro-batches were seen.
+        self.replicated = 0
+        #: Second moments of an optimizer that were recorded.
+        self.moments = 0
+        self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error, max_elements, self._written)
         self._layouts: dict[int, RowLayout] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
@@ -191,8 +218,12 @@ class Recorder:
     def _capacity(self) -> int:
         if self._budget is None:
             return sys.maxsize
+        return self._budget // max(1, self._row_bytes())
+
+    def _row_bytes(self) -> int:
+        """What a step takes of which every tensor is recorded."""
         row = sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
-        return self._budget // max(1, row + (self.neural.row_bytes if self.neural is not None else 0))
+        return row + (self.neural.row_bytes if self.neural is not None else 0)
 
     @torch.no_grad()
     def _take(self, step: OptimizerStep) -> None:
@@ -200,7 +231,7 @@ class Recorder:
         if layout is None:
             layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
             self._layouts[step.stream] = layout
-        slots, gradients = layout.gradients(step) if self._weights else ([], [])
+        slots, gradients, parameters = layout.gradients(step) if self._weights else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
@@ -218,16 +249,17 @@ class Recorder:
             self.dropped.add(step.stream, step.step)
             return
         self._bytes += size
-        if buffer is not None:
-            self._take_weights(step, slots, gradients, buffer, scalars)
         row = self.neural.collect() if self.neural is not None else None
+        if buffer is not None:
+            numbers = self._numbers(step, slots, parameters)
+            self._take_weights(step, slots, gradients, buffer, scalars, numbers)
         if row is not None:
             if not self._attrs:
                 self._names(step.optimizer, step.stream)
             if step.loss_scale != 1.0:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
             self._recorded.add(step.stream)
-            self._writer.submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"))
+            self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
 
     def _take_weights(
         self,
@@ -236,7 +268,9 @@ class Recorder:
         gradients: list[torch.Tensor],
         buffer: RowBuffer,
         scalars: Mapping[str, float],
+        numbers: Mapping[int, Mapping[str, float]],
     ) -> None:
+        started = time.perf_counter()
         try:
             torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
         except BaseException:
@@ -245,7 +279,55 @@ class Recorder:
         if step.grad_scale != 1.0:
             scalars = {**scalars, "grad_scale": step.grad_scale}
         self._recorded.add(step.stream)
-        self._writer.submit(Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars))
+        row = Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars, "weight", numbers)
+        self._submit(row, time.perf_counter() - started)
+
+    def _numbers(
+        self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
+    ) -> dict[int, dict[str, float]]:
+        """What is asked for beside the gradients, by the slots' index."""
+        found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
+        if self._optimizer_state:
+            for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
+                found[slot.index]["second_moment"] = value
+                self.moments += not math.isnan(value)
+        if self._noise:
+            for slot, parameter in zip(slots, parameters, strict=True):
+                seen = step.replicas(parameter)
+                self.replicated += seen is not None
+                count, norm2, sum_norm2 = (math.nan,) * 3 if seen is None else seen
+                found[slot.index] |= {"replicas": count, "replicas_norm2": norm2, "replicas_sum_norm2": sum_norm2}
+        return found
+
+    def _submit(self, row: Row, seconds: float) -> None:
+        if not self._prediction:
+            self._prediction = self._predicted(seconds)
+        self._writer.submit(row)
+
+    def _written(self, row: Row) -> None:
+        """A row is in the trace; called in the writer's thread."""
+        count = self._writer.rows.total()
+        if count == 1:
+            self._tell(f"gtrace: recording {self._prediction}")
+        elif self._verbose and count % _TOLD_ROWS == 0:
+            self._tell(
+                f"gtrace: step {row.step}: {count} rows written, {size_text(self._bytes)} recorded, "
+                f"{self._writer.waiting} waiting, training waited {self.blocked:.1%} of its time"
+            )
+
+    def _predicted(self, seconds: float) -> str:
+        """What a step takes, and what that comes to; copying took so many seconds."""
+        row = self._row_bytes()
+        tensors = self.tensors + self.neural_tensors
+        text = f"{tensors} tensor{'s' * (tensors != 1)}, {size_text(row)} a step, copied in {seconds * 1e3:.1f} ms"
+        if self._budget is None:
+            return text
+        steps = self._capacity()
+        if not isinstance(self._policy, AutomaticSteps):
+            return f"{text}; the {size_text(self._budget)} budget takes {steps:,} steps"
+        steps = self._policy.most(steps)
+        budget = size_text(self._budget)
+        return f"{text}; auto keeps at most {steps:,} steps ({size_text(row * steps)} of the {budget} budget)"
 
     def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
         names = name_parameters(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
@@ -256,3 +338,10 @@ class Recorder:
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)
+
+
+def _stored_bytes(plan: SketchPlan | None, most: int | None, size: int) -> int:
+    """What a gradient of so many elements counts against the budget."""
+    kept = size if most is None else min(size, -(-most // BLOCK) * BLOCK)
+    # A sample keeps its values, whatever its size.
+    return 4 * kept if plan is None or kept < size else plan.stored_bytes(size)

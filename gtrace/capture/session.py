@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.capture.policy import TensorSelection
 from gtrace.errors import GtraceError, UsageError
 from gtrace.host.processes import Place, process_place
@@ -51,6 +52,7 @@ class CaptureSummary:
         fewest_rows: steps of the process that recorded fewest, where there are several.
         neural_rows: steps of which gradients of module outputs were recorded.
         neural_tensors: distinct outputs of modules whose gradients were recorded.
+        without: what was asked for beside the gradients and was not to be had, one line each.
     """
 
     path: Path
@@ -72,6 +74,7 @@ class CaptureSummary:
     fewest_rows: int = 0
     neural_rows: int = 0
     neural_tensors: int = 0
+    without: tuple[str, ...] = ()
 
 
 class CaptureSession:
@@ -82,6 +85,7 @@ class CaptureSession:
         attrs: further attributes of the trace.
         say: prints one line for the user; to stderr by default.
         launched: this process was launched by the one that runs the program.
+        status: say how it goes after the first recorded step, too.
     """
 
     def __init__(
@@ -91,7 +95,9 @@ class CaptureSession:
         *,
         say: Callable[[str], None] | None = None,
         launched: bool = False,
+        status: bool = False,
     ) -> None:
+        self._status = status or options.verbose
         self._options = options
         self._attrs = attrs or {}
         self._say = say or print_line
@@ -126,6 +132,11 @@ class CaptureSession:
             say=self._say,
             weights=self._options.kind != "neural",
             plan=self._plan(),
+            max_elements=self._options.max_elements,
+            optimizer_state=self._options.optimizer_state,
+            noise=self._options.noise,
+            tell=self._tell,
+            verbose=self._options.verbose,
         )
         hooks = TrainingHooks(
             self._wants,
@@ -135,6 +146,7 @@ class CaptureSession:
             recorder.prepare,
             lambda step: self._records and recorder.chooses(step),
             reduced=self._options.reduced,
+            noise=self._options.noise,
         )
         hooks.install()
         if self._options.kind != "weight":
@@ -145,7 +157,7 @@ class CaptureSession:
                 selection=recorder.selection,
                 scan=models is None,
                 closed=models is not None,
-                max_elements=self._options.max_elements,
+                max_elements=self._options.max_elements or MAX_ELEMENTS,
                 queue_bytes=self._options.queue_bytes,
                 drop=self._options.drop,
                 paused=lambda: hooks.repeating,
@@ -245,7 +257,17 @@ class CaptureSession:
             complaints=tuple(recorder.selection.complaints()),
             neural_rows=recorder.neural_rows,
             neural_tensors=recorder.neural_tensors,
+            without=tuple(self._without(recorder)),
         )
+
+    def _without(self, recorder: Recorder) -> list[str]:
+        """What was asked for beside the gradients and never there."""
+        out = []
+        if self._options.optimizer_state and not recorder.moments:
+            out.append("no second moments: the optimizer keeps no exp_avg_sq, or took one step")
+        if self._options.noise and not recorder.replicated:
+            out.append("no noise: one micro-batch in each step")
+        return out
 
     def _wants(self, stream: int, step: int) -> bool:
         assert self._recorder is not None
@@ -255,6 +277,12 @@ class CaptureSession:
             self._records = self._may_record(self._place)
             self._recorder.share_budget(1 if self._options.first_rank_only else self._place.world_size)
         return self._records and self._recorder.wants(stream, step)
+
+    def _tell(self, text: str) -> None:
+        """Say how it goes; of several processes the first does."""
+        place = self._place or Place()
+        if self._status and (place.rank == 0 or (place.rank is None and not self._launched)):
+            self._say(text)
 
     def _may_record(self, place: Place) -> bool:
         if self._options.first_rank_only:
@@ -312,7 +340,9 @@ class CaptureSession:
 
 def print_line(text: str) -> None:
     """Tell the user something beside what the program prints."""
-    print(text, file=sys.stderr, flush=True)
+    # A closed stderr must neither stop training nor the thread that writes.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def git_commit(folder: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gtrace.capture.gaps import Gaps
@@ -13,17 +13,20 @@ from gtrace.capture.gaps import Gaps
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import Slot
     from gtrace.capture.neural import NeuralRow
     from gtrace.trace import TraceWriter
+    from gtrace.trace.blocks import BlockSample
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One step of one optimizer: some tensors of a buffer, and the numbers of a commit.
 
-    ``grad_scale`` is what they are divided by.
+    ``grad_scale`` is what they are divided by. ``numbers`` are further ones about the tensors, by slot's index.
     """
 
     stream: int
@@ -33,6 +36,7 @@ class Row:
     grad_scale: float
     scalars: Mapping[str, float]
     kind: str = "weight"
+    numbers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 class AsyncWriter:
@@ -41,11 +45,20 @@ class AsyncWriter:
     Args:
         open_trace: creates the trace; called in the thread, with the first row. Gives the rank to write under, too.
         on_error: called in the thread with each exception; the thread goes on with the next row.
+        most: elements that are kept of a weight's gradient, in whole blocks; None for all.
+        on_row: called in the thread when a row is in the trace.
     """
 
     def __init__(
-        self, open_trace: Callable[[], tuple[TraceWriter, int]], on_error: Callable[[Exception], None]
+        self,
+        open_trace: Callable[[], tuple[TraceWriter, int]],
+        on_error: Callable[[Exception], None],
+        most: int | None = None,
+        on_row: Callable[[Row], None] = lambda _row: None,
     ) -> None:
+        self._most = most
+        self._on_row = on_row
+        self._samples: dict[tuple[str, int], BlockSample | None] = {}
         self._open_trace = open_trace
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
@@ -66,6 +79,11 @@ class AsyncWriter:
         """Hand a row over; its buffer goes back to its pool when it is written."""
         self._queue.put(row)
 
+    @property
+    def waiting(self) -> int:
+        """Rows that were handed over and are not written yet, about."""
+        return self._queue.qsize()
+
     def drain(self) -> None:
         """Wait until all rows that were handed over are written; none can follow."""
         self._queue.put(None)
@@ -79,15 +97,19 @@ class AsyncWriter:
 
     def _run(self) -> None:
         while (row := self._queue.get()) is not None:
+            written = False
             try:
                 if self.failed:
                     self.unwritten.add(row.stream, row.step)
                 else:
                     self._write(row)
+                    written = True
             except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
                 self._give_up(row, error)
             finally:
                 row.buffer.release()
+            if written:
+                self._on_row(row)
 
     def _give_up(self, row: Row, error: Exception) -> None:
         """Leave the row out as a whole: a part of it would look like a step at which other tensors are absent."""
@@ -111,10 +133,31 @@ class AsyncWriter:
             gradient = row.buffer.targets[slot.index].numpy()
             if row.grad_scale != 1.0:
                 gradient /= row.grad_scale
+            numbers = dict(row.numbers.get(slot.index, {}))
             about = {**self._description(row, slot), **slot.numbers}
-            self._trace.append(row.step, slot.name, gradient, **place, **about)
+            if row.kind == "weight" and self._most is not None:
+                gradient = self._cut(slot, gradient, self._most, about, numbers)
+            self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
         self._trace.commit(row.step, **{**place, **row.scalars})
         self.rows[row.kind] += 1
+
+    def _cut(
+        self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]
+    ) -> NDArray[Any]:
+        """The blocks of a weight's gradient that are kept; adds what the trace is told about the rest."""
+        from gtrace.trace.blocks import UNKNOWN, BlockSample, whole_numbers
+
+        numbers |= UNKNOWN
+        key = slot.name, gradient.size
+        if key not in self._samples:
+            self._samples[key] = BlockSample.choose(*key, most)
+        sample = self._samples[key]
+        if sample is None:
+            return gradient
+        flat = gradient.reshape(-1)
+        about |= {"sample": sample.describe(), "shape": list(slot.shape)}
+        numbers |= whole_numbers(flat)
+        return sample.take(flat)
 
     def _description(self, row: Row, slot: Slot) -> dict[str, Any]:
         """What the trace is told about a tensor at its first appearance."""

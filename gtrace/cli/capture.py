@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from gtrace.cli.options import size_text
-from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError
+from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
     from gtrace.capture.session import CaptureSession, CaptureSummary
@@ -78,8 +77,12 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     "--max-elements",
     type=int,
     metavar="N",
-    help="Keep N elements of a larger neural gradient, a seeded sample.  [default: 262144]",
+    help="Keep N elements of a larger gradient: of a weight's, whole blocks of 16384; of a neural one, a sample of "
+    "single elements.  [default: all; 262144]",
 )
+@click.option("--optimizer-state", is_flag=True, help="Record the sums of Adam's second moments, too.")
+@click.option("--noise", is_flag=True, help="Record how the gradients of a step's micro-batches scatter, too.")
+@click.option("--verbose", is_flag=True, help="Say something after every 100 recorded steps.")
 @click.option(
     "--drop", is_flag=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
 )
@@ -109,6 +112,9 @@ def command(
     rank: str,
     kind: str,
     max_elements: int | None,
+    optimizer_state: bool,
+    noise: bool,
+    verbose: bool,
     drop: bool,
     sketch: str | None,
     sketch_mantissa: int | None,
@@ -119,8 +125,9 @@ def command(
     """Run SCRIPT with its ARGS and record the gradient of every parameter at its optimizer steps.
 
     The script runs unchanged and ends with the same weights, bit for bit. Options of gtrace come before
-    SCRIPT; everything after it is the script's own. One line on stderr at the end says what was recorded. The
-    exit code is 5 where the script fails, and the message names its own.
+    SCRIPT; everything after it is the script's own. A line on stderr after the first recorded step says what that
+    takes, and one at the end what was recorded. The exit code is 5 where the script fails, and the message names
+    its own.
     """
     from gtrace.host.children import watch_no_more
     from gtrace.host.launcher import Outcome, Program, run_program
@@ -150,6 +157,9 @@ def command(
         "force": force,
         "kind": kind,
         "max_elements": max_elements,
+        "optimizer_state": optimizer_state,
+        "noise": noise,
+        "verbose": verbose,
         "drop": drop,
         "sketch": sketch,
         "sketch_mantissa": sketch_mantissa,
@@ -158,7 +168,7 @@ def command(
     options = capture_options(shown, **chosen)
     argv = ["-m", script, *args] if is_module else [script, *args]
     attrs = {"argv": argv, "git_commit": git_commit(program.folder)}
-    session = CaptureSession(options, attrs)
+    session = CaptureSession(options, attrs, status=True)
 
     def leave(exit_code: int) -> int:
         """The program ends the process by itself, so that nothing after ``run_program`` is reached."""
@@ -226,6 +236,7 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
         parts.append(f"{summary.dropped} steps dropped")
     if summary.unwritten:
         parts.append(f"{summary.unwritten} steps could not be written")
+    parts += summary.without
     if summary.errors:
         parts.append(f"{summary.errors} errors")
     rows = f"{summary.rows}" if summary.fewest_rows in (0, summary.rows) else f"{summary.fewest_rows} to {summary.rows}"

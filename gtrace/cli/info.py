@@ -105,13 +105,17 @@ def _row(trace: Trace, info: TensorInfo) -> Row:
     merged = info.merged > 1
     # Of merged steps the root mean square of their norms is shown.
     energies = numbers["norm2"] * (info.size / np.maximum(stored, 1) if merged else 1.0)
+    largest = numbers["absmax"]
+    if "whole_norm2" in numbers:
+        energies = np.where(np.isnan(numbers["whole_norm2"]), energies, numbers["whole_norm2"])
+        largest = np.fmax(largest, numbers["whole_absmax"])
     return Row(
         info=info,
         steps=len(steps),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
         norms=[math.sqrt(value) for value in energies.tolist()],
-        absmax=float(numbers["absmax"].max()),
+        absmax=float(largest.max()),
         zeros=float(numbers["zeros"].sum()) / max(int(stored.sum()), 1),
         nonfinite=int(numbers["nonfinite"].sum()),
         fewest=info.size if merged else int(total.min()),
@@ -240,6 +244,9 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         names = ", ".join(sketch_name(spec) for spec in sketched.sketches)
         large = count(sum(bool(row.info.sketches) for row in rows), "tensor")
         lines.append(("sketch", f"{names} of {large}; no values, so sweeps give expectations only"))
+    cut = [row.info for row in rows if (row.info.sample or {}).get("kind") == "blocks"]
+    if cut:
+        lines.append(("sample", f"whole blocks of {count(len(cut), 'tensor')}; their norms are those of all elements"))
     capture = attrs.get("capture")
     errors = capture.get("errors") if isinstance(capture, dict) else None
     if isinstance(errors, int) and errors > 0:

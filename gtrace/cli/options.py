@@ -165,17 +165,6 @@ def check_output(path: Path, *, force: bool) -> None:
         raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
 
 
-def size_text(count: float) -> str:
-    """A number of bytes for people."""
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:.1f} TB"
-
-
 def print_json(value: Any) -> None:
     """One JSON document on stdout; NaN and infinities become null, as JSON has no word for them."""
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.options import print_json, size_text
+from gtrace.cli.options import print_json
+from gtrace.errors import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

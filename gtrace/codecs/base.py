@@ -119,6 +119,14 @@ class Codec(ABC):
         return None
 
     @property
+    def whole_tensor(self) -> bool:
+        """Whether the fate of an element hangs on the whole tensor in other ways than through a norm of ``needs``.
+
+        A scale or a threshold that is fitted to all elements does that; levels do not, which a part fits as well.
+        """
+        return False
+
+    @property
     def allocates(self) -> bool:
         """Whether tensors share something out among them, so that an engine must call :meth:`allocate` before fits."""
         return False

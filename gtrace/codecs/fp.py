@@ -179,6 +179,11 @@ class Fp(ExpectingCodec):
         return self.rounding == "stochastic"
 
     @property
+    def whole_tensor(self) -> bool:
+        """One scale for all, unless it is fixed or each block has its own."""
+        return self.block is None and self.exponent is None
+
+    @property
     def needs(self) -> SummarySpec:
         """The magnitudes as they are."""
         return SummarySpec("none", None, scope=self.scope)

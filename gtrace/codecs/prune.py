@@ -55,6 +55,11 @@ class _PruningCodec(ExpectingCodec):
             raise UsageError(f"codec {self.name}: sparsity={self.sparsity:g} is out of range; it must be below 1")
 
     @property
+    def whole_tensor(self) -> bool:
+        """The threshold is fitted to all magnitudes."""
+        return True
+
+    @property
     def needs(self) -> SummarySpec:
         """The plain magnitudes of the whole tensor."""
         return SummarySpec("none", None)

@@ -106,6 +106,11 @@ class SignSgd(_VotingCodec, ExpectingCodec):
     scale: Scale = parameter("mean", _HELP, choices=SCALES)
 
     @property
+    def whole_tensor(self) -> bool:
+        """The scale is the mean of all magnitudes."""
+        return self.scale != "none"
+
+    @property
     def needs(self) -> SummarySpec:
         """The plain magnitudes: their sum and their energy."""
         return SummarySpec("none", None)

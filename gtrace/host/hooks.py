@@ -21,8 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.host.compiled import never_compiled, not_compiled_itself
 from gtrace.host.local import LOCAL, REDUCED, LocalGradients
+from gtrace.host.losses import Losses
 from gtrace.host.naming import ModuleCollector
 from gtrace.host.processes import process_place
+from gtrace.host.replicas import MicroBatches
 from gtrace.host.rounds import Rounds, backward_in_progress
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
+
+    from gtrace.host.replicas import Replicas
 
     _Function: TypeAlias = Callable[..., object]
 
@@ -52,6 +56,7 @@ class OptimizerStep:
         clip_norm: total norm that ``clip_grad_norm_`` measured in this step; NaN where it was not called.
         loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
         gradient: tells a parameter's gradient, None where it has none, and whether it is ``local`` or ``reduced``.
+        replicas: tells how the gradients of a parameter's micro-batches scatter, None where that is not known.
     """
 
     optimizer: Optimizer | Rounds
@@ -64,65 +69,7 @@ class OptimizerStep:
     clip_norm: float
     loss_scale: float = 1.0
     gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
-
-
-class _Losses:
-    """Sums what is backpropagated between steps.
-
-    The sum stays when a step has used it, for a second optimizer that steps on the same backward pass; the
-    next backward pass starts anew.
-    """
-
-    def __init__(self) -> None:
-        self._total: float | torch.Tensor = 0.0
-        self._clip_norm: float | torch.Tensor = math.nan
-        self._used = False
-        self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
-        #: The gradient scaler that scaled a loss since the step before.
-        self.scaler: GradScaler | None = None
-        self.micro_batches = 0
-
-    @property
-    def total(self) -> float:
-        return float(self._total) if self.micro_batches else math.nan
-
-    @property
-    def clip_norm(self) -> float:
-        return float(self._clip_norm)
-
-    def use(self) -> None:
-        self._used = True
-
-    def scaled(self, scaler: GradScaler, loss: object, result: object) -> None:
-        """A gradient scaler made ``result`` of ``loss``."""
-        self.scaler = scaler
-        if isinstance(loss, torch.Tensor) and isinstance(result, torch.Tensor) and result is not loss:
-            self._unscaled = weakref.ref(result), loss.detach()
-
-    def backward(self, tensors: object, gradients: object) -> None:
-        """A backward pass starts; only one without explicit gradients starts at a loss."""
-        roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
-        given = gradients if isinstance(gradients, (tuple, list)) else (gradients,)
-        if any(gradient is not None for gradient in given):
-            return
-        if not all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
-            return
-        if self._used:
-            self._total, self._clip_norm, self._used, self.micro_batches = 0.0, math.nan, False, 0
-        for root in roots:
-            self._total = self._total + self._value(root)
-        self.micro_batches += 1
-
-    def clipped(self, norm: torch.Tensor) -> None:
-        """``clip_grad_norm_`` returned this norm."""
-        self._clip_norm = norm.detach()
-
-    def _value(self, root: torch.Tensor) -> float | torch.Tensor:
-        if self._unscaled is not None and self._unscaled[0]() is root:
-            root, self._unscaled = self._unscaled[1], None
-        # Reading a value off another device would make training wait for it: that is left for a step that is
-        # captured. The copy is needed because a loss may be changed in place after its backward pass.
-        return root.item() if root.device.type == "cpu" else root.detach().to(torch.float32, copy=True).reshape(())
+    replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
 
 
 @dataclass(slots=True)
@@ -144,6 +91,7 @@ class TrainingHooks:
         chooses: tells beforehand, and any number of times, whether a step of this number will be wanted.
         reduced: of several processes that train together, take the gradients that they share instead of each one's
             own.
+        noise: look at the gradient of each micro-batch.
     """
 
     def __init__(
@@ -156,6 +104,7 @@ class TrainingHooks:
         chooses: Callable[[int], bool] = lambda _step: True,
         *,
         reduced: bool = False,
+        noise: bool = False,
     ) -> None:
         self.modules = ModuleCollector()
         #: Steps of all optimizers so far, those included that a gradient scaler left out.
@@ -168,6 +117,7 @@ class TrainingHooks:
         self._chooses = chooses
         self._reduced = reduced
         self._local = LocalGradients(self._guarded)
+        self._micro_batches = MicroBatches(self._guarded) if noise else None
         self._rounds = Rounds(self._begin_round, self._end_round)
         #: A closure is being evaluated once more in one step: its gradients belong to no step.
         self.repeating = False
@@ -175,7 +125,7 @@ class TrainingHooks:
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
         self._started = 0
-        self._losses = _Losses()
+        self._losses = Losses()
         self._owner = os.getpid()
         self._handles: list[RemovableHandle] = []
         self._patches: list[tuple[object, str, _Function, _Function]] = []
@@ -197,6 +147,9 @@ class TrainingHooks:
         if not self._reduced:
             self._local.wanted = self._chooses(0)
             self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
+        if self._micro_batches is not None:
+            self._micro_batches.wanted = self._chooses(0)
+        if not self._reduced or self._micro_batches is not None:
             self._patch(torch.optim.Optimizer, "add_param_group", self._watch_group)
             for optimizer in self._only or ():
                 self._guarded(self._watch_parameters, optimizer.param_groups)
@@ -205,6 +158,8 @@ class TrainingHooks:
         """Stop to watch, and put everything back."""
         self.modules.remove()
         self._local.remove()
+        if self._micro_batches is not None:
+            self._micro_batches.remove()
         for handle in self._handles:
             handle.remove()
         for owner, name, original, ours in reversed(self._patches):
@@ -285,9 +240,12 @@ class TrainingHooks:
         return add_param_group
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
-        if process_place().world_size > 1:
-            for group in groups:
+        local = not self._reduced and process_place().world_size > 1
+        for group in groups:
+            if local:
                 self._local.watch(group["params"])
+            if self._micro_batches is not None:
+                self._micro_batches.watch(group["params"])
 
     @never_compiled
     def _before_step(
@@ -326,7 +284,7 @@ class TrainingHooks:
             if not taken:
                 taken = True
                 self._guarded(self._step, optimizer)
-            self._local.consume(optimizer)
+            self._consume(optimizer)
             self._losses.use()  # a line search's losses are no part of the next step's
             return result
 
@@ -337,15 +295,21 @@ class TrainingHooks:
         self._losses.scaler = None
         self._advance(optimizer)
         self._skipped += 1
-        self._local.consume(optimizer)
+        self._consume(optimizer)
         self._announce()
 
     def _step(self, optimizer: Optimizer) -> None:
         try:
             self._take(optimizer)
         finally:
-            self._local.consume(optimizer)
+            self._consume(optimizer)
             self._announce()
+
+    def _consume(self, optimizer: Optimizer) -> None:
+        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        self._local.consume(optimizer)
+        if self._micro_batches is not None:
+            self._micro_batches.consume(optimizer)
 
     def _begin_round(self) -> bool:
         stream = self._streams.get(self._rounds)
@@ -358,6 +322,8 @@ class TrainingHooks:
     def _announce(self) -> None:
         upcoming = [stream.steps for stream in self._streams.values()]
         self._local.wanted = any(map(self._chooses, upcoming))
+        if self._micro_batches is not None:
+            self._micro_batches.wanted = self._local.wanted
         self._upcoming(upcoming)
 
     def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
@@ -396,8 +362,13 @@ class TrainingHooks:
                 clip_norm=self._losses.clip_norm,
                 loss_scale=loss_scale,
                 gradient=self._gradients(optimizer, loss_scale / grad_scale),
+                replicas=self._replicas(loss_scale),
             )
         )
+
+    def _replicas(self, scale: float) -> Callable[[torch.Tensor], Replicas | None]:
+        batches = self._micro_batches
+        return lambda parameter: None if batches is None else batches.replicas(parameter, scale)
 
     def _gradients(
         self, optimizer: Optimizer | Rounds, scale: float

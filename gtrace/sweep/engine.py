@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gtrace.sweep.replay import Replay
+from gtrace.sweep.sampled import SampledReplay
 from gtrace.sweep.valueless import ChunkReplay, SketchReplay
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ class Gate:
                 self._changed.notify_all()
 
 
+def _replay(job: Job) -> type[Replay]:
+    if job.sketched:
+        return SketchReplay
+    if job.sample is not None:
+        return SampledReplay
+    return ChunkReplay if job.chunked else Replay
+
+
 def run_jobs(
     source: Source,
     jobs: Sequence[Job],
@@ -63,12 +72,11 @@ def run_jobs(
     gate = Gate(room)
 
     def work(job: Job) -> None:
-        replay = ChunkReplay if job.chunked else SketchReplay if job.sketched else Replay
         with gate.held(0 if job.sketched else job.size):
             # It may have ended while this one waited to be let in.
             if stop.is_set():
                 return
-            for block in replay(source, job, settings, allocation).blocks():
+            for block in _replay(job)(source, job, settings, allocation).blocks():
                 with lock:
                     finished.append(block)
                 if stop.is_set():

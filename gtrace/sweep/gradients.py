@@ -14,6 +14,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.replay import Totals
+from gtrace.sweep.sampled import Whole
 from gtrace.sweep.sketched import total
 from gtrace.trace.pieces import rechunk
 from gtrace.types import WHOLE_MODEL
@@ -161,6 +162,20 @@ class Gradients:
         size, energy = sum(t.size for t, _ in found), math.fsum(t.energy for t, _ in found)
         mean = math.fsum(t.mean_abs * t.size for t, _ in found) / max(1, size)
         return Totals(size, energy, mean), sum(bad for _, bad in found)
+
+    def whole(self, name: str, step: int) -> Whole:
+        """What is known of a tensor of which a sample of blocks is stored, exactly where the capture found it out."""
+        numbers = self._trace.statistics(name, **self._streams[name])
+        place = int(np.searchsorted(numbers["step"], step))
+        size, stored = int(numbers["n_total"][place]), int(numbers["n_valid"][place])
+        unknown = np.full(numbers["step"].size, math.nan)
+        norm1, norm2 = (float(numbers.get(what, unknown)[place]) for what in ("whole_norm1", "whole_norm2"))
+        found = self.totals(name, step)[0]
+        return Whole(
+            size,
+            found.energy * size / stored if math.isnan(norm2) else norm2,
+            found.mean_abs if math.isnan(norm1) else norm1 / size,
+        )
 
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""

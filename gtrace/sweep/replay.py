@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.sweep.allocation import Allocation
+    from gtrace.sweep.sampled import Whole
+    from gtrace.trace.blocks import BlockSample
     from gtrace.types import State, SummarySpec
 
 Refit = Literal["previous", "each", "once"]
@@ -51,6 +53,9 @@ class Source(Protocol):
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
+
+    def whole(self, name: str, step: int) -> Whole:
+        """What the trace knows of a tensor of which it keeps a sample of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class Job:
         sketched: there are stored sketches and no values, so expectations alone.
         chunked: values are summarized chunk by chunk and never held as a whole, so expectations alone.
         size: the most elements that it has at a step.
+        sample: the blocks of which there are values, None where that is all.
     """
 
     tensor: str
@@ -89,6 +95,7 @@ class Job:
     sketched: bool = False
     chunked: bool = False
     size: int = 0
+    sample: BlockSample | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +407,10 @@ class Replay:
         state, fitted = self._fit(codec, link.state, source, self._job.steps[index])
         shared = codec.shared(state)
         return _Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
+
+    def _ready_state(self, codec: Codec, index: int) -> State:
+        """The state with which a stateless codec meets the values that are stored of a step."""
+        return self._ready(codec, EXPECTATION, index, self._look(index)[0].size).state
 
     def _fitted_on(self, index: int, ready: _Ready) -> str:
         if not (ready.shared or ready.fitted):

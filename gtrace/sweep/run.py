@@ -24,6 +24,7 @@ from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.large import CHUNK, Large
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
@@ -206,7 +207,8 @@ def _plan(
     jobs = []
 
     def add(job: Job, codecs: Sequence[Codec]) -> None:
-        whole, chunked = (codecs, ()) if job.sketched else large.split(job.tensor, job.size, codecs)
+        undivided = job.sketched or job.sample is not None
+        whole, chunked = (codecs, ()) if undivided else large.split(job.tensor, job.size, codecs)
         jobs.append(_with_missing(job, steps, whole, draws, done))
         jobs.append(_with_missing(replace(job, chunked=True), steps, chunked, draws, done))
 
@@ -217,7 +219,7 @@ def _plan(
         add(job, limits.for_model(model))
     for info in sorted(gradients.infos, key=lambda info: -info.size):
         job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
-        add(replace(job, size=info.size), limits.for_tensor(info, alone))
+        add(replace(job, size=info.size, sample=sample_of(info)), limits.for_tensor(info, alone))
     return [job for job in jobs if job.wanted]
 
 

@@ -1,4 +1,4 @@
-"""What a sweep can do with tensors of which a trace keeps sketches, and what it says about the rest."""
+"""What a sweep can do with tensors of which a trace keeps sketches, or a sample, and what it says about the rest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gtrace.codecs import Codec, expecting
 from gtrace.errors import UsageError
+from gtrace.sweep.sampled import sample_obstacle, sample_of
 from gtrace.trace.sketched import sketch_name
 from gtrace.types import SummarySpec
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Limits:
-    """Sorts the codecs of a sweep into those that stored sketches serve and those that they do not.
+    """Sorts the codecs of a sweep into those that stored sketches and samples serve and those that they do not.
 
     Args:
         infos: the tensors that are swept.
@@ -25,17 +26,23 @@ class Limits:
         draws: encodings that were asked for.
     """
 
+    _SKETCHES, _SAMPLES = "sketches", "samples of their blocks"
+
     def __init__(self, infos: Sequence[TensorInfo], codecs: Sequence[Codec], draws: int) -> None:
         self._infos = infos
         self._sketched = [info for info in infos if info.sketches]
+        self._samples = {info.name: sample for info in infos if (sample := sample_of(info)) is not None}
+        #: Those of which there are not all values.
+        self._partial = [info for info in infos if info.sketches or info.name in self._samples]
         self._draws = draws
         self._codecs = codecs
-        self._skipped: dict[str, dict[str, None]] = {}
+        #: what of the trace and why -> names of codecs
+        self._skipped: dict[tuple[str, str], dict[str, None]] = {}
         # Every tensor's share hangs on all of them, so one that lacks the sketch keeps the codec from all.
         self._left_out = {
             str(item)
             for item in codecs
-            if item.allocates and any(self._obstacle(item, info) is not None for info in self._sketched)
+            if item.allocates and any(self._obstacle(item, info) is not None for info in self._partial)
         }
 
     @property
@@ -47,9 +54,9 @@ class Limits:
         """Those that can run over one tensor: all of them where there are values."""
         kept = []
         for item in codecs:
-            obstacle = self._obstacle(item, info) if info.sketches else None
+            obstacle = self._obstacle(item, info)
             if obstacle is None and str(item) in self._left_out:
-                obstacle = next(filter(None, (self._obstacle(item, other) for other in self._sketched)))
+                obstacle = next(filter(None, (self._obstacle(item, other) for other in self._partial)))
             if obstacle is None:
                 kept.append(item)
             else:
@@ -58,12 +65,11 @@ class Limits:
 
     def for_model(self, codecs: Sequence[Codec]) -> list[Codec]:
         """Those that can run over the whole model's gradient, which is then the sum of the tensors' sketches."""
-        if not self._sketched:
-            return list(codecs)
         kept = []
         for item in codecs:
-            obstacle = next(filter(None, (self._obstacle(item, info) for info in self._sketched)), None)
-            obstacle = obstacle or self._model_obstacle(item)
+            obstacle = next(filter(None, (self._obstacle(item, info) for info in self._partial)), None)
+            why = self._model_obstacle(item) if obstacle is None and self._sketched else None
+            obstacle = obstacle if why is None else (self._SKETCHES, why)
             if obstacle is None:
                 kept.append(item)
             else:
@@ -72,14 +78,14 @@ class Limits:
 
     def lines(self) -> list[str]:
         """One line for each reason for which something is missing."""
-        if not self._sketched:
-            return []
-        what = f"{len(self._sketched)} of {len(self._infos)} tensors are kept as sketches"
+        counts = {self._SKETCHES: len(self._sketched), self._SAMPLES: len(self._samples)}
+        what = {kept: f"{count} of {len(self._infos)} tensors are kept as {kept}" for kept, count in counts.items()}
         lines = []
-        if self._draws and any(expecting(item) for item in self._codecs):
-            lines.append(f"{what}: no rows of draws, which need values (capture without --sketch), only expectations")
-        for why, names in self._skipped.items():
-            lines.append(f"{what}: without {', '.join(names)}: {why}")
+        if self._sketched and self._draws and any(expecting(item) for item in self._codecs):
+            needs = "no rows of draws, which need values (capture without --sketch), only expectations"
+            lines.append(f"{what[self._SKETCHES]}: {needs}")
+        for (kept, why), names in self._skipped.items():
+            lines.append(f"{what[kept]}: without {', '.join(names)}: {why}")
         return lines
 
     def check(self) -> None:
@@ -88,14 +94,23 @@ class Limits:
         Raises:
             UsageError: no codec can run over any of the tensors.
         """
-        if not self._sketched:
+        if not self._partial:
             return
         tensors = [item for item in self._codecs if item.needs is None or item.needs.scope == "tensor"]
         models = [item for item in self._codecs if item not in tensors]
         if not self.for_model(models) and not any(self.for_tensor(info, tensors) for info in self._infos):
             raise UsageError(f"sweep: nothing is left to do; {'; '.join(self.lines()[-2:])}")
 
-    def _obstacle(self, item: Codec, info: TensorInfo) -> str | None:
+    def _obstacle(self, item: Codec, info: TensorInfo) -> tuple[str, str] | None:
+        """Why a codec cannot be judged from what is kept of a tensor, and what that is."""
+        sample = self._samples.get(info.name)
+        if sample is not None:
+            why = sample_obstacle(item, sample)
+            return None if why is None else (self._SAMPLES, why)
+        why = self._sketch_obstacle(item, info) if info.sketches else None
+        return None if why is None else (self._SKETCHES, why)
+
+    def _sketch_obstacle(self, item: Codec, info: TensorInfo) -> str | None:
         """Why a codec cannot be judged from a tensor's sketches."""
         if item.needs is None or not expecting(item) or type(item).view is not Codec.view:
             return "no closed form, they need values: capture without --sketch"

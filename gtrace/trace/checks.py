@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError
+from gtrace.trace.blocks import BlockSample
 from gtrace.trace.format import FORMAT, SKETCH, VERSION, TensorSpec
 from gtrace.trace.names import printable
 from gtrace.trace.sketched import SketchPlan
@@ -65,6 +66,12 @@ def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
     shape = attrs.get("shape")
     if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
         return "attribute 'shape' is no list of lengths"
+    try:
+        sample = BlockSample.read(attrs.get("sample"))
+    except ValueError as error:
+        return f"attribute 'sample': {error}"
+    if sample is not None and (SKETCH in attrs or (sample.size, sample.total) != (size, math.prod(shape))):
+        return f"attribute 'sample': not one of {size} elements of a tensor of shape {shape}"
     if SKETCH not in attrs and attrs.get("sample") is None and math.prod(shape) != size:
         return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
     aliases = attrs.get("aliases", [])

@@ -44,6 +44,25 @@ LENGTHS = {
     "n_total": Column(np.dtype("<i8"), -1),
 }
 
+#: Numbers about one tensor at one step that only some captures know. A stream has those that its first commit tells.
+EXTRAS = dict.fromkeys(
+    (
+        # of the whole gradient, where a sample of it is stored: sums of magnitudes and of squares of the finite
+        # values, the largest magnitude, and how many values are not finite
+        "whole_norm1",
+        "whole_norm2",
+        "whole_absmax",
+        "whole_nonfinite",
+        # sum of the optimizer's running means of squared gradients, as this step finds them
+        "second_moment",
+        # micro-batches that were accumulated, the sum of their squared norms, and the squared norm of their sum
+        "replicas",
+        "replicas_norm2",
+        "replicas_sum_norm2",
+    ),
+    STATISTICS["norm2"],
+)
+
 #: Attributes of an HDF5 trace: all of a node's as one JSON object, those of the root that were set or changed after
 #: the start, and the root's status.
 METADATA = "metadata"
@@ -153,8 +172,13 @@ def column_of(attrs: Mapping[str, Any]) -> Column:
 
 
 def statistics_of(kind: str) -> dict[str, Column]:
-    """The (step, tensor) arrays that a writer makes in a stream of this kind."""
+    """The (step, tensor) arrays that every stream of this kind has."""
     return STATISTICS | LENGTHS if kind == "neural" else STATISTICS
+
+
+def statistic_column(name: str) -> Column:
+    """How any (step, tensor) array is stored."""
+    return (STATISTICS | LENGTHS | EXTRAS)[name]
 
 
 def chunking(size: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.trace.format import SCALARS
+from gtrace.trace.format import EXTRAS, SCALARS
 from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
@@ -60,6 +60,18 @@ def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], li
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.ascontiguousarray(given, np.float32).reshape(-1)
     return values, list(given.shape), given.dtype.name
+
+
+def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:
+    """Further numbers about a gradient.
+
+    Raises:
+        UsageError: there is no such number.
+    """
+    for what in given:
+        if what not in EXTRAS:
+            raise UsageError(f"tensor '{printable(name)}': no number '{what}' of a gradient; {suggest(what, EXTRAS)}")
+    return {what: float(value) for what, value in given.items()}
 
 
 def scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:

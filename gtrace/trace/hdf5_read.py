@@ -232,7 +232,7 @@ class Hdf5Stream:
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
         if name not in self._statistics:
-            column = layout.statistics_of(self.key.kind)[name]
+            column = layout.statistic_column(name)
             rows = self.steps.size
             if rows == 0:
                 self._statistics[name] = np.empty((0, 0), column.dtype)
@@ -245,6 +245,10 @@ class Hdf5Stream:
     def lengths(self, name: str) -> NDArray[Any] | None:
         """(committed rows, tensors) of one of the lengths, None where there is no such data set."""
         return self.statistic(name) if self.key.kind == "neural" and name in self._group else None
+
+    def further(self, name: str) -> NDArray[Any] | None:
+        """(committed rows, tensors) of one of the further numbers, None where there is no such data set."""
+        return self.statistic(name) if name in self._group else None
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""

@@ -119,10 +119,14 @@ def _make_stream(file: h5py.File, key: StreamKey) -> h5py.Group:
     for name in layout.SCALARS:
         _make_table(group, name, layout.SCALAR, (layout.STEP_ROWS,)).dims[0].attach_scale(step)
     for name, column in layout.statistics_of(key.kind).items():
-        table = _make_table(group, name, column, layout.table_chunking(64))
-        table.dims[0].attach_scale(step)
-        table.dims[1].attach_scale(tensor)
+        _make_statistic(group, name, column)
     return group
+
+
+def _make_statistic(group: h5py.Group, name: str, column: Column) -> None:
+    table = _make_table(group, name, column, layout.table_chunking(64))
+    table.dims[0].attach_scale(group["step"])
+    table.dims[1].attach_scale(group["tensor"])
 
 
 def _make_table(group: h5py.Group, name: str, column: Column, chunks: tuple[int, ...]) -> h5py.Dataset:
@@ -237,6 +241,11 @@ class Hdf5Sink:
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Flush the rows, then write and flush ``step``; move the copy beside in where there is one."""
+        further = [name for name in record.statistics if name in layout.EXTRAS]
+        if further and row == 0:
+            self._stage()
+            for name in further:
+                _make_statistic(self._stream(stream).group, name, layout.EXTRAS[name])
         datasets = self._stream(stream)
         for name, values in record.statistics.items():
             _put_row(datasets[name], row, values)

@@ -37,8 +37,9 @@ class TensorInfo:
         sketches: norm and bucket size of the moment sketches that are stored instead of values, none for values;
             ``size`` is then that of the gradient at one step.
         merged: consecutive recorded steps that the sketches of one step sum; fewer at the end of a run.
-        sample: which elements were kept (``kind``, ``offsets``, ``total``), None for all of them; of a neural
-            gradient how those of a long one are chosen, while ``n_total`` of a step says whether it was long.
+        sample: which elements were kept, None for all of them. Of weights: ``kind`` "blocks", ``offsets`` of the
+            blocks of ``block`` elements, and ``total`` elements. Of a neural gradient how those of a long one are
+            chosen, while ``n_total`` of a step says whether it was long.
         attrs: everything else that was recorded about it.
     """
 

@@ -60,8 +60,8 @@ def in_journal(spec: TensorSpec) -> bool:
     return spec.chunk_rows > 1 and spec.size > 0
 
 
-def _header(kind: str, first: int) -> bytes:
-    names = {"scalars": list(layout.SCALARS), "statistics": list(layout.statistics_of(kind))}
+def _header(statistics: Sequence[str], first: int) -> bytes:
+    names = {"scalars": list(layout.SCALARS), "statistics": list(statistics)}
     return json.dumps({"gtrace_journal": _VERSION, "first": first, **names}).encode() + b"\n"
 
 
@@ -73,13 +73,13 @@ class JournalWriter:
 
     Args:
         folder: of the array ``step``; it exists.
-        kind: of the stream.
+        statistics: names of the (step, tensor) arrays of the stream.
         first: row that is appended next.
     """
 
-    def __init__(self, folder: str, kind: str, first: int) -> None:
+    def __init__(self, folder: str, statistics: Sequence[str], first: int) -> None:
         self._path = os.path.join(folder, NAME)
-        self._kind = kind
+        self._columns = {name: layout.statistic_column(name) for name in statistics}
         self._descriptor = -1
         self.restart(first)
 
@@ -90,7 +90,7 @@ class JournalWriter:
 
     def restart(self, first: int) -> None:
         """Begin anew: rows before ``first`` are in chunk files."""
-        header = _header(self._kind, first)
+        header = _header(list(self._columns), first)
         # A new file, not the old one cut: whoever reads the old one at this moment finds it whole.
         write_beside(self._path, header)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
@@ -113,8 +113,7 @@ class JournalWriter:
             os.ftruncate(self._descriptor, self._size)
             self._torn = False
         scalars = np.array([record.scalars[name] for name in layout.SCALARS], layout.SCALAR.dtype)
-        columns = layout.statistics_of(self._kind)
-        tables = [np.ascontiguousarray(record.statistics[name], column.dtype) for name, column in columns.items()]
+        tables = [np.ascontiguousarray(record.statistics[name], c.dtype) for name, c in self._columns.items()]
         table = b"".join(
             (_FIXED.pack(row, record.step, tables[0].size), scalars.tobytes(), *(table.tobytes() for table in tables))
         )
@@ -211,12 +210,16 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
         return []
     end = data.find(b"\n", 0, _HEADER_BYTES) + 1
     try:
-        first = json.loads(data[:end])["first"]
-        if type(first) is not int or data[:end] != _header(kind, first):
+        told = json.loads(data[:end])
+        first, names = told["first"], told["statistics"]
+        usual = list(layout.statistics_of(kind))
+        known = names[: len(usual)] == usual and set(names[len(usual) :]) <= set(layout.EXTRAS)
+        if type(first) is not int or not known or data[:end] != _header(names, first):
             raise ValueError("another header")
     except (ValueError, KeyError, TypeError, RecursionError):
         tolerate(TraceError(f"{where}: no journal of version {_VERSION}; damaged, foreign or of a newer gtrace"))
         return []
+    columns = {name: layout.statistic_column(name) for name in names}
     entries: list[Entry] = []
     view, place = memoryview(data), end
     while len(data) - place >= _ENTRY.size:
@@ -229,7 +232,7 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
         if table_bytes + value_bytes > len(data) - start:
             break
         table = view[start : start + table_bytes]
-        record = _read_table(table, crc, row, kind)
+        record = _read_table(table, crc, row, columns)
         if record is None:
             tolerate(TraceError(f"{where}: checksum mismatch at row {row}; damaged from there on"))
             break
@@ -238,9 +241,8 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
     return entries
 
 
-def _read_table(table: memoryview, crc: int, row: int, kind: str) -> Record | None:
+def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, layout.Column]) -> Record | None:
     """The record in the table of an entry, None where it is damaged."""
-    columns = layout.statistics_of(kind)
     head = _FIXED.size + 8 * len(layout.SCALARS)
     if len(table) < head or checksum_bytes(np.frombuffer(table, np.uint8)) != crc:
         return None
@@ -313,6 +315,11 @@ class JournalRows:
         start, stop = place
         return np.frombuffer(self.entries[row - self.base].values[start:stop], layout.VALUES)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The (step, tensor) arrays that its rows have."""
+        return frozenset(self.entries[0].record.statistics) if self.entries else frozenset()
+
     def steps(self) -> list[int]:
         """Step of each row."""
         return [entry.record.step for entry in self.entries]
@@ -323,9 +330,9 @@ class JournalRows:
 
     def statistic(self, name: str, column: layout.Column) -> NDArray[Any]:
         """(rows, tensors) of one of the statistics."""
-        width = max((entry.record.statistics[name].size for entry in self.entries), default=0)
+        width = max((entry.record.statistics[name].size for entry in self.entries if name in self.names), default=0)
         table = np.full((len(self.entries), width), column.fill, column.dtype)
-        for row, entry in enumerate(self.entries):
+        for row, entry in enumerate(self.entries if width else ()):
             values = entry.record.statistics[name]
             table[row, : values.size] = values
         return table

@@ -34,7 +34,8 @@ class MemoryStream:
         }
         self._rows = rows
         self._statistics: dict[str, NDArray[Any]] = {}
-        for name, column in layout.statistics_of(key.kind).items():
+        for name in records[0].statistics if records else layout.statistics_of(key.kind):
+            column = layout.statistic_column(name)
             table = np.full((len(records), len(specs)), column.fill, column.dtype)
             for row, record in enumerate(records):
                 values = record.statistics[name]
@@ -54,6 +55,10 @@ class MemoryStream:
 
     def lengths(self, name: str) -> NDArray[Any] | None:
         """(committed rows, tensors) of one of the lengths, None for weight gradients."""
+        return self._statistics.get(name)
+
+    def further(self, name: str) -> NDArray[Any] | None:
+        """(committed rows, tensors) of one of the further numbers, None where no step has it."""
         return self._statistics.get(name)
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:

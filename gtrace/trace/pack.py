@@ -12,7 +12,8 @@ from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, move_in, remove
 from gtrace.trace.names import DIMENSION_SUFFIX
-from gtrace.trace.reader import Trace, open_source
+from gtrace.trace.opening import open_source
+from gtrace.trace.reader import Trace
 from gtrace.trace.repair import Blocks, open_sink, renumbered
 from gtrace.trace.storage import Record
 from gtrace.trace.zarr_arrays import ShardedArray, group_document, make_group, write_root
@@ -86,9 +87,14 @@ def _columns(stream: StreamSource) -> dict[str, NDArray[Any]]:
     indices = [spec.index for spec in stream.tensors]
     return {
         name: stream.statistic(name)[:, indices] if indices else np.empty((stream.steps.size, 0), column.dtype)
-        for name, column in layout.statistics_of(stream.key.kind).items()
+        for name, column in {**layout.statistics_of(stream.key.kind), **_extras(stream)}.items()
         if name not in layout.LENGTHS or stream.lengths(name) is not None
     }
+
+
+def _extras(stream: StreamSource) -> dict[str, Column]:
+    """Those of the further numbers that the stream has."""
+    return {name: column for name, column in layout.EXTRAS.items() if stream.further(name) is not None}
 
 
 def _write_hdf5(source: Source, new: Path) -> None:
@@ -137,9 +143,10 @@ def _write_stream(stream: StreamSource, folder: str) -> Iterator[ShardedArray]:
         array.write(_blocks(stream, spec, tables["present"][:, index] != 0, chunks[0]))
         yield array
     height, width = layout.table_chunking(len(stream.tensors))
-    wide = layout.statistics_of(stream.key.kind)
     for name, table in tables.items():
-        yield _write_table(os.path.join(folder, name), wide[name], table, (height, width), ("step", "tensor"))
+        yield _write_table(
+            os.path.join(folder, name), layout.statistic_column(name), table, (height, width), ("step", "tensor")
+        )
     for name, values in stream.scalars.items():
         yield _write_table(os.path.join(folder, name), layout.SCALAR, values, (layout.STEP_ROWS,), ("step",))
     yield _write_table(os.path.join(folder, "step"), layout.STEP, stream.steps, (layout.STEP_ROWS,), ("step",))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError
+from gtrace.trace.blocks import BlockSample
 from gtrace.trace.names import printable
 from gtrace.trace.sketched import values_of
 from gtrace.types import Key
@@ -110,7 +111,8 @@ def lengths(stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice) 
     }
     valid, total = found["n_valid"], found["n_total"]
     if stored["n_total"] is None:
-        total[:] = valid
+        sample = BlockSample.read(spec.attrs.get("sample"))
+        total[:] = valid if sample is None else sample.total
     most = np.iinfo(np.int64).max if spec.sketched else spec.size
     wrong = np.flatnonzero((valid < 0) | (valid > most) | (valid > total))
     if wrong.size:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.trace.checks import refuse
-from gtrace.trace.format import SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
+from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.info import TensorInfo
 from gtrace.trace.names import printable
+from gtrace.trace.opening import open_source
 from gtrace.trace.pieces import rechunk
 from gtrace.trace.ragged import lengths
 from gtrace.trace.sketched import SketchPlan, SketchRow, sketch_name, unpack_row
@@ -24,7 +24,7 @@ from gtrace.trace.statistics import checksum, checksum_bytes
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -307,7 +307,12 @@ class Trace:
             ``step`` (int64), ``norm2`` (sum of squares of the finite values) and ``absmax`` (their largest
             magnitude) as float64, ``zeros`` and ``nonfinite`` (counts, int64), ``crc32c`` (of the float32
             bytes, uint32), ``n_valid`` and ``n_total`` (elements that are stored, elements that there were,
-            int64). All others are about the stored elements.
+            int64). All others are about the stored elements. Where the capture was told to find them out, as
+            float64 with NaN where unknown: ``whole_norm1``, ``whole_norm2``, ``whole_absmax`` and
+            ``whole_nonfinite`` (of the whole gradient, where a sample of its blocks is stored), ``second_moment``
+            (sum of Adam's running means of squared gradients, as the step found them), ``replicas``,
+            ``replicas_norm2`` and ``replicas_sum_norm2`` (micro-batches that were accumulated, the sum of their
+            squared norms, the squared norm of their sum).
 
         Raises:
             UsageError: there is no such tensor.
@@ -319,6 +324,10 @@ class Trace:
         for statistic in STATISTICS:
             if statistic != "present":
                 out[statistic] = stream.statistic(statistic)[there, spec.index]
+        for extra in EXTRAS:
+            table = stream.further(extra)
+            if table is not None and spec.index < table.shape[1]:
+                out[extra] = table[there, spec.index]
         return out | self._lengths(stream, spec, there)
 
     def close(self) -> None:
@@ -422,26 +431,3 @@ def open_trace(path: str | PathLike[str]) -> Trace:
         TraceError: it is missing, no trace, damaged, or from a newer version.
     """
     return Trace(open_source(Path(path)))
-
-
-def open_source(place: Path, tolerate: Callable[[TraceError], None] = refuse) -> Source:
-    """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
-
-    Raises:
-        TraceError: as of :func:`open_trace`, as far as it is not tolerated.
-    """
-    try:
-        there = place.exists()
-    except OSError as error:
-        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
-    if not there:
-        raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
-    if place.is_dir():
-        from gtrace.trace.zarr_read import ZarrSource
-
-        return ZarrSource(place, tolerate)
-    if place.is_file():
-        from gtrace.trace.hdf5_read import Hdf5Source
-
-        return Hdf5Source(place, tolerate)
-    raise TraceError(f"{place}: neither a file nor a folder, so no trace")

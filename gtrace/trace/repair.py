@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, move_in, remove
-from gtrace.trace.reader import open_source
+from gtrace.trace.opening import open_source
 from gtrace.trace.storage import Record
 from gtrace.trace.verify import CheckReport, being_written, check_trace
 
@@ -128,7 +128,8 @@ def copy_right(found: StreamFindings, sink: Sink) -> None:
     specs = [renumbered(found.specs[place], index) for index, place in enumerate(kept)]
     for spec in specs:
         sink.add_tensor(stream.key, spec)
-    columns = layout.statistics_of(stream.key.kind)
+    extras = found.extras
+    columns = {**layout.statistics_of(stream.key.kind), **{name: layout.EXTRAS[name] for name in extras}}
     blocks = Blocks(stream)
     for row, step in enumerate(stream.steps.tolist()):
         statistics = {name: np.full(len(specs), column.fill, column.dtype) for name, column in columns.items()}
@@ -138,6 +139,9 @@ def copy_right(found: StreamFindings, sink: Sink) -> None:
                 statistics["present"][index] = 1
                 for name, value in found.statistics[row, place].items():
                     statistics[name][index] = value
+                for name, table in extras.items():
+                    if found.specs[place].index < table.shape[1]:
+                        statistics[name][index] = table[row, found.specs[place].index]
         scalars = {name: float(values[row]) for name, values in found.scalars.items()}
         sink.commit(stream.key, row, Record(step, scalars, statistics))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gtrace.errors import UsageError
 from gtrace.trace.checks import attribute_fault
-from gtrace.trace.format import VALUES, TensorSpec, chunking, statistics_of
+from gtrace.trace.format import EXTRAS, VALUES, TensorSpec, chunking, statistics_of
 from gtrace.trace.given import attributes
 from gtrace.trace.names import encode_name, printable
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
+
+    from gtrace.trace.format import Column
 
 #: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
 #: row.
@@ -26,12 +28,25 @@ class StreamState:
     """Bookkeeping of one stream: its tensors, its committed rows, and the row that is being put together."""
 
     def __init__(self, kind: str) -> None:
-        self.columns = statistics_of(kind)
+        self.columns: Mapping[str, Column] = statistics_of(kind)
         self.specs: dict[str, TensorSpec] = {}
         self.rows = 0
         self.last_step = -1
         self.pending: int | None = None
         self.values: dict[int, dict[str, float]] = {}
+
+    def add(self, index: int, name: str, statistics: dict[str, float]) -> None:
+        """Note the numbers of a tensor of the pending row.
+
+        Raises:
+            UsageError: some are of a kind that the stream's first row had not.
+        """
+        for what in statistics:
+            if what not in self.columns:
+                if self.rows:
+                    raise UsageError(f"tensor '{printable(name)}': the first step of its stream had no '{what}'")
+                self.columns = {**self.columns, what: EXTRAS[what]}
+        self.values[index] = statistics
 
     def statistics(self) -> dict[str, NDArray[Any]]:
         """One value per tensor and statistic of the pending row."""

@@ -19,7 +19,8 @@ class Record(NamedTuple):
     Attributes:
         step: the training step.
         scalars: name -> value, for every name in ``format.SCALARS``.
-        statistics: name -> one value per tensor that the stream knows so far, as ``format.statistics_of`` says.
+        statistics: name -> one value per tensor that the stream knows so far: those of ``format.statistics_of``, and
+            the same of ``format.EXTRAS`` in every record of a stream.
     """
 
     step: int
@@ -77,6 +78,9 @@ class StreamSource(Protocol):
 
     def lengths(self, name: str) -> NDArray[Any] | None:
         """One of ``format.LENGTHS`` in the same form, None where the stream has none."""
+
+    def further(self, name: str) -> NDArray[Any] | None:
+        """One of ``format.EXTRAS`` in the same form, None where the stream has none."""
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).

@@ -16,8 +16,8 @@ from gtrace.trace.files import dead_leftovers
 from gtrace.trace.format import SKETCH
 from gtrace.trace.journal import NAME, is_held
 from gtrace.trace.names import printable
+from gtrace.trace.opening import open_source
 from gtrace.trace.ragged import lengths
-from gtrace.trace.reader import open_source
 from gtrace.trace.sketched import SketchPlan, unpack_row
 from gtrace.trace.statistics import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.superblock import is_marked, read_superblock
@@ -60,6 +60,7 @@ class StreamFindings:
         right: bool (rows, specs): present, and read back right.
         statistics: (row, spec's place) -> statistics of the values that are right, and their lengths.
         scalars: name -> (rows,), NaN where it could not be read.
+        extras: name -> (rows, tensors) of the further numbers that it has and that could be read.
     """
 
     stream: StreamSource
@@ -68,6 +69,7 @@ class StreamFindings:
     right: NDArray[np.bool_]
     statistics: dict[tuple[int, int], dict[str, float]]
     scalars: dict[str, NDArray[np.float64]]
+    extras: dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _examine(stream: StreamSource, faults: list[Fault], progress: Callable[[int]
             if differing:
                 faults.append(Fault(f"stored {differing} is not that of the values", group, spec.name, step))
     count = int(present[:, [spec.index for spec in specs]].sum())
-    return StreamFindings(stream, specs, count, right, statistics, _scalars(stream, faults))
+    return StreamFindings(stream, specs, count, right, statistics, _scalars(stream, faults), _extras(stream, faults))
 
 
 def _verified(
@@ -274,6 +276,19 @@ def _differing(told: dict[str, float], tables: dict[str, NDArray[Any] | None], r
             if not abs(stored - value) <= tolerance:
                 out.append(name)
     return ", ".join(out)
+
+
+def _extras(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[Any]]:
+    out = {}
+    for name in layout.EXTRAS:
+        try:
+            table = stream.further(name)
+        except TraceError as error:
+            faults.append(Fault(str(error), _group(stream)))
+            continue
+        if table is not None:
+            out[name] = table
+    return out
 
 
 def _scalars(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[np.float64]]:

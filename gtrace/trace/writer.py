@@ -21,7 +21,7 @@ from gtrace.trace.format import (
     StreamKey,
     TensorSpec,
 )
-from gtrace.trace.given import attributes, float32_values, scalars_of
+from gtrace.trace.given import attributes, extras_of, float32_values, scalars_of
 from gtrace.trace.names import printable
 from gtrace.trace.ragged import SAMPLE, cut, room
 from gtrace.trace.sketched import SketchPlan, SketchRow, values_of
@@ -88,6 +88,7 @@ class TraceWriter:
         rank: int = 0,
         n_total: int | None = None,
         capacity: int | None = None,
+        numbers: Mapping[str, float] | None = None,
         **attrs: object,
     ) -> None:
         """Add one tensor's gradient to a step.
@@ -108,6 +109,8 @@ class TraceWriter:
             capacity: (neural) elements that a row can hold, told at the tensor's first appearance; a quarter
                 more than it has then by default. A gradient may have fewer; of one that has more, a sample
                 is kept (``ragged.sample_indices``).
+            numbers: further numbers about the gradient at this step, which ``Trace.statistics`` tells: names of
+                ``format.EXTRAS``. The first step of a stream decides which it has; NaN stands for unknown.
             **attrs: told at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` where
                 they are not the array's, ``aliases``, ``module_type``, ``stage`` (``local`` or
                 ``reduced``), ``sample``, or any JSON value.
@@ -121,13 +124,15 @@ class TraceWriter:
             key = self._key(kind, optimizer, rank)
             stream = self._streams.setdefault(key, StreamState(kind))
             values, shape, dtype = float32_values(array, name)
+            further = extras_of(numbers or {}, name)
             told = {"shape": shape, "dtype": dtype} | attrs
             spec = stream.specs.get(name)
             # Buckets of a sample of a weight's gradient are none of the gradient's: it keeps its values.
             whole = kind == "neural" or told.get("sample") is None
             if self._plan is not None and (whole and self._plan.covers(values.size) if spec is None else spec.sketched):
                 row = SketchRow.of(values, self._plan.specs)
-                self._append_row(key, step, name, row, row.size if n_total is None else n_total, told)
+                total = row.size if n_total is None else n_total
+                self._append_row(key, step, name, row, total, told, further)
                 return
             width, total = room(name, kind, values.size, n_total, capacity)
             if spec is None:
@@ -145,7 +150,7 @@ class TraceWriter:
             statistics = row_statistics(values)._asdict()
             if kind == "neural":
                 statistics |= {"n_valid": values.size, "n_total": total}
-            self._put(key, step, spec, values, statistics)
+            self._put(key, step, spec, values, statistics | further)
 
     def append_sketch(
         self,
@@ -185,7 +190,7 @@ class TraceWriter:
                     f"tensor '{printable(name)}': the trace keeps other sketches; see create_trace(sketch=)"
                 )
             told = {"shape": list(shape), "dtype": "float32"} | attrs
-            self._append_row(key, step, name, row, row.size if n_total is None else n_total, told)
+            self._append_row(key, step, name, row, row.size if n_total is None else n_total, told, {})
 
     def commit(
         self,
@@ -333,7 +338,14 @@ class TraceWriter:
         stream.pending = int(step)
 
     def _append_row(
-        self, key: StreamKey, step: int, name: str, row: SketchRow, total: int, told: Mapping[str, object]
+        self,
+        key: StreamKey,
+        step: int,
+        name: str,
+        row: SketchRow,
+        total: int,
+        told: Mapping[str, object],
+        further: Mapping[str, float],
     ) -> None:
         """Add a row of sketches."""
         assert self._plan is not None
@@ -348,7 +360,7 @@ class TraceWriter:
             statistics |= {"n_valid": row.size, "n_total": total}
         elif (expected := int(values_of(spec.attrs, np.array([step]))[0])) != row.size:
             raise other_size(name, step, row.size, expected)
-        self._put(key, step, spec, data, statistics)
+        self._put(key, step, spec, data, {**statistics, **further})
 
     def _put(
         self, key: StreamKey, step: int, spec: TensorSpec, values: NDArray[Any], statistics: dict[str, float]
@@ -365,7 +377,7 @@ class TraceWriter:
             self._open_bytes += open_chunk_bytes(spec)
         with self._storing():
             self._sink.write_row(key, spec, stream.rows, values)
-        stream.values[spec.index] = statistics
+        stream.add(spec.index, spec.name, statistics)
 
     def _commit(self, key: StreamKey, stream: StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gtrace.trace.format import Column, TensorSpec
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
-_TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.SCALARS))
+_TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layout.SCALARS))
 
 
 def _read_json(folder: str) -> dict[str, Any] | None:
@@ -289,7 +289,7 @@ class ZarrStream:
     def statistic(self, name: str) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
         if name not in self._statistics:
-            column = layout.statistics_of(self.key.kind)[name]
+            column = layout.statistic_column(name)
             late = self._journal.statistic(name, column)[:, : self._columns]
             early = self._read_statistic(name, column)
             table = np.full((self.steps.size, max(late.shape[1], early.shape[1])), column.fill, column.dtype)
@@ -301,6 +301,10 @@ class ZarrStream:
     def lengths(self, name: str) -> NDArray[Any] | None:
         """(committed rows, tensors) of one of the lengths, None where there is no such array."""
         return self.statistic(name) if self.key.kind == "neural" and name in self._tables else None
+
+    def further(self, name: str) -> NDArray[Any] | None:
+        """(committed rows, tensors) of one of the further numbers, None where there is no such array."""
+        return self.statistic(name) if name in self._tables or name in self._journal.names else None
 
     def _read_statistic(self, name: str, column: Column) -> NDArray[Any]:
         rows = self._base

@@ -23,7 +23,7 @@ from gtrace.trace.zarr_arrays import Array, array_document, group_document, make
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -169,7 +169,7 @@ class _Stream:
 
     def commit(self, row: int, record: Record) -> None:
         self._grow(row)
-        self._make_tables()
+        self._make_tables(record.statistics)
         journal = self._journal
         # Every table's chunk ends at a multiple of 64 rows, so none is left behind unwritten.
         if journal.first < row and (row % MOST_ROWS == 0 or journal.full):
@@ -189,7 +189,8 @@ class _Stream:
 
     @functools.cached_property
     def _journal(self) -> JournalWriter:
-        return JournalWriter(os.path.join(self._folder, "step"), self._kind, 0)
+        names = [name for name in self._tables if name != "step" and name not in layout.SCALARS]
+        return JournalWriter(os.path.join(self._folder, "step"), names, 0)
 
     def _empty_journal(self) -> None:
         """Put all committed rows into chunk files."""
@@ -205,12 +206,12 @@ class _Stream:
             self._rows *= 2
             self._set_shapes(self._rows)
 
-    def _make_tables(self) -> None:
+    def _make_tables(self, statistics: Iterable[str]) -> None:
         if not self._tables:
             chunks = layout.table_chunking(len(self._tensors))
-            for name, column in layout.statistics_of(self._kind).items():
+            for name in statistics:
                 folder = os.path.join(self._folder, name)
-                self._tables[name] = _Table(folder, column, chunks, ("step", "tensor"))
+                self._tables[name] = _Table(folder, layout.statistic_column(name), chunks, ("step", "tensor"))
             for name in (*layout.SCALARS, "step"):
                 folder = os.path.join(self._folder, name)
                 column = layout.STEP if name == "step" else layout.SCALAR

@@ -1,0 +1,166 @@
+"""What a sweep can do with weights of which a trace keeps a sample of blocks, and what it makes of the sample.
+
+Aligned blocks are drawn without replacement, each as likely as any other, so the mean squared error of the sample
+estimates that of the whole. What the sample has too much or too little of the energy ||g||^2, which is known exactly,
+is corrected by a regression (Cochran, Sampling Techniques, 3rd edition, section 7.1); its residuals give the
+standard error, each as it would be if its group had not been there (HC3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gtrace.codecs import Codec, expecting
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.metrics import ratio, snr_db
+from gtrace.sketch import MomentSketch
+from gtrace.sweep.replay import Replay
+from gtrace.sweep.rows import relative
+from gtrace.trace.blocks import BlockSample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gtrace.metrics import Reference
+    from gtrace.sweep.replay import Totals
+    from gtrace.sweep.rows import Row
+    from gtrace.trace import TensorInfo
+
+#: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.
+_GROUPS, _FEWEST_GROUPS = 16, 4
+_LEAST = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What is known exactly of a gradient of which a sample is stored.
+
+    Attributes:
+        size: number of its values.
+        energy: ||g||^2 over the finite ones.
+        mean_abs: mean |g|, non-finite ones taken as zero.
+    """
+
+    size: int
+    energy: float
+    mean_abs: float
+
+
+def sample_of(info: TensorInfo) -> BlockSample | None:
+    """The blocks that are stored of a tensor, None where all of it is."""
+    return BlockSample.read(None if info.sample is None else dict(info.sample))
+
+
+def sample_obstacle(item: Codec, sample: BlockSample) -> str | None:
+    """Why a codec cannot be judged from a sample of blocks, None where it can."""
+    more = "capture without --max-elements"
+    needs = item.needs
+    if item.stateful:
+        return f"what they remember of the whole tensor is not there: {more}"
+    if needs is None or not expecting(item) or type(item).view is not Codec.view or item.allocates:
+        return f"they look at the whole tensor at once (thresholds, ranges, signs): {more}"
+    if needs.scope == "model":
+        return f"buckets of the whole model run from tensor to tensor: {more}"
+    if needs.norm == "none":
+        block = item.parameters.get("block") or 1
+        if item.whole_tensor:
+            return f"their scale or threshold hangs on the whole tensor: {more}"
+        return f"blocks of {block} do not fit into those of {sample.block}: {more}" if sample.block % block else None
+    if needs.bucket_size is None:
+        return f"their norm is that of the whole tensor: {more}, or give a bucket size that divides {sample.block}"
+    if sample.block % needs.bucket_size:
+        return f"buckets of {needs.bucket_size} do not fit into blocks of {sample.block}: give one that divides it"
+    return None
+
+
+class _Scatter(NamedTuple):
+    """How the error of a codec goes with the energy, over groups of blocks.
+
+    Attributes:
+        slope: what an element's squared error grows by when its energy grows by one.
+        deviation: standard error of an element's mean squared error; NaN where it is unknown.
+    """
+
+    slope: float
+    deviation: float
+
+
+class SampledReplay(Replay):
+    """The rows of a sample, made to stand for the whole tensor, each with its sampling error."""
+
+    def _codec_rows(
+        self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference | Totals, common: Row
+    ) -> Iterator[tuple[Row, dict[str, float]]]:
+        sample, step = self._job.sample, self._job.steps[index]
+        assert sample is not None
+        whole = self._source.whole(self._job.tensor, step)
+        scatter = self._scatter(codec, index, sample)
+        for row, spent in super()._codec_rows(codec, draws, index, reference, common):
+            yield _stretched(row, sample, whole, scatter, reference.size, self._job.dtype_bits), spent
+
+    def _scatter(self, codec: Codec, index: int, sample: BlockSample) -> _Scatter:
+        """A line through the errors and energies of groups of blocks, weighted by their elements."""
+        groups = min(_GROUPS, sample.kept)
+        if groups < _FEWEST_GROUPS or codec.needs is None or not expecting(codec):
+            return _Scatter(0.0, math.nan)
+        state = self._ready_state(codec, index)
+        values, _ = self._read(index)
+        found = np.empty((groups, 3))
+        for group in range(groups):
+            part = _every(values, sample, group, groups)
+            error = codec.expect(state, MomentSketch.from_spec(part, codec.needs)).squared_error
+            found[group] = part.size, error / part.size, float(np.square(part, dtype=np.float64).sum()) / part.size
+        weights, errors, energies = found[:, 0] / found[:, 0].sum(), found[:, 1], found[:, 2]
+        error, energy = errors - weights @ errors, energies - weights @ energies
+        spread = float(weights @ energy**2)
+        slope = float(weights @ (error * energy)) / spread if spread > 0 else 0.0
+        # A group that alone has much energy pulls the line to itself: its residual is that of a line without it.
+        pull = weights * (1.0 + (energy**2 / spread if spread > 0 else 0.0))
+        residuals = (error - slope * energy) / np.maximum(1.0 - pull, _LEAST)
+        left = 1.0 - sample.kept / sample.blocks
+        return _Scatter(slope, math.sqrt(left * float(np.square(weights * residuals).sum())))
+
+
+def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride: int) -> NDArray[np.float32]:
+    """Every so many-th of the stored blocks."""
+    blocks = [values[start : start + sample.block] for start in range(0, values.size, sample.block)]
+    return np.concatenate(blocks[first::stride])
+
+
+def _stretched(row: Row, sample: BlockSample, whole: Whole, scatter: _Scatter, stored: int, dtype_bits: int) -> Row:
+    """A row about the sample as one about the whole."""
+    kept = f"sample of {sample.kept} of {sample.blocks} blocks"
+    if "energy" not in row:
+        return {**row, "n": whole.size, "note": "; ".join(filter(None, (row.get("note"), kept)))}
+    # Blocks that happen to hold more, or less, of the energy than their share say so: it is known.
+    missing = whole.energy / whole.size - row["energy"] / stored
+    error = max(0.0, row["squared_error"] / stored + scatter.slope * missing) * whole.size
+    doubt = ratio(scatter.deviation * whole.size, error)
+    sampling = f"sampling error {doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
+    variance = relative(error, whole.energy)
+    times = row.get("times_optimal")
+    # What is sent once serves all values.
+    shared = row["bits_shared"] * stored / whole.size
+    total = row["bits_payload"] + shared
+    return {
+        **row,
+        "n": whole.size,
+        "energy": whole.energy,
+        "mean_abs": whole.mean_abs,
+        "squared_error": error,
+        "relative_variance": variance,
+        "optimal_variance": variance / times if times else row.get("optimal_variance"),
+        "snr_db": snr_db(whole.energy, error),
+        "bits_envelope": 8.0 * ENVELOPE_BYTES / whole.size,
+        "bits_shared": shared,
+        "bits_total": total,
+        "ratio_float32": ratio(32.0, total),
+        "ratio_dtype": ratio(float(dtype_bits), total),
+        "note": "; ".join(filter(None, (row.get("note"), kept, sampling))),
+    }

@@ -1,0 +1,280 @@
+"""What is recorded beside whole gradients: samples of blocks, second moments, micro-batches; and what is said."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers_capture import run_gtrace, run_python, write_script
+from torch import nn
+
+import gtrace
+from gtrace.capture import CaptureOptions, CaptureSession, record
+from gtrace.capture.policy import EveryStep, step_policy
+from gtrace.trace.blocks import BLOCK, BlockSample
+from gtrace.trace.verify import check_trace
+
+MANY = 5 * BLOCK + 100
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 3))
+
+
+class Wide(nn.Module):
+    """One parameter of several blocks, the last one short."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(MANY) / 100)
+        self.bias = nn.Parameter(torch.zeros(7))
+
+    def forward(self, x):
+        return x * self.weight.cumsum(0).sin().mean() + self.bias.sum() * (self.weight**2).sum()
+
+
+def steps(model, optimizer, count=3, batches=1, before_step=lambda: None, **zero):
+    """Train, and return what each micro-batch adds to the gradients: [step][batch][parameter]."""
+    torch.manual_seed(1)
+    added = []
+    for _ in range(count):
+        optimizer.zero_grad(**zero)
+        added.append([])
+        for _ in range(batches):
+            last = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+            (model(torch.randn(8, 40)).square().mean() / batches).backward()
+            added[-1].append(
+                [p.grad - (0 if old is None else old) for p, old in zip(model.parameters(), last, strict=True)]
+            )
+        before_step()
+        optimizer.step()
+    return added
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.capture_case("--max-elements: whole blocks of weights, the same at every step")
+def test_blocks_of_weights_and_exact_numbers_of_all(suffix, tmp_path):
+    path, model = tmp_path / f"run{suffix}", Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = []
+    with record(model, optimizer, path, max_elements=BLOCK + 1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(())).backward()
+            expected.append(model.weight.grad.numpy().copy())
+            optimizer.step()
+    with gtrace.open_trace(path) as trace:
+        info = next(info for info in trace.tensors if info.name == "weight")
+        sample = BlockSample.read(info.sample)
+        assert sample == BlockSample.choose("weight", MANY, 2 * BLOCK)
+        assert (info.shape, sample.kept, sample.blocks, info.size) == ((MANY,), 2, 6, sample.size)
+        numbers = trace.statistics("weight")
+        assert numbers["n_total"].tolist() == [MANY] * 3
+        for step, gradient in enumerate(expected):
+            kept = np.concatenate([gradient[start : start + BLOCK] for start in sample.offsets])
+            np.testing.assert_array_equal(trace.read("weight", step), kept)
+            exact = gradient.astype(np.float64)
+            assert numbers["whole_norm1"][step] == pytest.approx(np.abs(exact).sum(), rel=1e-13)
+            assert numbers["whole_norm2"][step] == pytest.approx(np.square(exact).sum(), rel=1e-13)
+            assert numbers["whole_absmax"][step] == np.abs(exact).max()
+            assert numbers["whole_nonfinite"][step] == 0
+        assert trace.read("bias", 0).size == 7
+        assert np.isnan(trace.statistics("bias")["whole_norm1"]).all()
+    assert check_trace(path).clean
+
+
+def test_non_finite_values_outside_of_the_sample_are_counted(tmp_path):
+    model = Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sample = BlockSample.choose("weight", MANY, 1)
+    outside = next(start for start in range(0, MANY, BLOCK) if start not in sample.offsets)
+    with record(model, optimizer, tmp_path / "run.zarr", max_elements=1):
+        model(torch.ones(())).backward()
+        model.weight.grad[outside : outside + 2] = torch.tensor([float("nan"), float("inf")])
+        finite = model.weight.grad[model.weight.grad.isfinite()].double()
+        optimizer.step()
+    numbers = gtrace.open_trace(tmp_path / "run.zarr").statistics("weight")
+    assert numbers["nonfinite"].tolist() == [0]
+    assert numbers["whole_nonfinite"].tolist() == [2]
+    assert numbers["whole_norm2"][0] == pytest.approx(float(finite.square().sum()), rel=1e-12)
+
+
+@pytest.mark.capture_case("--optimizer-state: Adam's second moments")
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam])
+def test_second_moments_as_the_step_finds_them(make, tmp_path):
+    model = network()
+    optimizer = make(model.parameters(), lr=0.01)
+    found = []
+
+    def look():
+        state = [optimizer.state.get(p, {}).get("exp_avg_sq") for p in model.parameters()]
+        found.append([np.nan if s is None else s.double().sum().item() for s in state])
+
+    with record(model, optimizer, tmp_path / "run.zarr", optimizer_state=True) as session:
+        steps(model, optimizer, before_step=look)
+    assert session.finish("complete").without == ()
+    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    for place, (name, _) in enumerate(model.named_parameters()):
+        np.testing.assert_allclose(trace.statistics(name)["second_moment"], [row[place] for row in found], rtol=1e-12)
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1:]).all()
+
+
+def test_an_optimizer_without_second_moments_says_so(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, tmp_path / "run.zarr", optimizer_state=True) as session:
+        steps(model, optimizer)
+    assert "exp_avg_sq" in session.finish("complete").without[0]
+    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["second_moment"]).all()
+
+
+@pytest.mark.capture_case("--noise: second moments across micro-batches")
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("batches", [2, 4])
+def test_micro_batches(batches, to_none, tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, tmp_path / "run.zarr", noise=True) as session:
+        added = steps(model, optimizer, batches=batches, set_to_none=to_none)
+    assert session.finish("complete").without == ()
+    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    for place, (name, _) in enumerate(model.named_parameters()):
+        numbers = trace.statistics(name)
+        for step, parts in enumerate(added):
+            parts = [part[place].double() for part in parts]
+            assert numbers["replicas"][step] == batches
+            assert numbers["replicas_norm2"][step] == pytest.approx(sum(float(p.square().sum()) for p in parts))
+            assert numbers["replicas_sum_norm2"][step] == pytest.approx(float(sum(parts).square().sum()), rel=1e-5)
+
+
+def test_one_micro_batch_has_no_scatter(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, tmp_path / "run.zarr", noise=True) as session:
+        steps(model, optimizer)
+    assert session.finish("complete").without == ("no noise: one micro-batch in each step",)
+    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["replicas"]).all()
+
+
+def test_what_another_loss_left_behind_is_no_micro_batch(tmp_path):
+    """As in a GAN: the discriminator's loss reaches the generator, whose gradients are set to zero before its own."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+        for _ in range(2):
+            model(torch.randn(8, 40)).square().mean().backward()
+            optimizer.zero_grad()
+            model(torch.randn(8, 40)).square().mean().backward()
+            optimizer.step()
+    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["replicas"]).all()
+
+
+def test_a_scaled_loss_leaves_no_trace(tmp_path):
+    norms = []
+    for scale in (1.0, 1024.0):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        path = tmp_path / f"{scale}.zarr"
+        with record(model, optimizer, path, noise=True):
+            torch.manual_seed(1)
+            for _ in range(2):
+                scaler.scale(model(torch.randn(8, 40)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        norms.append(gtrace.open_trace(path).statistics("2.weight")["replicas_norm2"][0])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_nothing_changes_the_training(tmp_path):
+    weights = []
+    for options in (None, {"noise": True, "optimizer_state": True, "max_elements": 10}):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        if options is None:
+            steps(model, optimizer, 20, batches=3)
+        else:
+            with record(model, optimizer, tmp_path / "run.zarr", **options):
+                steps(model, optimizer, 20, batches=3)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_the_first_line_predicts_and_verbose_goes_on(tmp_path):
+    said = []
+    options = CaptureOptions(tmp_path / "run.zarr", step_policy(None, None), budget=10_000_000, verbose=True)
+    session = CaptureSession(options, say=said.append)
+    model = network()
+    session.start()
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 201)
+    summary = session.finish("complete")
+    assert summary.rows == 201
+    row = 4 * sum(p.numel() for p in model.parameters())
+    most = step_policy(None, None).most(10_000_000 // row)
+    assert re.fullmatch(
+        rf"gtrace: recording 4 tensors, {row / 1000:.1f} kB a step, copied in [\d.]+ ms; "
+        rf"auto keeps at most {most:,} steps \({row * most / 1e6:.1f} MB of the 10.0 MB budget\)",
+        said[0],
+    )
+    assert [line.split(":")[1] for line in said[1:]] == [" step 99", " step 199"]
+
+
+def test_nothing_is_said_unless_asked_for(tmp_path):
+    said = []
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
+    model = network()
+    session.start()
+    steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 101)
+    assert (session.finish("complete").rows, said) == (101, [])
+
+
+TRAIN = """
+    import os, torch
+    torch.manual_seed(0)
+    if os.environ.get("CLOSED"):
+        os.close(2)
+    model = torch.nn.Linear(300, 200)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(30):
+        optimizer.zero_grad()
+        for _ in range(2):
+            model(torch.randn(8, 300)).square().mean().backward()
+        optimizer.step()
+    torch.save(model.state_dict(), "weights.pt")
+"""
+
+
+def test_the_command_line(tmp_path, monkeypatch):
+    write_script(tmp_path / "train.py", TRAIN)
+    run_python("train.py", cwd=tmp_path)
+    (tmp_path / "weights.pt").rename(tmp_path / "plain.pt")
+    options = ("--max-elements", "20000", "--optimizer-state", "--noise", "-o", "run.zarr")
+    done = run_gtrace("capture", *options, "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    first, last = done.stderr.splitlines()
+    # 2 of 4 blocks, and the bias.
+    assert first.startswith(f"gtrace: recording 2 tensors, {(2 * BLOCK + 200) * 4 / 1000:.1f} kB a step")
+    assert last.startswith("gtrace: 30 steps captured in run.zarr (2 tensors")
+    assert (tmp_path / "weights.pt").read_bytes() == (tmp_path / "plain.pt").read_bytes()
+    shown = run_gtrace("info", "run.zarr", cwd=tmp_path).stdout
+    assert "whole blocks of 1 tensor" in shown
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.statistics("weight")["replicas"].tolist() == [2] * 30
+    # A program that closes stderr is recorded to its end.
+    monkeypatch.setenv("CLOSED", "1")
+    run_gtrace("capture", "--verbose", "--force", "-o", "run.zarr", "train.py", cwd=tmp_path)
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        assert len(trace.steps("weight")) == 30
+
+
+@pytest.mark.parametrize("option", ["--noise", "--optimizer-state"])
+def test_options_of_weights_are_none_of_neural_gradients(option, tmp_path):
+    write_script(tmp_path / "train.py", TRAIN)
+    done = run_gtrace("capture", "--kind", "neural", option, "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{option} is about gradients of weights" in done.stderr

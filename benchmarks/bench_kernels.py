@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import gtrace
+from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
 from gtrace.kernels import bits, rounding
-from gtrace.sketch import MomentSketch, bucket_scales
+from gtrace.sketch import MomentSketch
 
 N = 1 << 20
 BUCKET = 8192

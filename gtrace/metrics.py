@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.errors import UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
-from gtrace.sketch import as_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

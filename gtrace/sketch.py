@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import as_levels, as_values, bucket_moments, bucket_scales, clip_values, dead_values
 from gtrace.errors import UsageError, suggest
-from gtrace.kernels import moments as _moments
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from numpy.typing import ArrayLike, NDArray
 
 #: mantissa bits that tell two bins of one octave apart
@@ -29,13 +31,9 @@ MANTISSA = 10
 #: falls into cost address space and no memory, so the range covers every level that float32 can hold.
 OCTAVES = 149
 _ROUNDING = 1e-12
+#: level sets whose expectations a sketch remembers
+_MOST_KNOWN = 2048
 
-_NORM_CODES: dict[str, int] = {
-    "l2": _norms.L2,
-    "linf": _norms.LINF,
-    "l1": _norms.L1,
-    "none": _norms.NONE,
-}
 # Row k of a table starts at the float64 whose leading bits are base + k; row 0 is for zeros, row 1 the catch-all.
 _BASE_UNIT = ((1023 - OCTAVES) << MANTISSA) - 2
 _ROWS_UNIT = (OCTAVES << MANTISSA) + 3
@@ -57,36 +55,6 @@ class _Workspace(threading.local):
 
 
 _workspace = _Workspace()
-
-
-def as_values(values: ArrayLike) -> NDArray[np.float32]:
-    """Any array of real numbers as contiguous 1-D float32; no copy when it is that already.
-
-    Raises:
-        UsageError: complex or non-numeric values.
-    """
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiub":
-        raise UsageError(f"values of dtype {array.dtype} cannot be compressed; pass real numbers")
-    return np.ascontiguousarray(array, dtype=np.float32).reshape(-1)
-
-
-def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:
-    """Check a set of magnitudes: finite, ascending, not negative, 0 first exactly when ``zero``.
-
-    Raises:
-        UsageError: they are not.
-    """
-    grid = np.asarray(levels, dtype=np.float64).reshape(-1)
-    if grid.size == 0 or not np.isfinite(grid).all():
-        raise UsageError("levels: give at least one finite magnitude")
-    if (np.diff(grid) <= 0).any() or grid[0] < 0:
-        raise UsageError("levels: magnitudes must be ascending, distinct and not negative")
-    if zero and grid[0] != 0:
-        raise UsageError(f"levels: with zero=True the first level must be 0, not {grid[0]:g}")
-    if not zero and grid[0] == 0:
-        raise UsageError("levels: with zero=False 0 is no level; drop it or pass zero=True")
-    return grid
 
 
 class LogMoments(NamedTuple):
@@ -140,6 +108,8 @@ class MomentSketch:
     bucket_moments: NDArray[np.float64] | None = None
     mantissa: int = MANTISSA
     _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
+    # Never handed on to a changed copy: what is known of these sums only.
+    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -223,8 +193,8 @@ class MomentSketch:
             exact_zeros=exact.size - int(np.count_nonzero(exact)),
             clipped=clipped,
             clip_error=clip_error,
-            dead=_dead(scales, bucket, x.size),
-            bucket_moments=_bucket_moments(x, bucket, scales) if spec.bucket_moments else None,
+            dead=dead_values(scales, bucket, x.size),
+            bucket_moments=bucket_moments(x, bucket, scales) if spec.bucket_moments else None,
         )
 
     def coarsen(self, mantissa: int) -> MomentSketch:
@@ -410,11 +380,32 @@ class MomentSketch:
 
         Returns:
             expected squared error (gradient units squared), the same with every weight 1 (units of r squared),
-            the bound on the first, and the probabilities of the magnitudes (float64[m]).
+            the bound on the first, and the probabilities of the magnitudes (float64[m], read-only).
         """
         grid = as_levels(levels, zero=zero)
+        # A codec is fitted to a sketch and then judged by it, or fitted for the next step: the same levels again.
+        found: tuple[float, float, float, NDArray[np.float64]]
+        found = self.remember((grid.tobytes(), zero), lambda: self._expect(grid, zero))
+        return found
+
+    def remember(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned for this key, called once: for what follows from the sketch and the key alone."""
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = make()
+        return found
+
+    def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
+        lower, upper = self._both_edges()
+        blocks = self.remember(
+            "blocks", lambda: (self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS))
+        )
         mass = np.empty(grid.size)
-        weighted, plain, bound = _sketching.expect_levels(self.lower, self.upper, self.sums, grid, not zero, mass)
+        weighted, plain, bound = _sketching.expect_levels(
+            lower, upper, self.sums, blocks[0], blocks[1], grid, not zero, mass
+        )
         if not zero:
             weighted += self.zero_weight * grid[0] ** 2
             plain += self.zeros * grid[0] ** 2
@@ -423,8 +414,14 @@ class MomentSketch:
         if count:
             np.maximum(mass, 0.0, out=mass)
             mass /= count
+        mass.flags.writeable = False
         weighted = max(weighted, 0.0) + self.clip_error
         return weighted, max(plain, 0.0), bound + _ROUNDING * weighted, mass
+
+    def _blocks(self, bins: int) -> NDArray[np.float64]:
+        out = np.empty((-(-self.rows.size // bins), _sketching.COLUMNS))
+        _sketching.sum_blocks(self.lower, self.sums, bins, out)
+        return out
 
     def partial_moments(self, points: ArrayLike, *, weighted: bool = True) -> NDArray[np.float64]:
         """Mass, first moment and sum (point - r)_+ of the values up to each of the ascending points.
@@ -449,36 +446,3 @@ def _lower_edges(rows: NDArray[np.int32], base: int) -> NDArray[np.float64]:
     edges = ((rows.astype(np.int64) + base) << _sketching.SHIFT).view(np.float64)
     edges[rows == 1] = 0.0
     return edges
-
-
-def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) -> NDArray[np.float32]:
-    """float32 norms of the buckets of a finite float32[n]; none for n = 0, and one for bucket_size None."""
-    bucket = bucket_size or max(1, x.size)
-    scales = np.empty(-(-x.size // bucket), np.float32)
-    _norms.bucket_scales(x, bucket, _NORM_CODES[norm], scales)
-    return scales
-
-
-def _bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32]) -> NDArray[np.float64]:
-    out = np.empty((scales.size, 3))
-    _moments.bucket_moments(x, bucket, scales, out)
-    return out
-
-
-def _dead(scales: NDArray[np.float32], bucket: int, size: int) -> int:
-    zero = np.flatnonzero(scales == 0)
-    return int(np.sum(np.minimum((zero + 1) * bucket, size) - zero * bucket))
-
-
-def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float32], int, float]:
-    """Clip a finite tensor at ``sigmas`` standard deviations (about 0, the deviation about its mean).
-
-    Returns:
-        the clipped float32[n], how many values changed, and the sum of the squared changes.
-    """
-    if x.size == 0:
-        return x, 0, 0.0
-    limit = min(sigmas * float(np.std(x, dtype=np.float64)), _norms.FLOAT32_MAX)
-    out = np.clip(x, np.float32(-limit), np.float32(limit))
-    change = out.astype(np.float64) - x
-    return out, int(np.count_nonzero(change)), float(change @ change)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales
 from gtrace.codecs import Codec, LevelCodec, codec, expecting
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import GtraceError, PayloadError
-from gtrace.sketch import MomentSketch, bucket_scales
+from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:

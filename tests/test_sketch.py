@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtrace import MomentSketch
+from gtrace.buckets import clip_values
 from gtrace.errors import UsageError
-from gtrace.sketch import clip_values
 
 MILLION = 1_000_000
 

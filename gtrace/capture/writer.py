@@ -125,9 +125,8 @@ class AsyncWriter:
         if self._trace is None:
             try:
                 self._trace, self._rank = self._open_trace()
-            except Exception:
-                self.failed = True
-                raise
+            finally:
+                self.failed = self._trace is None
         place: dict[str, Any] = {"kind": row.kind, "optimizer": row.stream, "rank": self._rank}
         for slot in row.slots:
             gradient = row.buffer.targets[slot.index].numpy()

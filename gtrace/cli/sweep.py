@@ -70,6 +70,13 @@ _REFITS = ("previous", "each", "once")
     show_default=True,
     help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
 )
+@click.option(
+    "--chunk",
+    type=click.IntRange(min=1),
+    default=2**24,
+    show_default=True,
+    help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the stochastic rounding.")
 @click.option(
     "--jobs",
@@ -89,6 +96,7 @@ _REFITS = ("previous", "each", "once")
 def command(**options: Any) -> None:
     """Measure codecs on the gradients of TRACE: error, bits, distance, at every tensor and step.
 
+    Codecs that keep memory are replayed over bursts of consecutive steps; without any, all leaves them out.
     A sweep that was interrupted, or that gets more codecs, continues where it stopped.
 
     \b
@@ -118,6 +126,7 @@ def run(
     refit: str,
     nonfinite: str,
     optimal: bool,
+    chunk: int,
     seed: int,
     jobs: int | None,
     output: Path | None,
@@ -125,7 +134,9 @@ def run(
     as_json: bool,
 ) -> None:
     """The command without its options' parsing."""
+    from gtrace.codecs import split_specs
     from gtrace.sweep import expand, run_sweep
+    from gtrace.sweep.bursts import LEFT_OUT
 
     load_plugins(plugin)
     ranges: dict[str, list[Any]] = {
@@ -157,6 +168,8 @@ def run(
             refit=_refit(refit),  # type: ignore[arg-type]
             nonfinite=nonfinite,  # type: ignore[arg-type]
             optimal=optimal,
+            leave_out="all" in split_specs(methods),
+            chunk=chunk,
             jobs=jobs,
             output=path,
             force=force,
@@ -166,6 +179,9 @@ def run(
     if kind is None:
         for other, count in result.provenance.get("left_out", {}).items():
             click.echo(f"gtrace: {count} tensors of {other} gradients left out; --kind {other} takes them", err=True)
+    for text in result.warnings:
+        if not as_json or text.startswith(LEFT_OUT):
+            click.echo(f"gtrace: warning: {text}", err=True)
     tensors_seen, steps_seen = len(set(result["tensor"])), len(set(result["step"]))
     if as_json:
         print_json(
@@ -181,8 +197,6 @@ def run(
             }
         )
         return
-    for text in result.warnings:
-        click.echo(f"gtrace: warning: {text}", err=True)
     click.echo(
         f"{len(result)} rows: {len(set(result['codec']))} codecs on {tensors_seen} tensors at {steps_seen} steps"
     )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.errors import UsageError, suggest
-from gtrace.sketch import as_values
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:

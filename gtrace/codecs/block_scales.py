@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales
 from gtrace.errors import PayloadError
 from gtrace.fitting.floats import FloatFormat
-from gtrace.sketch import bucket_scales
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

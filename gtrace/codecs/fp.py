@@ -52,6 +52,9 @@ _SCALE = struct.Struct("<f")
 #: sigma of log2|x| that a format is chosen for before anything is fitted: the middle of what networks show
 _TYPICAL_SIGMA = 3.5
 
+#: elements that are looked at together
+_SLAB = 1 << 20
+
 
 class _Preset(NamedTuple):
     """A published block format: elements, block length, scales."""
@@ -311,10 +314,20 @@ class Fp(ExpectingCodec):
         present = np.count_nonzero(x)
         if not present:
             return 0.0, 0.0
-        largest = np.repeat(form.max * scales, block)[: x.size]
-        # A block whose scale came out as 0 is lost, not clipped.
-        saturated = np.count_nonzero((np.abs(x) > largest) & (largest > 0))
-        return saturated / present, np.count_nonzero((x != 0) & (decoded == 0)) / present
+        limits = form.max * scales
+        saturated, flushed = 0, 0
+        # Whole blocks at a time, so that what is compared stays small beside the values.
+        slab = _SLAB if limits.size == 1 else block * max(1, _SLAB // block)
+        for start in range(0, x.size, slab):
+            part = x[start : start + slab]
+            first = start // block
+            largest = (
+                limits if limits.size == 1 else np.repeat(limits[first : first + slab // block], block)[: part.size]
+            )
+            # A block whose scale came out as 0 is lost, not clipped.
+            saturated += int(np.count_nonzero((np.abs(part) > largest) & (largest > 0)))
+            flushed += int(np.count_nonzero((part != 0) & (decoded[start : start + slab] == 0)))
+        return saturated / present, flushed / present
 
     @property
     def _named(self) -> FloatFormat | None:

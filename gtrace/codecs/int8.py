@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales
 from gtrace.codecs.base import Codec, checked_values, parameter
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.kernels import rounding as _rounding
-from gtrace.sketch import bucket_scales
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

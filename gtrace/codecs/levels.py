@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales, clip_values
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
 from gtrace.coding import (
     EliasCode,
@@ -17,6 +18,7 @@ from gtrace.coding import (
     fixed_size,
     huffman_code,
     huffman_lengths,
+    mean_length,
     open_envelope,
     pack_fixed,
     seal,
@@ -25,11 +27,12 @@ from gtrace.coding import (
 )
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import rounding as _rounding
-from gtrace.sketch import MomentSketch, bucket_scales, clip_values
 from gtrace.types import Expectation, Norm, Scope, State, SummarySpec, Tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.sketch import MomentSketch
 
 #: flag of a payload whose symbols are fixed width although the codec's coder is another
 FLAG_FIXED = 1
@@ -92,19 +95,20 @@ class LevelCodec(ExpectingCodec):
         state = self.fit_levels(state, summary, step)
         if self.coder != "huffman" or summary.quantized == 0:
             return state
-        probabilities = self._signed(summary.probabilities(self.levels(state), self.has_zero))
-        lengths = complete_lengths(probabilities, summary.quantized)
+        symbols = self._symbols(self.levels(state), summary)
+        probabilities = symbols.probabilities
+        lengths = complete_lengths(probabilities, summary.quantized, symbols.lengths)
         old = state.arrays.get("lengths")
         if old is not None and old.size != probabilities.size:
             # Fitted levels became fewer or more: the old code names other symbols.
             state = State(state.size, {name: value for name, value in state.arrays.items() if name != "lengths"})
             old = None
         if old is None:
-            kept = float(width_for(probabilities.size))
+            kept = symbols.fixed
         else:
-            kept = huffman_code(old.tobytes()).expected_bits(probabilities)
+            kept = mean_length(old, probabilities)
         gain = (kept - float(probabilities @ lengths)) * state.size
-        sent = 8 * len(pack_lengths(lengths))
+        sent = 8 * packed_size(lengths)
         return state.with_arrays(lengths=lengths) if gain > sent else state
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
@@ -164,22 +168,22 @@ class LevelCodec(ExpectingCodec):
         """Closed forms from the sketch; see :class:`~gtrace.types.Expectation`."""
         if sketch.spec[:4] != self.needs[:4]:
             raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
-        error, _, bound, magnitudes = sketch.expect(self.levels(state), zero=self.has_zero)
-        probabilities = self._signed(magnitudes)
+        levels = self.levels(state)
+        error, _, bound, magnitudes = sketch.expect(levels, zero=self.has_zero)
+        symbols = self._symbols(levels, sketch)
+        probabilities = symbols.probabilities
         size = max(1, sketch.size)
         share = sketch.quantized / size
         norms = 32.0 * (sketch.buckets + sketch.exact) / size
-        fixed = float(width_for(probabilities.size))
-        huffman = float(probabilities @ huffman_lengths(probabilities))
         coded = self._expected_bits(state, probabilities)
         zeros = magnitudes[0] * sketch.quantized if self.has_zero else float(sketch.dead)
         return Expectation(
             squared_error=error,
             bias=float(np.sqrt(sketch.clip_error)),
             sparsity=(float(zeros) + sketch.exact_zeros) / size,
-            bits_fixed=fixed * share + norms,
+            bits_fixed=symbols.fixed * share + norms,
             bits_entropy=entropy(probabilities) * share + norms,
-            bits_huffman=huffman * share + norms,
+            bits_huffman=symbols.huffman * share + norms,
             bits_payload=coded * share + norms,
             bits_norms=norms,
             probabilities=probabilities,
@@ -191,6 +195,19 @@ class LevelCodec(ExpectingCodec):
         if self.tail == "exact" and self.bucket_size is not None:
             return size - size % self.bucket_size
         return size
+
+    def _symbols(self, levels: NDArray[np.float32], sketch: MomentSketch) -> Symbols:
+        # A sweep judges a codec by a step's sketch and fits it to the same sketch for the next step.
+        found: Symbols = sketch.remember(
+            (levels.tobytes(), self.has_zero, "symbols"), lambda: self._tell(levels, sketch)
+        )
+        return found
+
+    def _tell(self, levels: NDArray[np.float32], sketch: MomentSketch) -> Symbols:
+        probabilities = self._signed(sketch.probabilities(levels, self.has_zero))
+        lengths = huffman_lengths(probabilities)
+        fixed = float(width_for(probabilities.size))
+        return Symbols(probabilities, lengths, fixed, float(probabilities @ lengths))
 
     def _signed(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Probabilities of the signed symbols; the sketch has no sign, so both signs share alike."""
@@ -236,7 +253,7 @@ class LevelCodec(ExpectingCodec):
         lengths = state.arrays.get("lengths")
         if lengths is None:
             return float(width_for(probabilities.size))
-        return huffman_code(lengths.tobytes()).expected_bits(probabilities)
+        return mean_length(lengths, probabilities)
 
     def _code(self, state: State, symbols: NDArray[np.uint16]) -> tuple[bytes, int]:
         if self._integers is not None:
@@ -292,15 +309,33 @@ class LevelCodec(ExpectingCodec):
         return state
 
 
-def complete_lengths(probabilities: NDArray[np.float64], count: int) -> NDArray[np.uint8]:
-    """Code lengths for symbols of these probabilities among ``count`` values.
+class Symbols(NamedTuple):
+    """The signed symbols of one level set on one sketch.
+
+    Attributes:
+        probabilities: float64[m], of each.
+        lengths: uint8[m], of their Huffman code; 0 for those that do not occur.
+        fixed: bits per symbol at fixed width.
+        huffman: mean bits per symbol of that code.
+    """
+
+    probabilities: NDArray[np.float64]
+    lengths: NDArray[np.uint8]
+    fixed: float
+    huffman: float
+
+
+def complete_lengths(
+    probabilities: NDArray[np.float64], count: int, tight: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """Code lengths for symbols of these probabilities among ``count`` values; ``tight``: their Huffman lengths.
 
     Symbols that the fit gives no chance may still come with the next data. They get a code when that
     lengthens the mean by less than a hundredth; otherwise they get none, and an encoder that meets one
     falls back to fixed width.
     """
-    tight = huffman_lengths(probabilities)
-    if (tight > 0).all():
+    tight = huffman_lengths(probabilities) if tight is None else tight
+    if tight.all():
         return tight
     full = huffman_lengths(np.maximum(probabilities, 0.25 / max(1, count)))
     if float(probabilities @ full) <= 1.01 * float(probabilities @ tight):
@@ -314,6 +349,13 @@ def pack_lengths(lengths: NDArray[np.uint8]) -> bytes:
     first, last = (int(used[0]), int(used[-1])) if used.size else (0, -1)
     span = lengths[first : last + 1].astype(np.uint16)
     return struct.pack("<HHH", lengths.size, first, span.size) + pack_fixed(span, 5)
+
+
+def packed_size(lengths: NDArray[np.uint8]) -> int:
+    """Bytes that :func:`pack_lengths` makes of these."""
+    used = np.flatnonzero(lengths)
+    span = int(used[-1] - used[0]) + 1 if used.size else 0
+    return 6 + fixed_size(span, 5)
 
 
 def unpack_lengths(data: bytes) -> NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec, checked_values, parameter
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
@@ -19,7 +20,6 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import mcgq as _mcgq
 from gtrace.kernels.norms import FLOAT32_MAX
-from gtrace.sketch import as_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -41,7 +42,14 @@ class Nuqsgd(LevelCodec):
     def levels(self, state: State) -> NDArray[np.float32]:
         """Powers of p, ascending, after a 0 where zero is a level; powers that float32 cannot hold are left out."""
         del state
-        count = 2 ** (self.bits - 1)
-        powers = self.p ** np.arange(count - (2 if self.zero else 1), -1, -1, dtype=np.float64)
-        powers = powers[powers >= np.finfo(np.float32).tiny]
-        return np.concatenate([[0.0], powers] if self.zero else [powers]).astype(np.float32)
+        return _powers(self.p, self.bits, self.zero)
+
+
+@lru_cache(maxsize=256)
+def _powers(p: float, bits: int, zero: bool) -> NDArray[np.float32]:
+    count = 2 ** (bits - 1)
+    powers = p ** np.arange(count - (2 if zero else 1), -1, -1, dtype=np.float64)
+    powers = powers[powers >= np.finfo(np.float32).tiny]
+    levels = np.concatenate([[0.0], powers] if zero else [powers]).astype(np.float32)
+    levels.flags.writeable = False
+    return levels

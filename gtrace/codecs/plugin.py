@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.codecs import registry
 from gtrace.codecs.base import Codec, checked_values
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import GtraceError, PayloadError, ScriptError, UsageError
-from gtrace.sketch import as_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,7 +3,7 @@
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import fixed_size, pack_fixed, unpack_fixed, width_for
-from gtrace.coding.huffman import MAX_LENGTH, HuffmanCode, entropy, huffman_code, huffman_lengths
+from gtrace.coding.huffman import MAX_LENGTH, HuffmanCode, entropy, huffman_code, huffman_lengths, mean_length
 
 __all__ = [
     "ENVELOPE_BYTES",
@@ -15,6 +15,7 @@ __all__ = [
     "fixed_size",
     "huffman_code",
     "huffman_lengths",
+    "mean_length",
     "open_envelope",
     "pack_fixed",
     "seal",

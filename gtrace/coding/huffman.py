@@ -24,8 +24,7 @@ def entropy(probabilities: NDArray[np.float64]) -> float:
     >>> entropy(np.array([0.5, 0.25, 0.25, 0.0]))
     1.5
     """
-    p = probabilities[probabilities > 0]
-    return float(-np.sum(p * np.log2(p))) + 0.0
+    return float(_bits.entropy(np.asarray(probabilities, dtype=np.float64)))
 
 
 def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -41,20 +40,11 @@ def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
     >>> huffman_lengths(np.array([0.5, 0.25, 0.25, 0.0])).tolist()
     [1, 2, 2, 0]
     """
-    w = np.asarray(weights, dtype=np.float64)
-    lengths = np.zeros(w.size, np.uint8)
-    live = np.flatnonzero(w > 0)
-    if live.size == 1:
-        lengths[live] = 1
-    if live.size < 2:
-        return lengths
-    order = live[np.argsort(w[live], kind="stable")]
-    depths = np.empty(live.size, np.int64)
-    _bits.huffman_depths(w[order], depths)
-    if depths.max() > MAX_LENGTH:
+    w = np.ascontiguousarray(weights, dtype=np.float64)
+    lengths = np.empty(w.size, np.uint8)
+    if _bits.huffman_lengths(w, lengths) > MAX_LENGTH:
         # A weight below 2^-MAX_LENGTH of the whole is what makes codes so long: raise it to that.
         return huffman_lengths(np.where(w > 0, np.maximum(w, w.sum() * 2.0 ** (1 - MAX_LENGTH)), 0.0))
-    lengths[order] = depths
     return lengths
 
 
@@ -104,9 +94,7 @@ class HuffmanCode:
 
     def expected_bits(self, probabilities: NDArray[np.float64]) -> float:
         """Mean bits per symbol; infinite when a symbol without a code has a positive probability."""
-        if (probabilities[self.lengths == 0] > 0).any():
-            return float("inf")
-        return float(probabilities @ self.lengths)
+        return mean_length(self.lengths, probabilities)
 
     def encode(self, symbols: NDArray[np.uint16]) -> bytes:
         """Encode uint16[n]; the last byte is padded with zeros.
@@ -145,6 +133,13 @@ class HuffmanCode:
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the Huffman stream ends early, is too long or holds no code")
         return out
+
+
+def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:
+    """Mean bits per symbol of a code of these lengths; infinite when a symbol without one has a chance."""
+    if not lengths.all() and (probabilities[lengths == 0] > 0).any():
+        return float("inf")
+    return float(probabilities @ lengths)
 
 
 @lru_cache(maxsize=512)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.errors import UsageError
-from gtrace.sketch import MomentSketch, as_values
+from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import as_values, bucket_scales, clip_values
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.kernels import moments as _moments
-from gtrace.sketch import as_values, bucket_scales, clip_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.buckets import as_levels
 from gtrace.errors import UsageError
 from gtrace.fitting.laws import MixtureLaw, check_law, total_weight
-from gtrace.sketch import MomentSketch, as_levels
+from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

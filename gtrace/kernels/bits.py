@@ -92,6 +92,36 @@ def huffman_depths(weights: NDArray[np.float64], depths: NDArray[np.int64]) -> N
 
 
 @jit
+def huffman_lengths(weights: NDArray[np.float64], lengths: NDArray[np.uint8]) -> int:
+    """Lengths of a Huffman code, 0 for symbols of weight 0; returns the longest one, which may not fit into uint8."""
+    live = np.flatnonzero(weights > 0.0)
+    for k in range(lengths.size):
+        lengths[k] = 0
+    if live.size < 2:
+        for k in live:
+            lengths[k] = 1
+        return live.size
+    order = live[np.argsort(weights[live], kind="mergesort")]
+    depths = np.empty(live.size, np.int64)
+    huffman_depths(weights[order], depths)
+    longest = 0
+    for k in range(live.size):
+        lengths[order[k]] = depths[k]
+        longest = max(longest, depths[k])
+    return longest
+
+
+@jit
+def entropy(probabilities: NDArray[np.float64]) -> float:
+    """Shannon entropy in bits; zero probabilities count nothing."""
+    total = 0.0
+    for k in range(probabilities.size):
+        if probabilities[k] > 0.0:
+            total -= probabilities[k] * np.log2(probabilities[k])
+    return total
+
+
+@jit
 def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> int:
     """Total number of bits, or -1 when a symbol has no code."""
     total = 0

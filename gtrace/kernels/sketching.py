@@ -16,6 +16,9 @@ SHIFT = 42
 #: columns of a bin: count, sum d, sum d^2, and the same weighted by the squared scale; d = r - lower edge
 COLUMNS = 6
 _CHUNK = 512
+#: bins of a block and of a large block: without a level inside, a block counts as one bin
+BLOCK_BINS = 8
+LARGE_BINS = 64
 
 
 @jit_slp
@@ -101,6 +104,33 @@ def compact(table: NDArray[np.float64], low: int, high: int, rows: NDArray[np.in
     return count
 
 
+@jit
+def sum_blocks(lower: NDArray[np.float64], sums: NDArray[np.float64], bins: int, out: NDArray[np.float64]) -> None:
+    """Add up the sums of every ``bins`` bins, about the lower edge of the first, into ``out[blocks, 6]``."""
+    for b in range(out.shape[0]):
+        for j in range(COLUMNS):
+            out[b, j] = 0.0
+        first = b * bins
+        for k in range(first, min(first + bins, lower.size)):
+            moved = lower[k] - lower[first]
+            for j in (0, 3):
+                n, d1, d2 = sums[k, j], sums[k, j + 1], sums[k, j + 2]
+                out[b, j] += n
+                out[b, j + 1] += d1 + moved * n
+                out[b, j + 2] += d2 + moved * (2.0 * d1 + moved * n)
+
+
+@jit
+def are_levels(levels: NDArray[np.float64]) -> bool:
+    """Whether there are any, all finite, ascending, and the first is not negative."""
+    if levels.size == 0 or not (levels[0] >= 0.0 and levels[-1] < np.inf):
+        return False
+    for j in range(1, levels.size):  # noqa: SIM110 - compiled
+        if not levels[j] > levels[j - 1]:
+            return False
+    return True
+
+
 @inline
 def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) -> tuple[float, float]:
     """Estimate sum (t - r)_+ over a bin from its moments, and bound the estimate's error.
@@ -132,6 +162,8 @@ def expect_levels(
     lower: NDArray[np.float64],
     upper: NDArray[np.float64],
     sums: NDArray[np.float64],
+    blocks: NDArray[np.float64],
+    large: NDArray[np.float64],
     levels: NDArray[np.float64],
     mirrored: bool,
     mass: NDArray[np.float64],
@@ -142,6 +174,8 @@ def expect_levels(
         lower: float64[k], ascending lower edges of the bins.
         upper: float64[k], their upper edges.
         sums: float64[k, 6].
+        blocks: what :func:`sum_blocks` made of every ``BLOCK_BINS`` of them.
+        large: and of every ``LARGE_BINS``.
         levels: float64[m], ascending magnitudes.
         mirrored: values below the first level are rounded to plus or minus that level (no zero level).
         mass: float64[m], overwritten with the expected number of values at each level.
@@ -158,12 +192,28 @@ def expect_levels(
         mass[j] = 0.0
     weighted, plain, bound = 0.0, 0.0, 0.0
     c = -1
-    for k in range(lower.size):
-        low, high = lower[k], upper[k]
-        n, d1, d2 = sums[k, 0], sums[k, 1], sums[k, 2]
-        w, w1, w2 = sums[k, 3], sums[k, 4], sums[k, 5]
+    k = 0
+    while k < lower.size:
+        low = lower[k]
         while c + 1 < m and levels[c + 1] <= low:
             c += 1
+        free = np.inf if c == m - 1 else levels[c + 1]
+        bins = 1
+        if k % LARGE_BINS == 0 and upper[min(k + LARGE_BINS, lower.size) - 1] <= free:
+            bins = LARGE_BINS
+            row = k // LARGE_BINS
+            n, d1, d2 = large[row, 0], large[row, 1], large[row, 2]
+            w, w1, w2 = large[row, 3], large[row, 4], large[row, 5]
+        elif k % BLOCK_BINS == 0 and upper[min(k + BLOCK_BINS, lower.size) - 1] <= free:
+            bins = BLOCK_BINS
+            row = k // BLOCK_BINS
+            n, d1, d2 = blocks[row, 0], blocks[row, 1], blocks[row, 2]
+            w, w1, w2 = blocks[row, 3], blocks[row, 4], blocks[row, 5]
+        else:
+            n, d1, d2 = sums[k, 0], sums[k, 1], sums[k, 2]
+            w, w1, w2 = sums[k, 3], sums[k, 4], sums[k, 5]
+        k = min(k + bins, lower.size)
+        high = upper[k - 1]
         if c == m - 1:
             over = low - levels[m - 1]
             plain += n * over * over + 2.0 * over * d1 + d2

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
-from gtrace.sketch import MomentSketch, as_values
+from gtrace.sketch import MomentSketch
 from gtrace.types import WHOLE_MODEL, Key
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
+from gtrace.buckets import as_values
 from gtrace.errors import UsageError, suggest
 from gtrace.online.exchange import Bad, Nonfinite, NonfiniteGradientError, Tally
 from gtrace.online.layers import LayerCodecs
-from gtrace.sketch import as_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gtrace.sweep.replay import Replay, SketchReplay
+from gtrace.sweep.replay import Replay
 from gtrace.sweep.sampled import SampledReplay
+from gtrace.sweep.valueless import ChunkReplay, SketchReplay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.sweep.allocation import Allocation
     from gtrace.sweep.replay import Block, Job, Settings, Source
+
+
+class Gate:
+    """Lets threads in as long as what they hold together fits into the room; what is larger enters alone."""
+
+    def __init__(self, room: int) -> None:
+        self._free = self._room = room
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Hold ``size`` of the room, all of it at most, once that much is free."""
+        size = min(size, self._room)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
+def _replay(job: Job) -> type[Replay]:
+    if job.sketched:
+        return SketchReplay
+    if job.sample is not None:
+        return SampledReplay
+    return ChunkReplay if job.chunked else Replay
 
 
 def run_jobs(
@@ -23,10 +55,13 @@ def run_jobs(
     workers: int,
     sink: Callable[[Block], None],
     allocation: Allocation | None = None,
+    *,
+    room: int = 1 << 24,
 ) -> None:
     """Run every job on ``workers`` threads; ``sink`` is called in this thread with each finished block.
 
-    ``allocation`` is what the tensors share out among them, where a codec does that.
+    ``allocation`` is what the tensors share out among them, where a codec does that. Tensors in work at a time have at
+    most ``room`` elements together, or one of them is larger and alone: memory does not grow with workers.
 
     An exception, Ctrl-C among them, stops the workers after their current step; blocks that were finished
     are handed over first.
@@ -34,14 +69,18 @@ def run_jobs(
     stop = threading.Event()
     finished: list[Block] = []
     lock = threading.Lock()
+    gate = Gate(room)
 
     def work(job: Job) -> None:
-        replay = SketchReplay if job.sketched else Replay if job.sample is None else SampledReplay
-        for block in replay(source, job, settings, allocation).blocks():
-            with lock:
-                finished.append(block)
+        with gate.held(0 if job.sketched else job.size):
+            # It may have ended while this one waited to be let in.
             if stop.is_set():
                 return
+            for block in _replay(job)(source, job, settings, allocation).blocks():
+                with lock:
+                    finished.append(block)
+                if stop.is_set():
+                    return
 
     def drain() -> None:
         with lock:

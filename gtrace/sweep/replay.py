@@ -14,6 +14,7 @@ from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Row, draw_row, expectation_row, identity
@@ -47,6 +48,9 @@ class Source(Protocol):
     def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
         """Its sketch, non-finite values taken as zero: the stored one where the trace keeps sketches."""
 
+    def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
+        """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
+
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
 
@@ -79,6 +83,8 @@ class Job:
         steps: ascending steps that the trace holds for it.
         wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
         sketched: there are stored sketches and no values, so expectations alone.
+        chunked: values are summarized chunk by chunk and never held as a whole, so expectations alone.
+        size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
     """
 
@@ -87,6 +93,8 @@ class Job:
     steps: tuple[int, ...]
     wanted: tuple[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]], ...]
     sketched: bool = False
+    chunked: bool = False
+    size: int = 0
     sample: BlockSample | None = None
 
 
@@ -151,6 +159,14 @@ class _Ready(NamedTuple):
     note: str | None = None
 
 
+class _Fitted(NamedTuple):
+    """A stateless codec fitted to a step: its state, whether the fit set anything of it, and what a receiver holds."""
+
+    state: State
+    fitted: bool
+    shared: bytes
+
+
 class _Link(NamedTuple):
     """Where a stateful codec stands after a step."""
 
@@ -173,7 +189,8 @@ class Replay:
         self._settings = settings
         self._allocation = allocation
         self._summaries: dict[int, dict[SummarySpec, MomentSketch]] = {}
-        self._states: dict[tuple[str, int, int], tuple[State, bool]] = {}
+        self._states: dict[tuple[str, int, int], _Fitted] = {}
+        self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
         self._links: dict[tuple[str, int], _Link] = {}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
 
@@ -201,7 +218,9 @@ class Replay:
             note = f"{bad} non-finite, {taken}"
         common: Row = {"tensor": job.tensor, "step": step, "n": reference.size, "note": note}
         if bad and settings.nonfinite == "skip":
-            skipped = [{**common, **identity(codec), "draw": draw} for codec, draws in wanted for draw in draws]
+            skipped = [
+                {**common, **self._identities[id(codec)], "draw": draw} for codec, draws in wanted for draw in draws
+            ]
             return Block(skipped, [], warnings)
         common["energy"] = reference.energy
         common["mean_abs"] = reference.mean_abs
@@ -218,14 +237,16 @@ class Replay:
         self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference | Totals, common: Row
     ) -> Iterator[tuple[Row, dict[str, float]]]:
         values = reference.values if isinstance(reference, Reference) else None
-        common = {**common, **identity(codec)}
+        common = {**common, **self._identities[id(codec)]}
         if codec.stateful:
             common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
         expected = None
+        needs = codec.needs if expecting(codec) else None
         for draw in draws:
             clock = time.perf_counter()
-            if expecting(codec) and codec.needs is not None:
-                self._summary(index, codec.needs, values)
+            built = needs is not None and needs not in self._summaries.get(index, {})
+            if needs is not None:
+                self._summary(index, needs, values)
             sketched = time.perf_counter()
             ready = self._ready(codec, draw, index, reference.size)
             fitted = time.perf_counter()
@@ -238,15 +259,16 @@ class Replay:
                 fit["sparsity_asked"] = share
             if ready.note is not None:
                 fit["note"] = "; ".join(filter(None, (common["note"], ready.note)))
-            if expecting(codec) and codec.needs is not None and expected is None:
-                sketch = self._summary(index, codec.needs)
-                expected = codec.expect(ready.state, sketch)
+            if needs is not None and expected is None:
+                assert expecting(codec)
+                expected = codec.expect(ready.state, self._summary(index, needs))
             if draw == EXPECTATION:
                 if expected is None:
                     continue
                 optimum = self._optimum(codec, ready.state, index)
                 row = expectation_row({**common, **fit}, expected, optimum, self._job.dtype_bits)
-                yield row, {"sketch": sketched - clock, "fit": fitted - sketched}
+                spent = {"fit": fitted - sketched}
+                yield row, {"sketch": sketched - clock, **spent} if built else spent
                 continue
             assert isinstance(reference, Reference), "draws need values"
             values = reference.values
@@ -258,7 +280,7 @@ class Replay:
             ended = time.perf_counter()
             if codec.stateful:
                 following = codec.update(ready.state, values, decoded)
-                self._links[str(codec), draw] = _Link(index + 1, following, ready.shared)
+                self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared)
             found = reference.compare(decoded)
             norms = None if expected is None else expected.bits_norms
             clipped = codec.clipping(ready.state, values, decoded)
@@ -311,21 +333,25 @@ class Replay:
         if codec.stateful and draw != EXPECTATION:
             return self._remembering(codec, draw, index, size)
         source = self._settings.source(index, self._job.steps)
-        state, fitted = self._fitted(codec, source, size)
-        shared = codec.shared(state)
+        state, fitted, shared = self._fitted(codec, source, size)
         if index > 0:
             before = self._settings.source(index - 1, self._job.steps)
-            if before == source or codec.shared(self._fitted(codec, before, size)[0]) == shared:
+            if before == source or self._fitted(codec, before, size).shared == shared:
                 return _Ready(state, shared, 0, fitted)
         return _Ready(state, shared, len(shared), fitted)
 
-    def _fitted(self, codec: Codec, index: int, size: int) -> tuple[State, bool]:
+    def _fitted(self, codec: Codec, index: int, size: int) -> _Fitted:
         """The state of a stateless codec for ``size`` values, fitted to the step ``index``, of whatever size."""
-        key = (str(codec), index, size)
-        if key not in self._states:
-            state = codec.init(size)
-            self._states[key] = self._fit(codec, state, index, self._job.steps[index])
-        return self._states[key]
+        key = (self._spec(codec), index, size)
+        found = self._states.get(key)
+        if found is None:
+            state, fitted = self._fit(codec, codec.init(size), index, self._job.steps[index])
+            found = self._states[key] = _Fitted(state, fitted, codec.shared(state))
+        return found
+
+    def _spec(self, codec: Codec) -> str:
+        spec: str = self._identities[id(codec)]["codec"]
+        return spec
 
     def _fit(self, codec: Codec, state: State, source: int, step: int) -> tuple[State, bool]:
         """Fit a codec to the step ``source``, as its innermost part will see it, and say whether that set anything."""
@@ -354,10 +380,8 @@ class Replay:
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
         steps = self._job.steps
-        start = index
-        while start > 0 and steps[start] - steps[start - 1] == 1:
-            start -= 1
-        link = self._links.get((str(codec), draw))
+        start = start_of(steps, index)
+        link = self._links.get((self._spec(codec), draw))
         if start == index:
             link = _Link(index, codec.init(size), b"")
         elif link is None or link.following != index:
@@ -412,20 +436,6 @@ class Replay:
                 best = alq_levels(sketch, count.bit_length(), zero=False)
             self._optima[key] = sketch.expected_error(best, codec.has_zero)
         return self._optima[key]
-
-
-class SketchReplay(Replay):
-    """The same for a tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
-
-    def _look(self, index: int) -> tuple[Reference | Totals, int]:
-        return self._source.totals(self._job.tensor, self._job.steps[index])
-
-    def _summary(self, index: int, spec: SummarySpec, values: NDArray[np.float32] | None = None) -> MomentSketch:
-        del values
-        found = self._summaries.setdefault(index, {})
-        if spec not in found:
-            found[spec] = self._source.sketch(self._job.tensor, self._job.steps[index], spec)
-        return found[spec]
 
 
 def has_optimum(codec: Codec) -> bool:

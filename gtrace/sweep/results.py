@@ -76,6 +76,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "fitted_on": ("TEXT", "itself | previous | step N | - : the data that levels and codes were fitted on"),
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
+_POSITIONS = {name: position for position, name in enumerate(COLUMNS)}
 KEY = ("tensor", "step", "codec", "draw")
 
 
@@ -129,6 +130,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _cells(row: Mapping[str, Any]) -> list[Any]:
+    cells = [None] * len(COLUMNS)
+    for name, value in row.items():
+        position = _POSITIONS.get(name)
+        if position is not None:
+            cells[position] = value if type(value) in (str, int) else _plain(value)
+    return cells
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
@@ -241,12 +251,11 @@ class ResultStore:
         details: Iterable[tuple[str, int, str, object]] = (),
     ) -> None:
         """Commit rows (dictionaries by column name, absent ones NULL) in one transaction."""
-        names = list(COLUMNS)
-        marks = ", ".join("?" * len(names))
+        marks = ", ".join("?" * len(COLUMNS))
         with self._connection as sql:
             sql.executemany(
                 f"INSERT OR REPLACE INTO rows VALUES ({marks})",  # noqa: S608
-                [tuple(_plain(row.get(name)) for name in names) for row in rows],
+                map(_cells, rows),
             )
             sql.executemany("INSERT INTO times VALUES (?, ?, ?, ?, ?, ?)", times)
             sql.executemany("INSERT OR IGNORE INTO warnings VALUES (?)", [(text,) for text in warnings])
@@ -296,12 +305,13 @@ class ResultStore:
 
 def _columns(found: list[tuple[Any, ...]], kinds: list[tuple[str, str]]) -> dict[str, NDArray[Any]]:
     out: dict[str, NDArray[Any]] = {}
-    for j, (name, kind) in enumerate(kinds):
-        values = [row[j] for row in found]
+    columns = zip(*found, strict=True) if found else ((),) * len(kinds)
+    for (name, kind), values in zip(kinds, columns, strict=True):
         if kind == "TEXT":
             out[name] = np.array(values, dtype=object)
         elif kind == "INTEGER" and None not in values:
             out[name] = np.array(values, dtype=np.int64)
         else:
-            out[name] = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
+            # None becomes NaN.
+            out[name] = np.array(values, dtype=np.float64)
     return out

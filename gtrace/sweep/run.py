@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
-import math
 import os
 import platform
 import tempfile
-from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtrace import __version__
 from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
-from gtrace.errors import UsageError, suggest
-from gtrace.kernels.norms import count_nonfinite
-from gtrace.metrics import Reference
-from gtrace.sketch import MomentSketch
+from gtrace.errors import UsageError
 from gtrace.sweep.allocation import Allocation
+from gtrace.sweep.bursts import LEFT_OUT, any_burst, gaps_line
 from gtrace.sweep.engine import run_jobs
-from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, Totals, has_optimum
+from gtrace.sweep.gradients import Gradients
+from gtrace.sweep.large import CHUNK, Large
+from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
-from gtrace.sweep.sampled import Whole, sample_of
-from gtrace.sweep.sketched import Limits, total
+from gtrace.sweep.sampled import sample_of
+from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from gtrace.sweep.gradients import Kind
     from gtrace.trace import TensorInfo, Trace
-    from gtrace.types import SummarySpec
-
-Kind: TypeAlias = Literal["weight", "neural"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
@@ -67,6 +59,8 @@ def run_sweep(
     refit: Refit | Sequence[int] = "previous",
     nonfinite: Nonfinite = "skip",
     optimal: bool = True,
+    leave_out: bool = False,
+    chunk: int = CHUNK,
     jobs: int | None = None,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
@@ -88,6 +82,10 @@ def run_sweep(
         nonfinite: what happens to a tensor with NaN or infinite gradients.
         optimal: where a codec with fitted levels takes part, set every level codec beside the best levels of the
             same number.
+        leave_out: where no two captured steps are consecutive, leave out codecs that keep memory, with a warning
+            and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
+        chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.large` for what
+            happens to larger tensors. Rows do not depend on it beyond rounding.
         jobs: threads; the number of processors by default. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
         force: overwrite an ``output`` that belongs to another sweep.
@@ -98,7 +96,8 @@ def run_sweep(
         all rows of the store, also those of earlier runs that this one resumed or extended.
 
     Raises:
-        UsageError: an unknown codec, tensor or step, or no gradients of this kind.
+        UsageError: an unknown codec, tensor or step, no gradients of this kind, or draws of codecs that keep memory
+            where no two captured steps are consecutive.
         TraceError: the trace cannot be read.
         OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
     """
@@ -107,6 +106,8 @@ def run_sweep(
         raise UsageError("sweep: no codec given; name some with --methods, or write all")
     if draws < 0:
         raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
+    if chunk < 1:
+        raise UsageError(f"sweep: a chunk of {chunk} elements holds nothing; give a power of two such as {CHUNK}")
     with ExitStack() as stack:
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
         settings = Settings(
@@ -115,7 +116,11 @@ def run_sweep(
             nonfinite,
             optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
         )
-        gradients = _Gradients(opened, tensors, kind)
+        gradients = Gradients(opened, tensors, kind, chunk)
+        wanted_steps = gradients.choose(steps)
+        chosen, alone = _split_by_memory(gradients, wanted_steps, chosen, draws)
+        if alone and not (leave_out and chosen):
+            raise UsageError(f"sweep: {gaps_line(alone)}")
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None
         about = [opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole]
@@ -123,7 +128,6 @@ def run_sweep(
         if output is None:
             output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
         path = Path(output)
-        wanted_steps = gradients.choose(steps)
         provenance = {
             "command": list(command),
             "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else opened.fingerprint,
@@ -131,6 +135,7 @@ def run_sweep(
             "trace_attrs": opened.attrs,
             "kind": gradients.kind,
             "left_out": gradients.left_out,
+            "left_out_codecs": [str(item) for item in alone],
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
@@ -140,13 +145,15 @@ def run_sweep(
         limits.check()
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
-            store.add((), warnings=_cautions(opened))
+            cautions = _cautions(opened)
+            store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
             done = store.done()
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}
                 done -= {key for key in store.without_optimum() if key[2] in specs}
-            plan = _plan(gradients, wanted_steps, chosen, draws, done, limits)
-            store.add([], warnings=limits.lines())
+            large = Large(chunk, draws)
+            plan = _plan(gradients, wanted_steps, chosen, draws, done, limits, large)
+            store.add([], warnings=[*limits.lines(), *large.lines()])
             total = sum(len(job.wanted) for job in plan)
             count = 0
 
@@ -158,10 +165,22 @@ def run_sweep(
                     progress(count, total)
 
             allocation = Allocation(gradients, gradients.steps, chosen)
-            run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation)
+            run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
         finally:
             store.close()
         return ResultStore.load(path)
+
+
+def _split_by_memory(
+    gradients: Gradients, wanted: frozenset[int], codecs: Sequence[Codec], draws: int
+) -> tuple[list[Codec], list[Codec]]:
+    """The codecs that can run, and those that keep memory where each replay would be a single step."""
+    whole = [tuple(sorted(gradients.all_steps))]
+    # Of sketches there are no draws, so nothing is replayed.
+    each = [gradients.steps[info.name] for info in gradients.infos if not info.sketches]
+    bursts = {"tensor": any_burst(each, wanted) or not each, "model": any_burst(whole, wanted) or not each}
+    alone = [item for item in codecs if item.stateful and draws and not bursts[scope_of(item)]]
+    return [item for item in codecs if item not in alone], alone
 
 
 def versions() -> dict[str, str]:
@@ -173,50 +192,34 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
 
 
-def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
-    kinds = {info.kind for info in trace.tensors}
-    if kind is None:
-        return "neural" if kinds == {"neural"} else "weight"
-    if kind not in KINDS:
-        raise UsageError(f"--kind: '{kind}' is unknown; {suggest(kind, KINDS)}")
-    if kinds and kind not in kinds:
-        raise UsageError(f"--kind: the trace holds no {kind} gradients, only {' and '.join(sorted(kinds))} ones")
-    return kind
-
-
-def _choose_tensors(trace: Trace, globs: Sequence[str] | None, kind: Kind) -> list[TensorInfo]:
-    # The same parameter in several streams (ranks) is swept once, in the first of them.
-    infos = list({info.name: info for info in reversed(trace.tensors) if info.kind == kind}.values())[::-1]
-    if not globs:
-        return infos
-    names = [info.name for info in infos]
-    for glob in globs:
-        if not fnmatch.filter(names, glob):
-            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-    return [info for info in infos if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
-
-
 def _plan(
-    gradients: _Gradients,
+    gradients: Gradients,
     steps: frozenset[int],
     codecs: Sequence[Codec],
     draws: int,
     done: set[tuple[str, int, str, int]],
     limits: Limits,
+    large: Large,
 ) -> list[Job]:
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
     model = [c for c in codecs if scope_of(c) == "model"]
     alone = [c for c in codecs if scope_of(c) == "tensor"]
     jobs = []
+
+    def add(job: Job, codecs: Sequence[Codec]) -> None:
+        undivided = job.sketched or job.sample is not None
+        whole, chunked = (codecs, ()) if undivided else large.split(job.tensor, job.size, codecs)
+        jobs.append(_with_missing(job, steps, whole, draws, done))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, chunked, draws, done))
+
     if model:
         bits = {_dtype_bits(info) for info in gradients.infos}
         job = Job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, tuple(sorted(gradients.all_steps)), ())
-        job = replace(job, sketched=limits.any_sketched)
-        jobs.append(_with_missing(job, steps, limits.for_model(model), draws, done))
+        job = replace(job, sketched=limits.any_sketched, size=gradients.size(WHOLE_MODEL))
+        add(job, limits.for_model(model))
     for info in sorted(gradients.infos, key=lambda info: -info.size):
         job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
-        job = replace(job, sample=sample_of(info))
-        jobs.append(_with_missing(job, steps, limits.for_tensor(info, alone), draws, done))
+        add(replace(job, size=info.size, sample=sample_of(info)), limits.for_tensor(info, alone))
     return [job for job in jobs if job.wanted]
 
 
@@ -240,7 +243,7 @@ def _with_missing(
         missing = []
         for item in codecs:
             rows = [EXPECTATION] if expecting(item) else []
-            if not job.sketched:
+            if not (job.sketched or job.chunked):
                 rows += range(draws)
             spec = str(item)
             left = tuple(draw for draw in rows if (job.tensor, step, spec, draw) not in done)
@@ -249,105 +252,3 @@ def _with_missing(
         if missing:
             wanted.append((index, tuple(missing)))
     return replace(job, wanted=tuple(wanted))
-
-
-class _Gradients:
-    """A trace as the engine reads it: its tensors, and under ``*`` all of them end to end, in the trace's order.
-
-    Args:
-        trace: it may hold several streams, one per optimizer; each tensor is read from its own.
-        globs: only tensors whose name matches one of these; None for all.
-        kind: only gradients of this kind; None for those of weights where there are any.
-
-    Raises:
-        UsageError: a glob that matches nothing, or a kind that is not there.
-    """
-
-    def __init__(self, trace: Trace, globs: Sequence[str] | None, kind: Kind | None) -> None:
-        self._trace = trace
-        self.kind: Kind = _choose_kind(trace, kind)
-        self.infos = _choose_tensors(trace, globs, self.kind)
-        others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
-        self.left_out = dict(Counter(other for other, _ in sorted(others)))
-        self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
-        self._streams = {info.name: _stream(info) for info in self.infos}
-        self._sketched = {info.name: bool(info.sketches) for info in self.infos}
-        self._present = {name: frozenset(steps) for name, steps in self.steps.items()}
-
-    @property
-    def all_steps(self) -> frozenset[int]:
-        """Steps at which any of the tensors is present."""
-        return frozenset[int]().union(*self._present.values())
-
-    def choose(self, steps: Sequence[int] | None) -> frozenset[int]:
-        """Those of the steps that are there; all of them for None.
-
-        Raises:
-            UsageError: none is.
-        """
-        there = self.all_steps
-        chosen = there if steps is None else there.intersection(steps)
-        if steps is not None and not chosen:
-            span = f"it has {len(there)} steps from {min(there)} to {max(there)}" if there else "it has no steps"
-            raise UsageError(f"--steps: none of these steps is in the trace; {span}")
-        return chosen
-
-    def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """A tensor at a step, or the whole model's gradient."""
-        if name != WHOLE_MODEL:
-            return self._trace.read(name, step, **self._streams[name])
-        parts = [self.read(part, step) for part in self._parts(step)]
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
-
-    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
-        """The sketch of a tensor, or of the whole model: stored, a sum of stored ones, or of the values.
-
-        Non-finite values are taken as zero.
-        """
-        own = spec._replace(scope="tensor")
-        if name == WHOLE_MODEL:
-            return replace(total([self.sketch(part, step, own) for part in self._parts(step)]), spec=spec)
-        if self._sketched[name]:
-            sketch = self._trace.sketch_row(name, step, [own], **self._streams[name]).sketches[0]
-            bad = sketch.nonfinite
-            return replace(sketch, spec=spec, zeros=sketch.zeros + bad, size=sketch.size + bad, nonfinite=0)
-        values = self.read(name, step)
-        finite = np.isfinite(values)
-        return MomentSketch.from_spec(values if finite.all() else np.where(finite, values, np.float32(0)), spec)
-
-    def totals(self, name: str, step: int) -> tuple[Totals, int]:
-        """Size, energy and mean magnitude, and how many values are not finite."""
-        if name != WHOLE_MODEL and not self._sketched[name]:
-            values = self.read(name, step)
-            bad = int(count_nonfinite(values))
-            reference = Reference(np.where(np.isfinite(values), values, np.float32(0)) if bad else values)
-            return Totals(reference.size, reference.energy, reference.mean_abs), bad
-        if name != WHOLE_MODEL:
-            row = self._trace.sketch_row(name, step, [], **self._streams[name])
-            return Totals(row.size, row.norm2, row.norm1 / max(1, row.size)), row.nonfinite
-        found = [self.totals(part, step) for part in self._parts(step)]
-        size, energy = sum(t.size for t, _ in found), math.fsum(t.energy for t, _ in found)
-        mean = math.fsum(t.mean_abs * t.size for t, _ in found) / max(1, size)
-        return Totals(size, energy, mean), sum(bad for _, bad in found)
-
-    def whole(self, name: str, step: int) -> Whole:
-        """What is known of a tensor of which a sample of blocks is stored, exactly where the capture found it out."""
-        numbers = self._trace.statistics(name, **self._streams[name])
-        place = int(np.searchsorted(numbers["step"], step))
-        size, stored = int(numbers["n_total"][place]), int(numbers["n_valid"][place])
-        unknown = np.full(numbers["step"].size, math.nan)
-        norm1, norm2 = (float(numbers.get(what, unknown)[place]) for what in ("whole_norm1", "whole_norm2"))
-        found = self.totals(name, step)[0]
-        return Whole(
-            size,
-            found.energy * size / stored if math.isnan(norm2) else norm2,
-            found.mean_abs if math.isnan(norm1) else norm1 / size,
-        )
-
-    def _parts(self, step: int) -> list[str]:
-        """The tensors that are present at a step."""
-        return [part for part, steps in self._present.items() if step in steps]
-
-
-def _stream(info: TensorInfo) -> dict[str, Any]:
-    return {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}

@@ -262,6 +262,12 @@ class Hdf5Stream:
             stop = min(first + spec.chunk_rows, self.steps.size)
         return first, self._tensors[spec.index].read(first, stop, about)
 
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, chunk by chunk."""
+        about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        for start in range(0, spec.size, spec.chunk_elements):
+            yield self._tensors[spec.index].piece(row, start, spec.chunk_elements, about)
+
 
 class Hdf5Source:
     """An HDF5 trace. The library serializes its calls itself, so several threads may read."""

@@ -9,9 +9,9 @@ import numpy as np
 from gtrace.trace import format as layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from gtrace.trace.format import StreamKey, TensorSpec
     from gtrace.trace.storage import Record
@@ -63,7 +63,13 @@ class MemoryStream:
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """That row."""
-        return row, self._rows[spec.index, row][None]
+        stored = self._rows[spec.index, row][None]
+        stored.flags.writeable = False
+        return row, stored
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """That row."""
+        yield self._rows[spec.index, row]
 
 
 class MemorySource:
@@ -118,3 +124,27 @@ class MemorySink:
                 for key, records in self._records.items()
             ],
         )
+
+
+def source_of(
+    tensors: Mapping[str, ArrayLike | Mapping[int, ArrayLike]],
+    scalars: Mapping[int, Mapping[str, Any]],
+    attrs: Mapping[str, Any],
+    kind: str,
+) -> MemorySource:
+    """A finished trace of arrays; see :meth:`gtrace.trace.Trace.from_arrays`."""
+    from gtrace.trace.writer import TraceWriter, root_attrs
+
+    by_step: dict[int, dict[str, ArrayLike]] = {step: {} for step in scalars}
+    for name, given in tensors.items():
+        rows = given if hasattr(given, "items") else {0: given}
+        for step, array in rows.items():
+            by_step.setdefault(step, {})[name] = array
+    start = root_attrs(attrs)
+    sink = MemorySink(start)
+    with TraceWriter(sink, MemorySource.path, start) as writer:
+        for step in sorted(by_step):
+            for name, array in by_step[step].items():
+                writer.append(step, name, array, kind=kind)
+            writer.commit(step, kind=kind, **scalars.get(step, {}))
+    return sink.source()

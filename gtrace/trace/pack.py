@@ -12,7 +12,8 @@ from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, move_in, remove
 from gtrace.trace.names import DIMENSION_SUFFIX
-from gtrace.trace.reader import Trace, open_source
+from gtrace.trace.opening import open_source
+from gtrace.trace.reader import Trace
 from gtrace.trace.repair import Blocks, open_sink, renumbered
 from gtrace.trace.storage import Record
 from gtrace.trace.zarr_arrays import ShardedArray, group_document, make_group, write_root

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
-from gtrace.trace.checks import refuse
-from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VERSION, StreamKey, TensorSpec
+from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.info import TensorInfo
 from gtrace.trace.names import printable
+from gtrace.trace.opening import open_source
+from gtrace.trace.pieces import rechunk
 from gtrace.trace.ragged import lengths
 from gtrace.trace.sketched import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.statistics import checksum, checksum_bytes
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -86,22 +87,9 @@ class Trace:
         >>> trace.steps("w").tolist(), trace.read("w", 5).tolist()
         ([0, 5], [0.0, 3.0])
         """
-        from gtrace.trace.memory import MemorySink
-        from gtrace.trace.writer import TraceWriter, root_attrs
+        from gtrace.trace.memory import source_of
 
-        by_step: dict[int, dict[str, ArrayLike]] = {step: {} for step in scalars or ()}
-        for name, given in tensors.items():
-            rows = given if hasattr(given, "items") else {0: given}
-            for step, array in rows.items():
-                by_step.setdefault(step, {})[name] = array
-        start = root_attrs(attrs or {})
-        sink = MemorySink(start)
-        with TraceWriter(sink, "(in memory)", start) as writer:
-            for step in sorted(by_step):
-                for name, array in by_step[step].items():
-                    writer.append(step, name, array, kind=kind)
-                writer.commit(step, kind=kind, **(scalars or {}).get(step, {}))
-        return cls(sink.source())
+        return cls(source_of(tensors, scalars or {}, attrs or {}, kind))
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -184,10 +172,49 @@ class Trace:
             )
         first, rows = self._rows(stream, spec, row)
         valid = self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0]
-        values = np.array(rows[row - first][:valid], np.float32, order="C")
+        # What comes alone was made for this call, and may be as large as memory: no second copy of it.
+        fresh = len(rows) == 1 and rows.flags.writeable
+        values = np.array(rows[row - first][:valid], np.float32, order="C", copy=None if fresh else True)
         if checksum(values) != stream.statistic("crc32c")[row, spec.index]:
             raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
         return values
+
+    def read_chunks(
+        self,
+        name: str,
+        step: int,
+        chunk: int,
+        *,
+        kind: str | None = None,
+        optimizer: int | None = None,
+        rank: int | None = None,
+    ) -> Iterator[NDArray[np.float32]]:
+        """What :meth:`read` returns, in pieces of ``chunk`` elements, the last one shorter; never the whole in memory.
+
+        Every stored chunk is decoded, and its own checksum verified, once. The gradient's checksum is verified along
+        the way: where it does not match, the last piece is withheld.
+
+        Raises:
+            UsageError: as of :meth:`read`, or a chunk below 1.
+            TraceError: what is stored is damaged; pieces may have been handed out by then.
+        """
+        if chunk < 1:
+            raise UsageError(f"chunk: {chunk} elements are too few; give at least 1")
+        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        if spec.sketched or spec.parts < 2:
+            yield from rechunk([self.read(name, step, kind=kind, optimizer=optimizer, rank=rank)], chunk)
+            return
+        left = int(self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0])
+        wanted, crc = int(stream.statistic("crc32c")[row, spec.index]), 0
+        for piece in rechunk(stream.read_pieces(spec, row), chunk):
+            piece = piece[:left]
+            left -= piece.size
+            crc = checksum_bytes(np.ascontiguousarray(piece, VALUES).view(np.uint8), crc)
+            if left == 0 and crc != wanted:
+                raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
+            yield piece
+            if left == 0:
+                return
 
     def sketch(
         self,
@@ -404,26 +431,3 @@ def open_trace(path: str | PathLike[str]) -> Trace:
         TraceError: it is missing, no trace, damaged, or from a newer version.
     """
     return Trace(open_source(Path(path)))
-
-
-def open_source(place: Path, tolerate: Callable[[TraceError], None] = refuse) -> Source:
-    """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
-
-    Raises:
-        TraceError: as of :func:`open_trace`, as far as it is not tolerated.
-    """
-    try:
-        there = place.exists()
-    except OSError as error:
-        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
-    if not there:
-        raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
-    if place.is_dir():
-        from gtrace.trace.zarr_read import ZarrSource
-
-        return ZarrSource(place, tolerate)
-    if place.is_file():
-        from gtrace.trace.hdf5_read import Hdf5Source
-
-        return Hdf5Source(place, tolerate)
-    raise TraceError(f"{place}: neither a file nor a folder, so no trace")

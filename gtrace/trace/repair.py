@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, move_in, remove
-from gtrace.trace.reader import open_source
+from gtrace.trace.opening import open_source
 from gtrace.trace.storage import Record
 from gtrace.trace.verify import CheckReport, being_written, check_trace
 

@@ -34,9 +34,9 @@ class RowStatistics(NamedTuple):
     crc32c: int
 
 
-def checksum_bytes(data: bytes | NDArray[np.uint8]) -> int:
-    """CRC-32C (Castagnoli) of bytes."""
-    return int(CRC32C.checksum(data))
+def checksum_bytes(data: bytes | NDArray[np.uint8], before: int = 0) -> int:
+    """CRC-32C (Castagnoli) of bytes, or of those with the checksum ``before`` and these after them."""
+    return int(CRC32C.checksum(data, before))
 
 
 def checksum(values: NDArray[np.float32]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -87,6 +87,9 @@ class StreamSource(Protocol):
 
         Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
         """
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, part by part as it is stored; of a tensor that is not sketched."""
 
 
 class Source(Protocol):

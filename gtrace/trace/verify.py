@@ -16,8 +16,8 @@ from gtrace.trace.files import dead_leftovers
 from gtrace.trace.format import SKETCH
 from gtrace.trace.journal import NAME, is_held
 from gtrace.trace.names import printable
+from gtrace.trace.opening import open_source
 from gtrace.trace.ragged import lengths
-from gtrace.trace.reader import open_source
 from gtrace.trace.sketched import SketchPlan, unpack_row
 from gtrace.trace.statistics import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.superblock import is_marked, read_superblock

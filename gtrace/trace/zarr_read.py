@@ -30,7 +30,7 @@ from gtrace.trace.shards import CODEC, ShardReader, inner_chunks
 from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -360,6 +360,15 @@ class ZarrStream:
             assert chunk is not None
             values[part * length : (part + 1) * length] = chunk[offset, : spec.size - part * length]
         return row, values[None]
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, chunk by chunk."""
+        if row >= self._base and in_journal(spec):
+            yield self._journal.values(spec, row)
+            return
+        about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        for part in range(spec.parts):
+            yield self._read_part(spec, row, part, about)[: spec.size - part * spec.chunk_elements]
 
     def _read_part(self, spec: TensorSpec, row: int, part: int, about: str) -> NDArray[Any]:
         block, offset = divmod(row, spec.chunk_rows)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gtrace.buckets import bucket_scales
 from gtrace.kernels import bits, compare, counter, norms, rounding, sketching
-from gtrace.sketch import bucket_scales
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 WORDS = (np.uint64(KEY[0]), np.uint64(KEY[1]))

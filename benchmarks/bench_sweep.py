@@ -1,0 +1,116 @@
+"""What a sweep in expectation costs: more configurations, fitting, draws, and two jobs. All ratios, in one process.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_sweep.py
+
+CPU time of the whole process, least of several turns taken in alternation, so that a busy machine hits all alike; wall
+time for jobs alone. The trace has tensors of a million elements, Student t with four degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import gtrace
+from gtrace.codecs import codec
+from gtrace.sketch import MomentSketch
+from gtrace.sweep import expand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gtrace.codecs import Codec
+
+SIZE = 1_000_000
+
+
+def write(path: Path, tensors: int, steps: int) -> None:
+    """Tensors of a million elements."""
+    rng = np.random.default_rng(0)
+    with gtrace.create_trace(path) as writer:
+        for step in range(steps):
+            for number in range(tensors):
+                writer.append(step, f"layer{number}", (rng.standard_t(4, SIZE) * 0.01).astype(np.float32))
+            writer.commit(step)
+
+
+def fixed_grids() -> list[Codec]:
+    """Seventy configurations with fixed grids on one norm and bucket size."""
+    grids = [codec("qsgd", bits=bits) for bits in range(2, 9)]
+    return grids + [codec("nuqsgd", bits=bits, p=p / 10) for p in range(1, 10) for bits in range(2, 9)]
+
+
+def scan(path: Path, *, sketch: bool) -> None:
+    """Read every gradient of a trace, and sketch it."""
+    with gtrace.open_trace(path) as trace:
+        for info in trace.tensors:
+            for step in trace.steps(info.name).tolist():
+                values = trace.read(info.name, step)
+                if sketch:
+                    MomentSketch.of(values, "l2", 8192)
+
+
+def least(tasks: dict[str, Callable[[], object]], turns: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The least time of each task, which take turns; the first turn is for compilers and caches."""
+    best = dict.fromkeys(tasks, float("inf"))
+    for turn in range(turns + 1):
+        for name, task in tasks.items():
+            start = clock()
+            task()
+            if turn:
+                best[name] = min(best[name], clock() - start)
+    return best
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tensors", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gtrace-bench-") as folder:
+        path = Path(folder) / "run.zarr"
+        write(path, given.tensors, given.steps)
+        many = fixed_grids()
+        fitted = expand("alq,alq-n,amq,amq-n,zipml", {"bits": list(range(2, 9))})
+
+        def sweep(codecs: list[Codec], *, draws: int = 0, jobs: int = 1, optimal: bool = False) -> object:
+            return gtrace.run_sweep(path, codecs, draws=draws, jobs=jobs, optimal=optimal)
+
+        cpu = least(
+            {
+                "read": lambda: scan(path, sketch=False),
+                "read and sketch": lambda: scan(path, sketch=True),
+                "1 configuration": lambda: sweep(many[:1]),
+                f"{len(many)} configurations": lambda: sweep(many),
+                f"{len(fitted)} with fitting": lambda: sweep(fitted),
+                f"{len(fitted)} with fitting, beside the optimum": lambda: sweep(fitted, optimal=True),
+                "1 configuration, 1 draw": lambda: sweep(many[2:3], draws=1),
+            },
+            given.turns,
+            time.process_time,
+        )
+        cells = given.tensors * given.steps
+        base, whole = cpu["1 configuration"], cpu["read and sketch"]
+        print(f"{cells} gradients of {SIZE} elements; CPU time, load average {os.getloadavg()[0]:.1f}")
+        print("| | ms per gradient | times 1 configuration | throughput against read and sketch |")
+        print("|---|---|---|---|")
+        for name, seconds in cpu.items():
+            print(f"| {name} | {1e3 * seconds / cells:.2f} | {seconds / base:.2f} | {whole / seconds:.2f} |")
+        wall = least(
+            {"1 job": lambda: sweep(many[2:9], draws=1), "2 jobs": lambda: sweep(many[2:9], draws=1, jobs=2)},
+            2,
+            time.perf_counter,
+        )
+        print(f"2 jobs: {wall['1 job'] / wall['2 jobs']:.2f} times 1 job (wall), load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

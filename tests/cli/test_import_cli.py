@@ -1,0 +1,155 @@
+"""``gtrace import`` and ``gtrace export``: what they print, their exit codes, and ``docs/importing.md``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import chdir
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers_foreign import SHAPES, check_trace, tensors, write_safetensors
+
+from gtrace.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
+STEPS = (0, 9, 10)
+
+
+@pytest.fixture
+def gtrace(capsys, tmp_path):
+    """Run a command in a folder of its own; returns exit code, stdout and stderr."""
+
+    def run(*arguments):
+        with chdir(tmp_path), pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of safetensors, one file per step."""
+    (tmp_path / "grads").mkdir()
+    for step in STEPS:
+        write_safetensors(tmp_path / f"grads/step_{step}.safetensors", tensors(step))
+    return tmp_path / "grads"
+
+
+def test_the_page(gtrace, tmp_path):
+    pytest.importorskip("pyarrow")
+    assert {kind for kind, _ in BLOCKS} == {"python", "console"}
+    for kind, text in BLOCKS:
+        if kind == "python":
+            with chdir(tmp_path):
+                exec(compile(text, "importing.md", "exec"), {})
+            continue
+        for command, shown in re.findall(r"^\$ gtrace (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+            assert gtrace(*shlex.split(command)) == (0, shown, ""), command
+
+
+def test_every_option_is_described():
+    from gtrace.cli.export import command as export
+    from gtrace.cli.import_ import command as import_
+
+    for command in (export, import_):
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert f"`{max(parameter.opts, key=len)}" in PAGE or f", `{parameter.opts[-1]}" in PAGE, parameter.name
+
+
+def test_a_sweep_of_an_imported_folder_of_safetensors(gtrace, folder, tmp_path):
+    code, out, err = gtrace("import", folder, "-o", "run.zarr")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "3 steps (0 to 10), 3 tensors from 3 files; steps from file names"
+    check_trace(tmp_path / "run.zarr", STEPS)
+    code, out, err = gtrace("sweep", "run.zarr", "--methods", "qsgd", "--bits", "3", "--draws", "0", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["tensors"], told["steps"], told["warnings"]) == (len(SHAPES), len(STEPS), [])
+
+
+def test_json(gtrace, folder):
+    np.savez(folder / "more_9.npz", extra=np.array([np.nan, 1.0]), flag=np.array(True))
+    (folder / "notes.txt").touch()
+    code, out, _ = gtrace("import", folder, "-o", "run.h5", "--json", "--steps", "9-10")
+    assert code == 0
+    assert json.loads(out) == {
+        "output": "run.h5",
+        "steps": [9, 10],
+        "tensors": ["extra", *SHAPES],
+        "files": 3,
+        "step_numbers": ["names"],
+        "left_out": ["flag"],
+        "files_ignored": 1,
+        "nonfinite": 1,
+    }
+    code, out, _ = gtrace("export", "run.h5", "--to", "safetensors", "--json", "--tensors", "fc.*")
+    assert code == 0
+    assert json.loads(out) == {
+        "output": "run.safetensors",
+        "steps": [9, 10],
+        "tensors": ["fc.weight", "fc.bias"],
+        "files": 2,
+    }
+    assert "1 value not finite" in gtrace("import", folder, "-o", "two.h5")[1]
+
+
+def test_errors_are_one_line(gtrace, folder, tmp_path):
+    (tmp_path / "bad").mkdir()
+    np.savez(tmp_path / "bad/1.npz", w=np.array([{}]))
+    (tmp_path / "flat").mkdir()
+    np.save(tmp_path / "flat/w.npy", np.zeros(3))
+    assert gtrace("import", folder, "-o", "run.zarr")[0] == 0
+    cases = [
+        (("import", "nowhere", "-o", "x.zarr"), 3, "no such file or folder"),
+        (("import", "bad", "-o", "x.zarr"), 3, "pickled Python objects"),
+        (("import", "flat", "-o", "x.zarr"), 2, "pass --step-axis"),
+        (("import", "flat", "-o", "x.npz"), 2, "ends in .zarr"),
+        (("import", "flat", "-o", "no/x.zarr"), 2, "does not exist"),
+        (("import", "grads", "-o", "run.zarr"), 4, "left untouched"),
+        (("import", "-o", "x.zarr"), 2, "SOURCE"),
+        (("import", "grads"), 2, "--output"),
+        (("import", "run.zarr", "-o", "x.zarr"), 3, "is a gtrace trace already"),
+        (("export", "nowhere.zarr"), 3, "no such trace"),
+        (("export", "run.zarr", "-o", "grads", "--force"), 4, "left untouched"),
+        (("export", "run.zarr", "--steps", "77"), 2, "none of these steps"),
+        (("export", "run.zarr", "--rank", "1"), 2, "nothing of"),
+    ]
+    for arguments, code, words in cases:
+        found, out, err = gtrace(*arguments)
+        assert (found, out) == (code, ""), (arguments, err)
+        assert words in err, (arguments, err)
+        assert err.count("\n") == 1, (arguments, err)
+    assert sorted(os.listdir(tmp_path)) == ["bad", "flat", "grads", "run.zarr"]
+
+
+def test_names_that_would_act_on_a_terminal_are_shown(gtrace, tmp_path):
+    (tmp_path / "g").mkdir()
+    np.savez(tmp_path / "g/1.npz", **{"w\x1b[2J": np.zeros(3), "n\x1b[2J": np.zeros(3, int)})
+    code, out, _ = gtrace("import", "g", "-o", "r.zarr")
+    assert code == 0
+    assert "\x1b" not in out
+    (tmp_path / "g/\x1b[31m.npy").write_bytes(b"")
+    code, _, err = gtrace("import", "g", "-o", "s.zarr", "--pattern", "*.npy")
+    assert code == 3
+    assert "\x1b" not in err
+
+
+def test_state_dicts_load_torch_and_others_do_not(folder, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.ones(3).bfloat16()}, tmp_path / "grads_7.pt")
+    script = "import sys; from gtrace.cli import main\ntry: main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    for source, loaded in (("grads", "False"), ("grads_7.pt", "True")):
+        command = [sys.executable, "-c", script, "import", source, "-o", f"{source}.zarr"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == loaded
+        assert "steps from file names" in done.stdout

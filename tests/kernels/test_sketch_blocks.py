@@ -1,0 +1,69 @@
+"""Blocks of bins: sums about another edge, and expectations that walk over them instead of bins."""
+
+import numpy as np
+import pytest
+
+from gtrace import MomentSketch
+from gtrace.kernels import sketching
+
+
+def of(bucket=512, norm="l2", size=40_000):
+    return MomentSketch.of(np.random.default_rng(1).standard_t(3, size).astype(np.float32), norm, bucket)
+
+
+@pytest.mark.parametrize("bins", [1, 8, 64])
+def test_block_sums(bins):
+    sketch = of()
+    out = np.empty((-(-sketch.rows.size // bins), 6))
+    sketching.sum_blocks(sketch.lower, sketch.sums, bins, out)
+    for b in range(out.shape[0]):
+        here = slice(b * bins, (b + 1) * bins)
+        moved = sketch.lower[here] - sketch.lower[b * bins]
+        for j in (0, 3):
+            n, d1, d2 = sketch.sums[here, j : j + 3].T
+            plain = [n.sum(), (d1 + moved * n).sum(), (d2 + 2 * moved * d1 + moved**2 * n).sum()]
+            np.testing.assert_allclose(out[b, j : j + 3], plain, rtol=1e-12)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("count", [2, 3, 16, 200])
+def test_blocks_give_what_bins_give(zero, norm, count):
+    sketch = of(norm=norm)
+    inner = np.sort(np.random.default_rng(count).random(count - 1)) ** 3
+    levels = np.concatenate([[0.0] if zero else [1e-7], inner[1:] + 1e-6, [1.0]])
+    lower, upper, sums = sketch.lower, sketch.upper, sketch.sums
+    masses = np.empty((2, levels.size))
+    # Bins in which every block ends inside a gap cannot be told from blocks: single bins, one call each.
+    alone = np.zeros(3)
+    masses[0] = 0.0
+    mass = np.empty(levels.size)
+    for k in range(sketch.rows.size):
+        bin_ = slice(k, k + 1)
+        part = sums[bin_]
+        alone += sketching.expect_levels(lower[bin_], upper[bin_], part, part, part, levels, not zero, mass)
+        masses[0] += mass
+    found = sketching.expect_levels(
+        lower, upper, sums, sketch._blocks(8), sketch._blocks(64), levels, not zero, masses[1]
+    )
+    np.testing.assert_allclose(found, alone, rtol=1e-11)
+    np.testing.assert_allclose(masses[1], masses[0], rtol=1e-9, atol=1e-9 * sketch.size)
+
+
+def test_levels_are_told_from_other_numbers():
+    for good in ([0.0, 0.5, 1.0], [0.1], [1e-300, 2.0]):
+        assert sketching.are_levels(np.array(good))
+    for bad in ([], [-0.1, 1.0], [0.0, 0.0, 1.0], [0.5, 0.2], [0.0, np.inf], [np.nan, 1.0], [0.0, np.nan, 1.0]):
+        assert not sketching.are_levels(np.array(bad, np.float64))
+
+
+def test_what_a_sketch_remembers_is_not_handed_to_changed_copies():
+    sketch = of(norm="linf")
+    levels = np.array([0.0, 0.5, 1.0])
+    before = sketch.expected_error(levels)
+    wide = sketch.coarsen(2)
+    assert wide.error_bound(levels) >= sketch.error_bound(levels)
+    assert (sketch + sketch).expected_error(levels) == pytest.approx(2 * before, rel=1e-12)
+    calls = []
+    assert sketch.remember("key", lambda: calls.append(1) or 3) == sketch.remember("key", lambda: 4) == 3
+    assert calls == [1]

@@ -1,0 +1,135 @@
+"""Tensors beyond a chunk: expectations from sums of chunks, and what needs all values at once."""
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of
+
+import gtrace
+from gtrace.errors import TraceError, UsageError
+from gtrace.sweep import gradients as gradients_module
+from gtrace.sweep.engine import Gate
+from gtrace.trace import Trace
+from gtrace.trace import format as layout
+from gtrace.trace.pieces import rechunk
+
+SIZES = {"large": 10_000, "medium": 3_000, "small": 700}
+CODECS = ["qsgd:bits=3,bucket_size=128", "qsgdinf:bits=5,bucket_size=512", "alq:bits=3,bucket_size=256", "fp:e4m3"]
+CHUNK = 1024
+
+
+def values(name, step):
+    rng = np.random.default_rng([step, SIZES[name]])
+    return (rng.standard_t(4, SIZES[name]) * 0.01).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=["memory", "zarr", "h5"])
+def trace(request, tmp_path_factory):
+    if request.param == "memory":
+        yield Trace.from_arrays({name: {step: values(name, step) for step in range(3)} for name in SIZES})
+        return
+    path = tmp_path_factory.mktemp("large") / f"run.{request.param}"
+    with pytest.MonkeyPatch.context() as patch:
+        # Several stored chunks of a row, none of them as long as a chunk of the sweep.
+        patch.setattr(layout, "_ELEMENTS", 700)
+        patch.setattr(layout, "_CHUNK_BYTES", 2800)
+        with gtrace.create_trace(path) as writer:
+            for step in range(3):
+                for name in SIZES:
+                    writer.append(step, name, values(name, step))
+                writer.commit(step)
+    with gtrace.open_trace(path) as opened:
+        yield opened
+
+
+def test_chunks_are_the_whole(trace):
+    for name, size in SIZES.items():
+        for chunk in (1, 333, 1024, 20_000):
+            pieces = list(trace.read_chunks(name, 1, chunk)) if chunk > 1 or name == "small" else []
+            if pieces:
+                assert [p.size for p in pieces[:-1]] == [chunk] * (len(pieces) - 1)
+                assert 0 < pieces[-1].size <= chunk
+                np.testing.assert_array_equal(np.concatenate(pieces), values(name, 1))
+        assert size == trace.read(name, 1).size
+    with pytest.raises(UsageError, match="too few"):
+        next(trace.read_chunks("small", 1, 0))
+
+
+def test_rechunk_of_nothing():
+    assert list(rechunk([], 4)) == list(rechunk([np.empty(0, np.float32)], 4)) == []
+
+
+def test_expectations_from_chunks_are_those_of_the_whole(trace, monkeypatch):
+    whole = list(gtrace.run_sweep(trace, CODECS, draws=0, jobs=1).rows())
+    read = []
+    plain = gradients_module.Gradients.read
+    monkeypatch.setattr(
+        gradients_module.Gradients, "read", lambda self, name, step: read.append(name) or plain(self, name, step)
+    )
+    found = list(gtrace.run_sweep(trace, CODECS, draws=0, jobs=2, chunk=CHUNK).rows())
+    assert set(read) == {"small"}
+    assert len(found) == len(whole) == 3 * 3 * len(CODECS)
+    for a, b in zip(found, whole, strict=True):
+        for column, value in a.items():
+            if isinstance(value, float):
+                np.testing.assert_allclose(value, b[column], rtol=1e-12, atol=1e-18, err_msg=column)
+            else:
+                assert value == b[column], column
+
+
+def test_draws_of_up_to_four_chunks_are_of_the_whole(trace):
+    codecs = [*CODECS, "topk:ratio=0.1"]
+    whole = gtrace.run_sweep(trace, codecs, tensors=["medium", "small"], jobs=1)
+    found = gtrace.run_sweep(trace, codecs, tensors=["medium", "small"], jobs=2, chunk=CHUNK)
+    assert rows_of(found) == rows_of(whole)
+    assert not found.warnings
+
+
+def test_what_needs_all_values_of_a_larger_tensor_is_skipped_and_said(trace):
+    found = gtrace.run_sweep(trace, [*CODECS, "topk:ratio=0.1"], tensors=["large"], jobs=1, chunk=CHUNK)
+    assert set(found["draw"]) == {-1}
+    assert set(found["codec"]) == set(map(str, map(gtrace.codec, CODECS)))
+    assert [line.split(": ", 1)[0] for line in found.warnings] == [
+        "large has 10000 elements, more than 4 chunks of 1024"
+    ] * 2
+    assert "no rows of draws" in found.warnings[0]
+    assert "without topk" in found.warnings[1]
+    only = gtrace.run_sweep(trace, ["qsgd:bucket_size=none,bits=3", CODECS[0]], draws=0, jobs=1, chunk=CHUNK)
+    assert {t: list(only["tensor"]).count(t) for t in SIZES} == {"large": 3, "medium": 6, "small": 6}
+
+
+def test_nonfinite_values_in_a_chunk():
+    bad = values("large", 0).copy()
+    bad[[5, 9_999]] = np.nan
+    trace = Trace.from_arrays({"large": bad})
+    skipped = gtrace.run_sweep(trace, CODECS[:1], draws=0, chunk=CHUNK)
+    assert list(skipped["note"]) == ["2 non-finite, skipped"]
+    rows = [
+        next(iter(gtrace.run_sweep(trace, CODECS[:1], draws=0, chunk=c, nonfinite="zero").rows()))
+        for c in (CHUNK, 2**24)
+    ]
+    assert rows[0]["squared_error"] == pytest.approx(rows[1]["squared_error"], rel=1e-12)
+
+
+def test_a_damaged_gradient_is_noticed_before_its_last_chunk(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "_ELEMENTS", 700)
+    monkeypatch.setattr(layout, "_CHUNK_BYTES", 2800)
+    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
+        writer.append(0, "large", values("large", 0))
+        writer.commit(0)
+    with gtrace.open_trace(tmp_path / "run.zarr") as opened:
+        stream = next(iter(opened._streams.values()))
+        stream.statistic("crc32c")[:] += 1
+        pieces = opened.read_chunks("large", 0, CHUNK)
+        for _ in range(SIZES["large"] // CHUNK):
+            assert next(pieces).size == CHUNK
+        with pytest.raises(TraceError, match="checksum mismatch"):
+            next(pieces)
+
+
+def test_gate():
+    gate = Gate(10)
+    with gate.held(6), gate.held(4):
+        assert gate._free == 0
+    with gate.held(1000):
+        assert gate._free == 0
+    assert gate._free == 10

@@ -1,0 +1,481 @@
+"""Importing: what names say, what files hold, what is refused."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+from helpers_foreign import SHAPES, check_trace, tensors, write_raw_safetensors, write_safetensors
+from helpers_trace import edit_json, gradient, write_trace
+
+from gtrace.errors import GtraceError, OutputExistsError, TraceError, UsageError
+from gtrace.trace import open_trace
+from gtrace.trace.foreign import bfloat16
+from gtrace.trace.importing import import_trace
+
+STEPS = (0, 5, 100)
+
+
+def save(path, arrays):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".safetensors":
+        write_safetensors(path, arrays)
+    else:
+        np.save(path, arrays)
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Import what is in the folder ``in``."""
+
+    def run(*sources, to="run.zarr", **options):
+        places = [tmp_path / source for source in sources] or [tmp_path / "in"]
+        return import_trace(places, tmp_path / to, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("to", ["run.zarr", "run.h5"])
+def test_one_file_per_step(suffix, to, imported, tmp_path):
+    for step in STEPS:
+        save(tmp_path / f"in/v2-grads_{step}{suffix}", tensors(step))
+    (tmp_path / "in/notes.txt").write_text("x")
+    (tmp_path / "in/.hidden.npz").write_text("x")
+    made = imported(to=to)
+    check_trace(tmp_path / to, STEPS)
+    assert (made.steps, made.files, made.ignored, made.numbering) == (STEPS, 3, 1, ("names",))
+    assert set(made.tensors) == set(SHAPES)
+    assert sorted(os.listdir(tmp_path)) == ["in", to]
+    with open_trace(tmp_path / to) as trace:
+        assert trace.attrs["imported"]["sources"] == [str(tmp_path / "in")]
+        assert np.isnan(trace.scalars()["time"]).all()
+
+
+def test_one_folder_per_step_and_nested_names(imported, tmp_path):
+    for step in STEPS:
+        for name, array in tensors(step).items():
+            save(tmp_path / f"in/step_{step:06d}/net/layer.1/{name}.npy", array)
+    assert imported().numbering == ("folders",)
+    check_trace(tmp_path / "run.zarr", STEPS, prefix="net.layer.1.")
+
+
+def test_several_sources_count_from_what_they_share(imported, tmp_path):
+    for step in STEPS:
+        save(tmp_path / f"in/step_{step}/model-00001-of-00002.safetensors", {"fc.weight": tensors(step)["fc.weight"]})
+        save(
+            tmp_path / f"in/step_{step}/model-00002-of-00002.safetensors",
+            {name: tensors(step)[name] for name in ("fc.bias", "scale")},
+        )
+    imported("in/step_0", "in/step_5", "in/step_100")
+    check_trace(tmp_path / "run.zarr", STEPS)
+
+
+def test_no_numbers_are_counted_in_sorted_order(imported, tmp_path):
+    for step, name in enumerate(("a", "b")):
+        save(tmp_path / f"in/{name}.npz", tensors(step))
+    assert imported().numbering == ("sorted",)
+    check_trace(tmp_path / "run.zarr", (0, 1))
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_one_file_per_tensor_with_an_axis_of_steps(stepped, imported, tmp_path):
+    for name in SHAPES:
+        save(tmp_path / f"in/{name}.npy", np.stack([gradient(name, step, SHAPES[name]) for step in range(4)]))
+    if stepped:
+        order = [3, 1, 2, 0]
+        for name in SHAPES:
+            save(tmp_path / f"in/{name}.npy", np.stack([gradient(name, step, SHAPES[name]) for step in order]))
+        save(tmp_path / "in/step.npy", np.array(order))
+    made = imported(step_axis=True)
+    assert made.numbering == (("array",) if stepped else ("axis",))
+    assert made.left_out == ()
+    check_trace(tmp_path / "run.zarr", range(4))
+
+
+@pytest.mark.parametrize("save_npz", [np.savez, np.savez_compressed])
+def test_an_array_of_steps_beside_the_others(save_npz, imported, tmp_path):
+    arrays = {name: np.stack([gradient(name, step, shape) for step in STEPS]) for name, shape in SHAPES.items()}
+    (tmp_path / "in").mkdir()
+    save_npz(tmp_path / "in/all.npz", step=np.array(STEPS), epoch=np.array(3), **arrays)
+    made = imported()
+    assert (made.numbering, made.left_out) == (("array",), ("epoch",))
+    check_trace(tmp_path / "run.zarr", STEPS)
+
+
+def test_a_pattern_says_what_names_mean(imported, tmp_path):
+    for rank, step in itertools.product((0, 1), STEPS):
+        for name, array in tensors(step + rank).items():
+            save(tmp_path / f"in/rank{rank}/x/{name}-{step}.npy", array)
+    made = imported(pattern="rank{rank}/*/{tensor}-{step}.npy")
+    assert (made.files, made.numbering) == (18, ("pattern",))
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert {stream.rank for stream in trace.streams} == {0, 1}
+        for rank, step in itertools.product((0, 1), STEPS):
+            read = trace.read("fc.bias", step, rank=rank)
+            np.testing.assert_array_equal(read, tensors(step + rank)["fc.bias"])
+    with pytest.raises(UsageError, match=r"at step 0 is in .*; say with --pattern"):
+        imported(to="b.zarr", pattern="*/x/{tensor}-{step}.npy")
+
+
+def test_a_pattern_with_steps_of_no_number_or_no_step(imported, tmp_path):
+    for step, folder in enumerate(("first", "second")):
+        for name, array in tensors(step).items():
+            save(tmp_path / f"in/{folder}/{name}.npy", array)
+    assert imported(pattern="{step}/{tensor}.npy").numbering == ("sorted",)
+    check_trace(tmp_path / "run.zarr", (0, 1))
+    assert imported(pattern="first/{tensor}.npy", to="one.h5").ignored == 3
+    check_trace(tmp_path / "one.h5", (0,))
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "says"),
+    [
+        (["a/x.npy", "a/y.npy"], {}, "pass --step-axis .* or --pattern"),
+        (["rank0/step_5.npz", "rank0/step_6.npz"], {}, "numbers in folders and in file names; say with --pattern"),
+        (["g1.npz", "last.npz"], {}, "last.npz: no number in its name, but in those of others; say with --pattern"),
+        (["a/x.npz", "b/x.npz"], {}, "several folders, .*--pattern"),
+        (["1.npz"], {"pattern": "{setp}.npz"}, "'{setp}' is unknown"),
+        (["1.npz"], {"pattern": "g-{step}.npz"}, "no file fits 'g-{step}.npz'; the first of 1 is '1.npz'"),
+        (["1.npz", "x.npz"], {"pattern": "{step}.npz"}, "no number in the step of .*x.npz"),
+        (["1.npz"], {"steps": [7]}, "no gradient with such names and steps"),
+        (["1.npz"], {"tensors": ["z*"]}, "no gradient with such names and steps"),
+        (["99999999999999999999.npz"], {}, "too large"),
+        (["1.npz"], {"kind": "both"}, "weight or neural"),
+        (["1.npz"], {"step_axis": True}, "lengths are 2, 7; choose arrays with --tensors"),
+        (["1.npz"], {"to": "run.txt"}, "ends in .zarr"),
+    ],
+)
+def test_what_can_be_read_in_several_ways_is_one_error(files, options, says, imported, tmp_path):
+    for file in files:
+        arrays = {"w": np.zeros((2, 3), np.float32), "v": np.ones(7, np.float32)}
+        save(tmp_path / "in" / file, arrays if file.endswith(".npz") else arrays["w"])
+    with pytest.raises(UsageError, match=says) as caught:
+        imported(**options)
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_sizes_that_change(imported, tmp_path):
+    for step in range(3):
+        save(tmp_path / f"in/{step}.npz", {"w": np.full((10**step, 2), step, np.float32)})
+    with pytest.raises(UsageError, match=r"2 values in .*0.npz, 20 in .*1.npz; only .*--kind neural"):
+        imported()
+    imported(kind="neural")
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert [trace.read("w", step).size for step in range(3)] == [2, 20, 200]
+
+
+def test_types(imported, tmp_path):
+    bits = np.array([0x3F80, 0xC0A0, 0x7F80, 0x0001], np.uint16)
+    (tmp_path / "in").mkdir()
+    arrays = {
+        "half": np.array([1.5, -65504], np.float16),
+        "bf": bits,
+        "count": np.array([3], np.int64),
+        "f": np.array([[np.nan, 1.0]], np.float32),
+    }
+    write_safetensors(tmp_path / "in/1.safetensors", arrays, dtypes={"bf": "BF16"})
+    np.savez(
+        tmp_path / "in/more1.npz",
+        double=np.array([1 / 3, 1e300]),
+        pair=np.array([[1 + 2j, 3 - 4j]]),
+        fortran=np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    )
+    made = imported()
+    assert made.left_out == ("count",)
+    assert made.nonfinite == 3
+    with open_trace(tmp_path / "run.zarr") as trace:
+        infos = {info.name: info for info in trace.tensors}
+        assert {name: info.dtype for name, info in infos.items()} == {
+            "half": "float16",
+            "bf": "bfloat16",
+            "f": "float32",
+            "double": "float64",
+            "pair": "complex128",
+            "fortran": "float64",
+        }
+        assert trace.read("half", 1).tolist() == [1.5, -65504]
+        np.testing.assert_array_equal(trace.read("bf", 1), [1, -5, np.inf, 2.0**-133])
+        assert infos["pair"].shape == (1, 2, 2)
+        assert trace.read("pair", 1).tolist() == [1, 2, 3, -4]
+        assert trace.read("double", 1).tolist() == [np.float32(1 / 3), np.inf]
+        assert trace.read("fortran", 1).tolist() == list(range(6))
+
+
+def test_bfloat16_is_what_ml_dtypes_says():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    expected = bits.view(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(bfloat16(bits), expected)
+
+
+def test_files_of_the_safetensors_library(imported, tmp_path):
+    numpy_flavour = pytest.importorskip("safetensors.numpy")
+    (tmp_path / "in").mkdir()
+    for step in STEPS:
+        numpy_flavour.save_file(tensors(step), tmp_path / f"in/{step}.safetensors", metadata={"step": "x"})
+    imported()
+    check_trace(tmp_path / "run.zarr", STEPS)
+    torch_flavour = pytest.importorskip("safetensors.torch")
+    import torch
+
+    values = torch.randn(5, 3).to(torch.bfloat16)
+    torch_flavour.save_file({"w": values}, tmp_path / "bf.safetensors")
+    imported("bf.safetensors", to="bf.zarr")
+    with open_trace(tmp_path / "bf.zarr") as trace:
+        np.testing.assert_array_equal(trace.read("w", 0), values.float().numpy().ravel())
+
+
+def write_xarray(path, version, chunk):
+    xarray = pytest.importorskip("xarray")
+    data = {
+        name: (
+            ("step", *(f"{name}.{k}" for k in range(len(shape)))),
+            np.stack([gradient(name, s, shape) for s in STEPS]),
+        )
+        for name, shape in SHAPES.items()
+    }
+    data["embed"] = (("row",), np.zeros(3, np.float32))
+    dataset = xarray.Dataset(data, coords={"step": list(STEPS), "row": [0.5, 1.5, 2.5]})
+    encoding = {name: {"chunks": (chunk, *SHAPES[name])} for name in SHAPES}
+    dataset.to_zarr(path, zarr_format=version, encoding=encoding, consolidated=False)
+
+
+@pytest.mark.parametrize(("version", "chunk"), [(2, 1), (3, 2)])
+def test_an_xarray_store_with_a_step_coordinate(version, chunk, imported, tmp_path):
+    write_xarray(tmp_path / "in.zarr", version, chunk)
+    made = imported("in.zarr")
+    assert (made.numbering, made.left_out) == (("array",), ("embed",))
+    check_trace(tmp_path / "run.zarr", STEPS)
+
+
+def test_zarr_groups_without_steps(imported, tmp_path):
+    import zarr
+
+    for step in STEPS:
+        group = zarr.create_group(tmp_path / f"in/step{step}.zarr")
+        for name, array in tensors(step).items():
+            group.create_array(name.replace(".", "/"), data=array)
+    assert imported().numbering == ("names",)
+    check_trace(tmp_path / "run.zarr", STEPS)
+    root = zarr.create_array(tmp_path / "w.zarr", data=np.arange(6.0).reshape(3, 2))
+    assert root.shape == (3, 2)
+    assert imported("w.zarr", to="w.h5", step_axis=True).tensors == ("w",)
+    with open_trace(tmp_path / "w.h5") as trace:
+        assert trace.read("w", 2).tolist() == [4, 5]
+
+
+def test_a_trace_is_no_source(imported, tmp_path):
+    write_trace(tmp_path / "old.zarr")
+    with pytest.raises(TraceError, match="is a gtrace trace already"):
+        imported("old.zarr")
+    save(tmp_path / "in/1.npz", tensors(1))
+    write_trace(tmp_path / "in/old.zarr")
+    assert imported().ignored == 1
+
+
+def test_links_are_followed_and_loops_end(imported, tmp_path):
+    save(tmp_path / "real/1.npz", tensors(1))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/2.npz").symlink_to(tmp_path / "real/1.npz")
+    (tmp_path / "in/up").symlink_to(tmp_path / "in")
+    (tmp_path / "in/3.npz").symlink_to(tmp_path / "nowhere")
+    assert imported().steps == (2,)
+
+
+def test_what_is_there_is_kept(imported, tmp_path):
+    save(tmp_path / "in/1.npz", tensors(1))
+    imported()
+    save(tmp_path / "in/2.npz", tensors(2))
+    with pytest.raises(OutputExistsError, match="left untouched"):
+        imported()
+    check_trace(tmp_path / "run.zarr", (1,))
+    (tmp_path / "in/3.npz").write_bytes(b"PK")
+    with pytest.raises(TraceError):
+        imported(force=True)
+    check_trace(tmp_path / "run.zarr", (1,))
+    (tmp_path / "in/3.npz").unlink()
+    imported(force=True)
+    check_trace(tmp_path / "run.zarr", (1, 2))
+    assert sorted(os.listdir(tmp_path)) == ["in", "run.zarr"]
+
+
+def test_an_interrupt_keeps_what_was_done(imported, tmp_path):
+    for step in STEPS:
+        save(tmp_path / f"in/{step}.npz", tensors(step))
+
+    def stop(done, total):
+        assert total == 3
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        imported(progress=stop)
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.status == "interrupted"
+        assert trace.steps("fc.bias").tolist() == [0, 5]
+    assert sorted(os.listdir(tmp_path)) == ["in", "run.zarr"]
+
+
+def npy(array=None, **changes):
+    """The bytes of an array, or of a header that says something else."""
+    file = io.BytesIO()
+    if array is not None:
+        np.save(file, array, allow_pickle=True)
+        return file.getvalue()
+    told = {"descr": "<f4", "fortran_order": False, "shape": (3,)} | changes
+    np.lib.format.write_array_header_1_0(file, told)
+    return file.getvalue() + bytes(12)
+
+
+def npz(members, **options):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", **options) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def lying_npz():
+    """An archive whose directory tells of a much larger member."""
+    data = bytearray(npz({"w.npy": npy(shape=(2**28,))}))
+    at = data.rindex(b"PK\x01\x02") + 24
+    data[at : at + 4] = (2**30 + 128).to_bytes(4, "little")
+    return bytes(data)
+
+
+def st(header, data=bytes(12)):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def tensor(begin=0, end=12, shape=(3,), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+HOSTILE = {
+    "empty.npy": (b"", "cannot be read"),
+    "short.npy": (npy(np.zeros(99))[:-1], r"792 bytes|\(99,\) values of float64 are declared, 791 bytes"),
+    "huge.npy": (npy(shape=(2**50,)), r"values of float32 are declared, 12 bytes are there"),
+    "negative.npy": (npy(shape=(-1,)), "no list of lengths"),
+    "pickled.npy": (npy(np.array([{}])), "pickled Python objects, which are never loaded"),
+    "records.npy": (npy(np.zeros(2, [("a", "f4")])), "no numbers"),
+    "jax.npy": (npy(descr="|V2"), "bfloat16"),
+    "code.npy": (npy().replace(b"(3,)", b"f()!"), "cannot be read"),
+    "empty1.npz": (b"", "cannot be read"),
+    "cut1.npz": (npz({"w.npy": npy()})[:-30], "cannot be read"),
+    "pickled1.npz": (npz({"w.npy": npy(np.array([{}]))}), "array 'w': holds pickled Python objects"),
+    "other1.npz": (npz({"w.txt": b"x"}), "array 'w.txt': no numpy array"),
+    "huge1.npz": (npz({"w.npy": npy(shape=(2**50,))}), "are declared, 12 bytes are there"),
+    "lying1.npz": (lying_npz(), "are declared, which cannot be in this file"),
+    "crc1.npz": (npz({"w.npy": npy(np.full(50, 7.0))}).replace(np.float64(7).tobytes(), bytes(8), 1), "CRC"),
+    "lzma1.npz": (npz({"w.npy": npy()}, compression=zipfile.ZIP_LZMA), "compressed otherwise"),
+    "empty1.safetensors": (b"", "a header of 0 bytes in a file of 0"),
+    "long1.safetensors": ((2**60).to_bytes(8, "little") + b"{}", "a header of 1152921504606846976 bytes"),
+    "json1.safetensors": (st(b"{nope"), "cannot be read"),
+    "deep1.safetensors": (st(b"[" * 200_000), "nested too deep"),
+    "list1.safetensors": (st([1]), "no safetensors header"),
+    "beyond1.safetensors": (st({"w": tensor(0, 16, (4,))}), "bytes 0 to 16 of 12 cannot hold"),
+    "back1.safetensors": (st({"w": tensor(12, 0)}), "cannot hold"),
+    "minus1.safetensors": (st({"w": tensor(-12, 0)}), "no place"),
+    "shape1.safetensors": (st({"w": tensor(shape=(2**40, 2**40))}), "cannot hold"),
+    "overlap1.safetensors": (st({"w": tensor(), "v": tensor()}), "overlap or leave a hole"),
+    "hole1.safetensors": (st({"w": tensor(4, 12, (2,))}), "overlap or leave a hole"),
+    "rest1.safetensors": (st({"w": tensor(0, 8, (2,))}), "12 bytes of values where the header tells of 8"),
+    "twice1.safetensors": (st(b'{"w": {}, "w": {}}'), "names something twice"),
+    "kind1.safetensors": (st({"w": tensor(0, 12, (12,), "F8_E4M3")}), "F8_E4M3 are not read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_damaged_and_hostile_files(name, imported, tmp_path):
+    data, says = HOSTILE[name]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(data)
+    tracemalloc.start()
+    with pytest.raises(TraceError, match=says) as caught:
+        imported(step_axis=name.endswith(".npy"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert peak < 20e6
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_hostile_zarr_stores(imported, tmp_path):
+    import zarr
+
+    zarr.create_array(tmp_path / "huge.zarr", data=np.ones((2, 2), np.float32))
+
+    for chunk in (2**15, 2):
+
+        def enlarge(document, chunk=chunk):
+            document["shape"] = [2**20, 2**20]
+            document["chunk_grid"]["configuration"]["chunk_shape"] = [chunk, chunk]
+
+        edit_json(tmp_path / "huge.zarr/zarr.json", enlarge)
+        with pytest.raises(TraceError, match=r"values are declared, .* bytes are there"):
+            imported("huge.zarr")
+    zarr.create_array(tmp_path / "bad.zarr", data=np.zeros(3), zarr_format=2)
+    pickled = {"id": "pickle", "protocol": 5}
+    for change in ({"compressor": pickled}, {"compressor": None, "filters": [pickled]}):
+        edit_json(tmp_path / "bad.zarr/.zarray", lambda document, change=change: document.update(change))
+        with pytest.raises(TraceError, match="pickle"):
+            imported("bad.zarr")
+    (tmp_path / "none.zarr").mkdir()
+    (tmp_path / "none.zarr/zarr.json").write_text('{"node_type": "array"}')
+    with pytest.raises(TraceError, match="cannot be read"):
+        imported("none.zarr")
+
+
+def test_an_axis_of_endless_empty_steps(imported, tmp_path):
+    (tmp_path / "w.npy").write_bytes(npy(shape=(2**40, 0)))
+    with pytest.raises(UsageError, match="a first axis of 1099511627776 counts no steps"):
+        imported("w.npy", step_axis=True)
+
+
+def test_any_byte_may_be_wrong(imported, tmp_path):
+    rng = np.random.default_rng(0)
+    whole = {}
+    np.savez_compressed(tmp_path / "in.npz", **tensors(1))
+    write_safetensors(tmp_path / "in.safetensors", tensors(1))
+    for suffix in (".npz", ".safetensors"):
+        whole[suffix] = (tmp_path / f"in{suffix}").read_bytes()
+    outcomes = set()
+    for k in range(80):
+        suffix = (".npz", ".safetensors")[k % 2]
+        data = bytearray(whole[suffix])
+        data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        (tmp_path / f"in{suffix}").write_bytes(data)
+        refused = ""
+        try:
+            imported(f"in{suffix}", force=True)
+        except GtraceError as error:
+            refused = str(error)
+        assert "\n" not in refused
+        outcomes.add(bool(refused))
+    assert outcomes == {True, False}
+
+
+def test_one_tensor_at_a_time_is_in_memory(imported, tmp_path):
+    """Of compressed arrays of 8 MB, and of steps of 8 MB in all, no more than a few are held."""
+    big = np.random.default_rng(0).standard_normal((8, 250_000)).astype(np.float32)
+    (tmp_path / "in").mkdir()
+    np.savez_compressed(tmp_path / "in/1.npz", **{f"t{k}": big[k] for k in range(8)})
+    write_raw_safetensors(tmp_path / "all.safetensors", {"w": tensor(0, big.nbytes, big.shape)}, big.tobytes())
+    for source, options in (("in", {}), ("all.safetensors", {"step_axis": True})):
+        tracemalloc.start()
+        imported(source, to=f"{source}.zarr", **options)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 0.75 * big.nbytes

@@ -342,7 +342,9 @@ def print_line(text: str) -> None:
     """Tell the user something beside what the program prints."""
     # A closed stderr must neither stop training nor the thread that writes.
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        # In one piece: the thread that writes speaks, too.
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def git_commit(folder: str) -> str | None:

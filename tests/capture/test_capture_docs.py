@@ -22,6 +22,7 @@ def test_its_python_runs(tmp_path, monkeypatch, capsys):
         "1 ReLU [512 512 160] 300",
         "2 Linear [160 160  50] 160",
         "['weight', 'bias'] [ 0 10 20 30 40 50 60 70 80 90]",
+        "(20,)",
     ]
     assert gtrace.open_trace("run.zarr").attrs["model"] == "Linear"
 

@@ -104,7 +104,7 @@ def test_record_takes_the_model_given_and_no_other(tmp_path):
     ("options", "message"),
     [
         ({"kind": "nural"}, "'nural' is no kind of gradient; did you mean neural"),
-        ({"max_elements": 5}, "--max-elements is for gradients of module outputs"),
+        ({"kind": "neural", "noise": True}, "--noise is about gradients of weights"),
         ({"kind": "both", "max_elements": 0}, "write 1 or more"),
     ],
 )

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers_capture import environment, run_gtrace, run_python, write_script
+from helpers_capture import but_first_line, environment, run_gtrace, run_python, write_script
 
 import gtrace
 from gtrace.cli import main
@@ -69,7 +69,7 @@ def capture(folder, capfd):
         with pytest.raises(SystemExit) as ended:
             main(["capture", *map(str, args)])
         out, err = capfd.readouterr()
-        return ended.value.code, out, err
+        return ended.value.code, out, but_first_line(err)
 
     return run
 
@@ -308,7 +308,7 @@ def test_a_forked_child_ends_as_it_would(folder):
     result = run_gtrace("capture", "forking.py", cwd=folder)
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1] == "7"
-    assert result.stderr.count("gtrace:") == 1
+    assert but_first_line(result.stderr).count("gtrace:") == 1
     assert gtrace.open_trace(folder / "forking.zarr").status == "complete"
 
 
@@ -353,7 +353,7 @@ def test_ctrl_c_keeps_what_is_done(folder):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    status, last = err.splitlines()
+    status, last = but_first_line(err).splitlines()
     assert status.startswith("gtrace: ")
     assert "steps captured in endless.zarr" in status
     assert last == "gtrace: interrupted; what was finished is kept"
@@ -367,7 +367,7 @@ def test_sigterm_keeps_what_is_done(folder):
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM
-    assert err.startswith("gtrace: endless.py failed with exit code 143; ")
+    assert but_first_line(err).startswith("gtrace: endless.py failed with exit code 143; ")
     assert check_ramp(folder / "endless.zarr", 6).status == "interrupted"
 
 
@@ -377,7 +377,8 @@ def test_os_exit_keeps_what_is_done(folder):
     write_script(folder / "leaving.py", source)
     result = run_gtrace("capture", "leaving.py", cwd=folder)
     assert (result.returncode, result.stdout) == (5, "trained 4 the script's own\n")
-    assert result.stderr.startswith("gtrace: leaving.py failed with exit code 3; 4 steps captured in leaving.zarr")
+    told = but_first_line(result.stderr)
+    assert told.startswith("gtrace: leaving.py failed with exit code 3; 4 steps captured in leaving.zarr")
     trace = gtrace.open_trace(folder / "leaving.zarr")
     assert (trace.status, trace.steps("0.bias").size) == ("interrupted", 4)
 

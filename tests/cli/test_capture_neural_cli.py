@@ -123,7 +123,7 @@ def test_only_neural(tmp_path):
     ("options", "message"),
     [
         (["--kind", "all"], "gtrace: --kind: 'all' is no kind of gradient"),
-        (["--max-elements", "9"], "gtrace: --max-elements is for gradients of module outputs"),
+        (["--max-elements", "0"], "gtrace: --max-elements: 0 elements of a gradient are none"),
     ],
 )
 def test_wrong_use(options, message, tmp_path):

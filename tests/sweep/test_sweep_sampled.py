@@ -78,7 +78,6 @@ def test_draws_stand_for_the_whole(traces):
         ("prune", "their scale or threshold hangs on the whole tensor"),
         ("signsgd", "their scale or threshold hangs on the whole tensor"),
         ("fp:bits=4", "their scale or threshold hangs on the whole tensor"),
-        ("ef:topk", "what they remember of the whole tensor is not there"),
     ],
 )
 def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces):
@@ -87,6 +86,16 @@ def test_what_a_sample_cannot_answer_is_left_out_with_a_line(codec, why, traces)
     result = gtrace.run_sweep(traces[1], [codec, "natural"], draws=0)
     assert set(result["codec"]) == {"natural"}
     assert [why in line for line in result.warnings] == [True]
+
+
+def test_codecs_with_a_memory_are_left_out(tmp_path):
+    sample, values = BlockSample.choose("w", TOTAL, BLOCK), gradient()
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for step in (0, 1):
+            writer.append(step, "w", sample.take(values), sample=sample.describe(), shape=[TOTAL])
+    result = gtrace.run_sweep(tmp_path / "run.zarr", ["ef:qsgd", "natural"], draws=0)
+    assert set(result["codec"]) == {"natural"}
+    assert ["what they remember of the whole tensor is not there" in line for line in result.warnings] == [True]
 
 
 def test_scales_of_their_own_need_no_whole_tensor(traces):

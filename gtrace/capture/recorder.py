@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import queue
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -111,6 +112,8 @@ class Recorder:
         self._verbose = verbose
         self._tell = tell
         self._prediction = ""
+        # Told from the training's own thread: a line must not fall into the middle of one that the script prints.
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Gradients of which several micro-batches were seen.
         self.replicated = 0
         #: Second moments of an optimizer that were recorded.
@@ -168,6 +171,7 @@ class Recorder:
     def wants(self, stream: int, step: int) -> bool:
         """Whether to record this step of this optimizer."""
         del stream  # all optimizers follow one policy, each with its own steps
+        self._tell_news()
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
@@ -203,6 +207,7 @@ class Recorder:
     def drain(self) -> None:
         """Wait until all is written; no step can be taken any more."""
         self._writer.drain()
+        self._tell_news()
 
     def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
         """Finish the trace with these attributes. Comes after :meth:`drain`."""
@@ -308,12 +313,16 @@ class Recorder:
         """A row is in the trace; called in the writer's thread."""
         count = self._writer.rows.total()
         if count == 1:
-            self._tell(f"gtrace: recording {self._prediction}")
+            self._news.put(f"gtrace: recording {self._prediction}")
         elif self._verbose and count % _TOLD_ROWS == 0:
-            self._tell(
+            self._news.put(
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._bytes)} recorded, "
                 f"{self._writer.waiting} waiting, training waited {self.blocked:.1%} of its time"
             )
+
+    def _tell_news(self) -> None:
+        while not self._news.empty():
+            self._tell(self._news.get())
 
     def _predicted(self, seconds: float) -> str:
         """What a step takes, and what that comes to; copying took so many seconds."""

@@ -342,7 +342,7 @@ def print_line(text: str) -> None:
     """Tell the user something beside what the program prints."""
     # A closed stderr must neither stop training nor the thread that writes.
     with contextlib.suppress(OSError, ValueError):
-        # In one piece: the thread that writes speaks, too.
+        # In one piece: the thread that writes may warn.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 

@@ -68,12 +68,12 @@ class BlockSample(NamedTuple):
 
     @classmethod
     def read(cls, value: object) -> BlockSample | None:
-        """What the attribute ``sample`` says, None where it is a sample of another kind, or none.
+        """What the attribute ``sample`` says, None where it does not tell blocks or is none.
 
         Raises:
             ValueError: it contradicts itself.
         """
-        if not isinstance(value, dict) or value.get("kind") != BLOCKS:
+        if not isinstance(value, dict) or value.get("kind") != BLOCKS or "block" not in value:
             return None
         offsets, total, block = value.get("offsets"), value.get("total"), value.get("block")
         if type(total) is not int or type(block) is not int or block < 1 or not isinstance(offsets, list):

@@ -92,6 +92,8 @@ class Recorder:
         self.over_budget = False
         #: Gathers the gradients of module outputs, where these are recorded.
         self.neural: NeuralGradients | None = None
+        #: Tells how long backward passes waited for a look at micro-batches.
+        self.noise_seconds: Callable[[], float] = lambda: 0.0
         self._weights = weights
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, max_elements))
@@ -160,7 +162,8 @@ class Recorder:
     def blocked(self) -> float:
         """Share of the time between the first and the last step that training waited for capture."""
         span = self._last - (self._first or 0.0)
-        blocked = self._blocked + (self.neural.seconds if self.neural is not None else 0.0)
+        blocked = self._blocked + self.noise_seconds()
+        blocked += self.neural.seconds if self.neural is not None else 0.0
         return min(1.0, blocked / span) if span > 0 else 0.0
 
     def share_budget(self, processes: int) -> None:

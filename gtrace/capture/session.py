@@ -148,6 +148,7 @@ class CaptureSession:
             reduced=self._options.reduced,
             noise=self._options.noise,
         )
+        recorder.noise_seconds = lambda: hooks.noise_seconds
         hooks.install()
         if self._options.kind != "weight":
             from gtrace.capture.neural import NeuralGradients

@@ -135,6 +135,11 @@ class TrainingHooks:
         """Steps that a gradient scaler left out because a gradient was infinite or NaN."""
         return int(self._skipped)
 
+    @property
+    def noise_seconds(self) -> float:
+        """Time that backward passes waited for the look at micro-batches."""
+        return 0.0 if self._micro_batches is None else self._micro_batches.seconds
+
     def install(self) -> None:
         """Start to watch."""
         self.modules.install()

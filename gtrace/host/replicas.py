@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,15 +36,21 @@ class Replicas(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one parameter, since its gradient was last zero: in float64 on the gradient's device, and the gradient then.
+    """Of one parameter, since its gradient was last zero. Tensors stay for the next step: fresh memory costs time.
 
-    ``before`` is what ``grad`` was when the present micro-batch arrived.
+    Attributes:
+        count: micro-batches.
+        norm2: sum of their squared norms, float64 on the gradient's device.
+        total: their sum; of arbitrary content while ``count`` is 0.
+        before: what ``grad`` was when the present micro-batch arrived, where it was something.
+        met: it was something.
     """
 
     count: int = 0
     norm2: torch.Tensor | None = None
     total: torch.Tensor | None = None
     before: torch.Tensor | None = None
+    met: bool = False
 
 
 class MicroBatches:
@@ -51,7 +58,7 @@ class MicroBatches:
 
     That happens before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
     and without ``no_sync``. A gradient that is set to zero or None starts anew. Sharded parameters are left out.
-    One more copy of the gradients is held, and another one for the time of a backward pass.
+    Two copies of the gradients are held.
 
     Args:
         guarded: calls a function with arguments and catches its errors.
@@ -60,6 +67,8 @@ class MicroBatches:
     def __init__(self, guarded: Callable[..., None]) -> None:
         #: Whether the step that is being put together is to be recorded.
         self.wanted = True
+        #: Seconds that backward passes waited in here.
+        self.seconds = 0.0
         self._guarded = guarded
         self._sums: Any = WeakTensorKeyDictionary()
         self._handles: list[Any] = []
@@ -91,7 +100,7 @@ class MicroBatches:
             for parameter in group["params"]:
                 sums = self._sums.get(parameter)
                 if sums is not None:
-                    sums.count, sums.norm2, sums.total = 0, None, None
+                    sums.count = 0
 
     def remove(self) -> None:
         """Stop to watch."""
@@ -102,36 +111,52 @@ class MicroBatches:
     def _add_hooks(self, parameter: Any, sums: _Sums) -> None:
         def arrives(_gradient: torch.Tensor) -> None:
             if self.wanted:
-                self._guarded(self._remember, owner(), sums)
+                self._timed(self._remember, owner(), sums)
 
         def accumulated(parameter: torch.Tensor) -> None:
             if self.wanted:
-                self._guarded(self._add, parameter, sums)
+                self._timed(self._add, parameter, sums)
 
         # A strong reference would keep the parameter alive through its own hook.
         owner = TensorWeakRef(parameter)
         self._handles.append(parameter.register_hook(arrives))
         self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
 
+    def _timed(self, function: Callable[..., None], *args: object) -> None:
+        started = time.perf_counter()
+        self._guarded(function, *args)
+        self.seconds += time.perf_counter() - started
+
     @torch.no_grad()
     def _remember(self, parameter: torch.Tensor | None, sums: _Sums) -> None:
         gradient = None if parameter is None else parameter.grad
-        sums.before = None if gradient is None else gradient.detach().clone()
+        sums.met = gradient is not None
+        if gradient is not None:
+            sums.before = _copied(_real(gradient.detach()), sums.before)
 
     @torch.no_grad()
     def _add(self, parameter: torch.Tensor, sums: _Sums) -> None:
-        before, sums.before = sums.before, None
+        met, sums.met = sums.met, False
         if parameter.grad is None:
             return
-        if before is not None and not before.is_sparse and not bool(before.any()):
-            before = None
-        added = _real(parameter.grad.detach()) if before is None else _real(parameter.grad.detach() - before)
-        if before is None or sums.total is None or sums.norm2 is None:
-            sums.count, sums.norm2, sums.total = 1, _norm2(added), added.clone()
+        added = _real(parameter.grad.detach())
+        if not met or sums.before is None or not bool(sums.before.any()):
+            sums.count = 0
+        else:
+            added = torch.sub(added, sums.before, out=sums.before)
+        norm2 = _norm2(added)
+        if sums.count == 0 or sums.total is None or sums.norm2 is None:
+            sums.count, sums.norm2, sums.total = 1, norm2, _copied(added, sums.total)
             return
         sums.count += 1
-        sums.norm2 = sums.norm2 + _norm2(added)
-        sums.total = sums.total + added
+        sums.norm2 = sums.norm2 + norm2
+        sums.total.add_(added)
+
+
+def _copied(values: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+    """A copy, in ``room`` where that fits."""
+    fits = room is not None and room.shape == values.shape and room.dtype == values.dtype
+    return room.copy_(values) if room is not None and fits and room.device == values.device else values.clone()
 
 
 def _real(gradient: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ def check(tmp_path, compiled, backend):
     assert said == []
     assert all(torch.equal(a, b) for a, b in zip(weights, captured[0], strict=True))
     assert captured[2] == graphs
-    assert graphs["unique_graphs"] == (0 if compiled == "" else graphs["unique_graphs"])
+    assert graphs["unique_graphs"] > 0
     trace = open_trace(tmp_path / "run.zarr")
     assert [info.name for info in trace.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     for step in range(STEPS):

@@ -259,17 +259,15 @@ def _load(plugins: Iterable[tuple[str, bytes]]) -> None:
             _plugins_loaded[name] = source
 
 
-def work(session: Session, task: Sequence[Part]) -> list[Block]:
-    """Run a task: the blocks of its parts, in their order.
+def work(session: Session, task: Sequence[Part]) -> Iterator[Block]:
+    """Run a task: the blocks of its parts, always in the same order.
 
     Raises:
         UsageError: this process runs another gtrace.
         TraceError: the trace cannot be read here.
     """
     bench = _bench(session)
-    blocks: list[Block] = []
     for part in task:
         job = part.to_job()
         with bench.gate.held(0 if job.sketched else job.size):
-            blocks += replay_of(job)(bench.gradients, job, session.settings, bench.allocation).blocks()
-    return blocks
+            yield from replay_of(job)(bench.gradients, job, session.settings, bench.allocation).blocks()

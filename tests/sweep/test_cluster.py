@@ -1,20 +1,26 @@
 """A sweep on a Dask cluster gives the rows of one on threads, whatever is lost on the way."""
 
 import os
+import pickle
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+import zlib
+from pathlib import Path
 
 import pytest
 from helpers_sweep import rows_of, write_trace
 
 import gtrace
+from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import tasks as tasks_module
-from gtrace.sweep.cluster import connected
+from gtrace.sweep.cluster import _Arrivals, connected
+from gtrace.sweep.replay import Job
+from gtrace.sweep.tasks import cut
 
 distributed = pytest.importorskip("distributed")
 
@@ -73,8 +79,11 @@ def test_rows_are_those_of_one_two_and_four_threads(trace, local, client):
     assert seen == [(count, len(seen)) for count in range(1, len(seen) + 1)]
 
 
-def test_what_was_done_before_ctrl_c_is_kept_and_not_done_again(trace, local, client, tmp_path):
+@pytest.mark.parametrize("seconds", [0.01, 1e9])
+def test_what_was_done_before_ctrl_c_is_kept_and_not_done_again(trace, local, client, tmp_path, monkeypatch, seconds):
     path = tmp_path / "o.db"
+    # Everything in one task: its blocks come while it is at work.
+    monkeypatch.setattr("gtrace.sweep.cluster.cut", lambda jobs, _: cut(jobs, seconds))
 
     def stop(done, _total):
         if done == 5:
@@ -122,6 +131,20 @@ def rows_in(path):
             return sql.execute("SELECT count(*) FROM rows").fetchone()[0]
         except sqlite3.OperationalError:
             return 0
+
+
+def test_the_command_takes_a_scheduler_file_and_plugins(trace, cluster, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("scheduler.json").write_text(f'{{"address": "{cluster.scheduler_address}"}}')
+    Path("mine.py").write_text(PLUGIN)
+    words = ["sweep", str(trace), "--methods", "mine,qsgd", "--bits", "2-3", "--plugin", "mine.py", "--steps", "0-2"]
+    for more in (["--scheduler", "scheduler.json", "-o", "there.db"], ["--jobs", "1", "-o", "here.db"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, *more])
+    assert capsys.readouterr().err == ""
+    there, here = ResultStore.load(Path("there.db")), ResultStore.load(Path("here.db"))
+    assert len(there) == 3 * 3 * (1 + 2 * 2)
+    assert same(there, here)
 
 
 def test_plugins_reach_the_workers(trace, client, tmp_path):
@@ -197,6 +220,41 @@ def test_a_scheduler_file_and_one_without_workers(tmp_path, monkeypatch):
         file.write_text(f'{{"address": "{empty.scheduler_address}"}}')
         with pytest.raises(UsageError, match=r"has no workers; start some with `dask worker tcp://"), connected(file):
             pass
+
+
+def test_blocks_are_handed_over_once_whatever_comes_twice_or_not_at_all():
+    def said(first, *blocks):
+        arrivals.heard((0.0, {"task": "a", "first": first, "blocks": zlib.compress(pickle.dumps(blocks))}))
+        arrivals.drain()
+
+    got = []
+    arrivals = _Arrivals(got.append)
+    arrivals.begin("a")
+    said(0, "x", "y")
+    said(0, "x", "y", "z")  # again, after its worker was lost
+    said(4, "v")  # the one before it was lost
+    assert got == ["x", "y", "z"]
+    arrivals.end("a", ["x", "y", "z", "u", "v"])
+    said(0, "x")  # of a task that is over, or of another sweep
+    assert got == ["x", "y", "z", "u", "v"]
+
+
+def test_jobs_are_cut_between_steps_and_put_together():
+    topk, qsgd = gtrace.codec("ef:topk"), gtrace.codec("qsgd:bits=3")
+
+    def job(codec, size, steps):
+        return Job("w", 32, steps, tuple((k, ((codec, (0,)),)) for k in range(len(steps))), size=size)
+
+    def shape(jobs):
+        return [[[index for index, _ in part.wanted] for part in task] for task in cut(jobs, 1.0)]
+
+    large, steps = 10**7, (0, 1, 2, 10, 11)
+    assert shape([job(qsgd, 10 * large, steps)]) == [[[index]] for index in range(5)]
+    assert shape([job(topk, 10 * large, steps)]) == [[[0, 1, 2]], [[3, 4]]]
+    assert shape([job(qsgd, 10, steps)] * 3) == [[[0, 1, 2, 3, 4]] * 3]
+    parts = [part for task in cut([job(topk, 10 * large, steps)], 1.0) for part in task]
+    assert [part.job.final for part in parts] == [False, True]
+    assert [spec for part in parts for _, specs in part.wanted for spec, _ in specs] == ["ef:topk"] * 5
 
 
 def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):

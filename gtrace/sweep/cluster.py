@@ -79,7 +79,11 @@ def _client(place: str) -> Iterator[Client]:
         # Nobody asked for a dashboard, so it takes any free port; memory is bounded by the sweep itself.
         with (
             distributed.LocalCluster(
-                n_workers=int(local[1]), threads_per_worker=1, dashboard_address=":0", memory_limit=0
+                n_workers=int(local[1]),
+                threads_per_worker=1,
+                dashboard_address=":0",
+                memory_limit=0,
+                silence_logs=logging.CRITICAL,
             ) as cluster,
             distributed.Client(cluster, set_as_default=False) as client,
         ):
@@ -179,8 +183,9 @@ class _Arrivals:
         if first > taken:
             return  # a message was lost; the task's end brings all
         for block in blocks[taken - first :]:
-            self._sink(block)
+            # Counted first: a sink that is interrupted has kept the block.
             self._taken[task] += 1
+            self._sink(block)
 
 
 def run_on_cluster(client: Client, session: Session, jobs: Sequence[Job], sink: Callable[[Block], None]) -> None:

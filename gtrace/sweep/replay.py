@@ -86,7 +86,7 @@ class Job:
         chunked: values are summarized chunk by chunk and never held as a whole, so expectations alone.
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
-        final: its last wanted step is the tensor's, and not one of a part that somebody else goes on from.
+        final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
     """
 
     tensor: str

@@ -269,9 +269,8 @@ def _with_missing(
 ) -> Job:
     """The job with what is not done of it."""
     wanted = []
-    for index, step in enumerate(job.steps):
-        if step not in steps:
-            continue
+    asked = [(index, step) for index, step in enumerate(job.steps) if step in steps]
+    for index, step in asked:
         missing = []
         for item in codecs:
             rows = [EXPECTATION] if expecting(item) else []
@@ -283,4 +282,5 @@ def _with_missing(
                 missing.append((item, left))
         if missing:
             wanted.append((index, tuple(missing)))
-    return replace(job, wanted=tuple(wanted))
+    # On a cluster the last step may be done before others.
+    return replace(job, wanted=tuple(wanted), final=bool(wanted) and wanted[-1][0] == asked[-1][0])

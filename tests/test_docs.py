@@ -1,11 +1,12 @@
 """Claims of README and docs that a program can check."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from gtrace.cli import COMMANDS
+from gtrace.cli import COMMANDS, gtrace
 from gtrace.codecs import codec_class, codec_names, wrapper_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,20 @@ def test_links_between_documents_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"^    gtrace (.+)$", (ROOT / "docs" / "cluster.md").read_text(), re.MULTILINE)
+)
+def test_commands_about_clusters_are_understood(line):
+    name, *words = line.split()
+    gtrace.get_command(None, name).make_context(name, words)
+
+
+def test_extras_that_pages_name_are_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        assert set(re.findall(r"gtrace\[(\w+)\]", page.read_text())) <= set(extras)
 
 
 def test_the_two_commands_are_there():

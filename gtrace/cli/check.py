@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import print_json
+from gtrace.cli.options import TracePath, print_json
 from gtrace.errors import EXIT_INPUT, EXIT_OK
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _MOST_LINES = 100
 
 
 @click.command("check", epilog="Example: gtrace check run.zarr --repair")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option(
     "--repair",
     "wanted",
@@ -29,7 +29,7 @@ _MOST_LINES = 100
     help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(trace: Path, wanted: bool, as_json: bool) -> int:
+def command(trace: Path | str, wanted: bool, as_json: bool) -> int:
     """Read every committed gradient of TRACE and verify it: checksums, presence, statistics, metadata.
 
     Every fault is reported. The exit code is 0 where there is none, and 3 otherwise; after a repair it is 0. A repair
@@ -77,7 +77,7 @@ def _show(report: CheckReport, repair: Repair | None) -> None:
         click.echo(f"... and {len(lines) - _MOST_LINES} more lines; --json has all")
     click.echo(f"{report.path}: {_summary(report)}")
     if repair is None:
-        if not report.clean:
+        if not report.clean and isinstance(report.path, Path):
             click.echo(f"next: gtrace check {report.path} --repair")
     elif not repair.changed:
         click.echo("nothing to repair")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from gtrace.cli.options import patterns, print_json, steps_option
+from gtrace.cli.options import TracePath, patterns, print_json, steps_option
 from gtrace.cli.progress import step_progress
 
 
 @click.command("export")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option(
     "--to", type=click.Choice(["npz", "safetensors", "parquet"]), default="npz", show_default=True, help="Format."
 )
@@ -36,7 +36,7 @@ from gtrace.cli.progress import step_progress
 @click.option("--force", is_flag=True, help="Replace a file or an earlier export that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def command(
-    trace: Path,
+    trace: Path | str,
     to: str,
     output: Path | None,
     tensors: tuple[str, ...],
@@ -56,11 +56,12 @@ def command(
     from gtrace.report.names import count, literal
     from gtrace.trace import open_trace
     from gtrace.trace.exporting import export_trace
+    from gtrace.trace.remote import stem_of
 
     with open_trace(trace) as opened, step_progress("export", quiet=as_json) as progress:
         made = export_trace(
             opened,
-            output or Path(f"{trace.stem}.{to}"),
+            output or Path(f"{stem_of(trace)}.{to}"),
             to,
             tensors=tensors,
             steps=steps_option(steps),

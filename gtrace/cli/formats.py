@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.columns import Column, print_columns, stdout_console
-from gtrace.cli.options import Integers, check_output, patterns, print_json, steps_option
+from gtrace.cli.options import Integers, TracePath, check_output, patterns, print_json, steps_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 
 
 @click.command("formats", epilog="Example: gtrace formats run.zarr --bits 4-8 --kind neural -o recipe.yaml")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--bits", type=Integers(), default="4-8", show_default=True, help="Bits of a format 1-E-M: 3 to 8.")
 @click.option(
     "--scale",
@@ -39,7 +39,7 @@ _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
-    trace: Path,
+    trace: Path | str,
     bits: tuple[int, ...],
     scale: str,
     tensors: tuple[str, ...],

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from gtrace.cli.columns import Column, print_columns, sparkline, stdout_console
-from gtrace.cli.options import patterns, print_json, steps_option
+from gtrace.cli.options import TracePath, patterns, print_json, steps_option
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
 @click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")
 @click.option("--optimizer", type=int, metavar="N", help="Only tensors that this optimizer steps.")
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--steps", default=None, help="With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(
-    trace: Path,
+    trace: Path | str,
     tensors: tuple[str, ...],
     kind: str | None,
     optimizer: int | None,

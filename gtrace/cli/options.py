@@ -118,6 +118,15 @@ class Fractions(click.ParamType[tuple[float, ...]]):
         return tuple(float(v) for v in parse_range(str(value), where, decades=step is None, step=step or Decimal(1)))
 
 
+class TracePath(click.ParamType["Path | str"]):
+    """The path of a trace, or an address such as s3://bucket/run.zarr, which a path would spoil."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        return value if isinstance(value, Path) or "://" in str(value) else Path(value)
+
+
 def patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Shell patterns of an option that may be repeated or hold several with commas; a callback of click."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from gtrace.cli.options import TracePath
+
 
 @click.command("pack", epilog="Example: gtrace pack run.zarr, or gtrace pack run.h5 -o run.zarr")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option(
     "-o",
     "--output",
@@ -16,16 +18,16 @@ import click
     help="Trace to write, .zarr or .h5.  [default: a Zarr trace is replaced by its shards]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
-def command(trace: Path, output: Path | None, force: bool) -> None:
+def command(trace: Path | str, output: Path | None, force: bool) -> None:
     """Rewrite a finished TRACE with the same content: Zarr in shards, which are fewer files, or HDF5.
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
     """
     from gtrace.trace.pack import pack_trace
 
-    before = _files(trace)
+    before = f" (before: {_files(trace)} files)" if isinstance(trace, Path) else ""
     packed = pack_trace(trace, output, force=force)
-    click.echo(f"{packed}: {_files(packed)} files, {_size(packed) / 1e6:.1f} MB (before: {before} files)")
+    click.echo(f"{packed}: {_files(packed)} files, {_size(packed) / 1e6:.1f} MB{before}")
 
 
 def _files(path: Path) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.options import print_json
+from gtrace.cli.options import TracePath, print_json
 from gtrace.errors import size_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
 
 
 @click.command("sketch", epilog="Example: gtrace sketch run.zarr -o small.zarr --merge-steps 10")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option(
     "-o",
     "--output",
@@ -57,7 +57,7 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
 @click.option("--force", is_flag=True, help="Replace an existing trace.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def command(
-    trace: Path,
+    trace: Path | str,
     output: Path | None,
     sketches: str,
     mantissa: int,
@@ -72,12 +72,12 @@ def command(
     """
     from gtrace.report.names import count
     from gtrace.trace import SketchPlan, sketch_trace
+    from gtrace.trace.remote import stem_of
 
     plan = SketchPlan.parse(sketches, mantissa, merge_steps)
-    path = output or Path(f"{trace.stem}.sketch.zarr")
+    path = output or Path(f"{stem_of(trace)}.sketch.zarr")
     with _progress(as_json=as_json) as progress:
         done = sketch_trace(trace, path, sketch=plan, tensors=tensors, force=force, progress=progress)
-    share = done.bytes_after / max(1, done.bytes_before)
     if as_json:
         print_json(
             {
@@ -90,7 +90,9 @@ def command(
             }
         )
         return
-    click.echo(f"{size_text(done.bytes_before)} -> {size_text(done.bytes_after)} ({share:.2%})")
+    before = done.bytes_before
+    share = "" if before is None else f"{size_text(before)} -> "
+    click.echo(f"{share}{size_text(done.bytes_after)}" + (f" ({done.bytes_after / before:.2%})" if before else ""))
     click.echo(f"{count(done.sketched, 'tensor')} as sketches, {done.raw} as values, which take less room")
     click.echo(f"{_LOST}\n{_GONE}")
     click.echo(f"{path}\nnext: gtrace sweep {path}")

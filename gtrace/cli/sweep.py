@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import Fractions, Integers, codec_options, load_plugins, parse_range, print_json
+from gtrace.cli.options import Fractions, Integers, TracePath, codec_options, load_plugins, parse_range, print_json
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _REFITS = ("previous", "each", "once")
 
 
 @click.command("sweep")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=TracePath())
 @click.option("--methods", default="all", show_default=True, help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.")
 @click.option(
     "--bits", type=Integers(), default="2-8", show_default=True, help="Nominal bits of codecs that have them."
@@ -85,6 +85,12 @@ _REFITS = ("previous", "each", "once")
     help="Threads; rows do not depend on it.  [default: all processors]",
 )
 @click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    default=None,
+    help="Run on a Dask cluster: tcp://HOST:PORT, a scheduler file, or local:N processes here. Same rows.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
@@ -108,7 +114,7 @@ def command(**options: Any) -> None:
 
 def run(
     *,
-    trace: Path,
+    trace: Path | str,
     methods: str,
     bits: tuple[int, ...],
     ratio: tuple[float, ...] | None,
@@ -129,6 +135,7 @@ def run(
     chunk: int,
     seed: int,
     jobs: int | None,
+    scheduler: str | None,
     output: Path | None,
     force: bool,
     as_json: bool,
@@ -137,6 +144,7 @@ def run(
     from gtrace.codecs import split_specs
     from gtrace.sweep import expand, run_sweep
     from gtrace.sweep.bursts import LEFT_OUT
+    from gtrace.trace.remote import stem_of
 
     load_plugins(plugin)
     ranges: dict[str, list[Any]] = {
@@ -155,7 +163,7 @@ def run(
         if text:
             ranges[name] = [part.strip() for part in text.split(",")]
     codecs = expand(methods, ranges, prefix="ef:" if error_feedback else "")
-    path = output or Path(f"{trace.stem}.sweep.db")
+    path = output or Path(f"{stem_of(trace)}.sweep.db")
     with _progress(as_json=as_json) as progress:
         result = run_sweep(
             trace,
@@ -171,6 +179,7 @@ def run(
             leave_out="all" in split_specs(methods),
             chunk=chunk,
             jobs=jobs,
+            scheduler=scheduler,
             output=path,
             force=force,
             command=sys.argv,

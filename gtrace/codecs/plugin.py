@@ -102,6 +102,11 @@ def load_plugin(path: str | Path) -> list[type[Codec]]:
     return found
 
 
+def plugin_of(cls: type[Codec]) -> Path | None:
+    """The file that a codec was loaded from, None for a codec of another origin."""
+    return next((file for file, found in _LOADED.items() if cls in found), None)
+
+
 @dataclass(frozen=True)
 class PluginCodec(Codec):
     """A codec made of somebody's functions. Calls are serialized: they may share what they like.

@@ -40,7 +40,8 @@ class Gate:
                 self._changed.notify_all()
 
 
-def _replay(job: Job) -> type[Replay]:
+def replay_of(job: Job) -> type[Replay]:
+    """How a job's tensor is gone through, by what there is of it."""
     if job.sketched:
         return SketchReplay
     if job.sample is not None:
@@ -76,7 +77,7 @@ def run_jobs(
             # It may have ended while this one waited to be let in.
             if stop.is_set():
                 return
-            for block in _replay(job)(source, job, settings, allocation).blocks():
+            for block in replay_of(job)(source, job, settings, allocation).blocks():
                 with lock:
                     finished.append(block)
                 if stop.is_set():

@@ -86,6 +86,7 @@ class Job:
         chunked: values are summarized chunk by chunk and never held as a whole, so expectations alone.
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
+        final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
     """
 
     tensor: str
@@ -96,6 +97,7 @@ class Job:
     chunked: bool = False
     size: int = 0
     sample: BlockSample | None = None
+    final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +292,7 @@ class Replay:
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
         """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
-        if index != self._job.wanted[-1][0]:
+        if not self._job.final or index != self._job.wanted[-1][0]:
             return []
         found: dict[str, object] = {}
         for codec in codecs:

@@ -9,6 +9,7 @@ import platform
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from distributed import Client
 
     from gtrace.sweep.gradients import Kind
     from gtrace.trace import TensorInfo, Trace
@@ -62,6 +65,7 @@ def run_sweep(
     leave_out: bool = False,
     chunk: int = CHUNK,
     jobs: int | None = None,
+    scheduler: str | os.PathLike[str] | Client | None = None,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     command: Sequence[str] = (),
@@ -87,6 +91,8 @@ def run_sweep(
         chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.large` for what
             happens to larger tensors. Rows do not depend on it beyond rounding.
         jobs: threads; the number of processors by default. Rows do not depend on it.
+        scheduler: run on a Dask cluster instead of threads: its address, its scheduler file, ``local:N``, or a
+            client; see :func:`gtrace.sweep.cluster.connected`. Rows do not depend on it.
         output: SQLite file to write or resume; without one nothing is kept on disk.
         force: overwrite an ``output`` that belongs to another sweep.
         command: the command line, for the provenance.
@@ -97,8 +103,8 @@ def run_sweep(
 
     Raises:
         UsageError: an unknown codec, tensor or step, no gradients of this kind, or draws of codecs that keep memory
-            where no two captured steps are consecutive.
-        TraceError: the trace cannot be read.
+            where no two captured steps are consecutive; no cluster at ``scheduler``, or one with another gtrace.
+        TraceError: the trace cannot be read, here or by a worker.
         OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
     """
     chosen = list({str(c): c for c in (codec(c) if isinstance(c, str) else c for c in codecs)}.values())
@@ -108,6 +114,8 @@ def run_sweep(
         raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
     if chunk < 1:
         raise UsageError(f"sweep: a chunk of {chunk} elements holds nothing; give a power of two such as {CHUNK}")
+    if scheduler is not None and jobs is not None:
+        raise UsageError("--jobs: counts threads here, and with --scheduler the cluster's workers bring theirs")
     with ExitStack() as stack:
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
         settings = Settings(
@@ -143,6 +151,7 @@ def run_sweep(
         }
         limits = Limits(gradients.infos, chosen, draws)
         limits.check()
+        runner = _runner(stack, scheduler, opened, tensors, gradients, settings, chosen, chunk, jobs)
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
             cautions = _cautions(opened)
@@ -164,11 +173,34 @@ def run_sweep(
                 if progress is not None:
                     progress(count, total)
 
-            allocation = Allocation(gradients, gradients.steps, chosen)
-            run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
+            runner(plan, sink)
         finally:
             store.close()
         return ResultStore.load(path)
+
+
+def _runner(
+    stack: ExitStack,
+    scheduler: str | os.PathLike[str] | Client | None,
+    trace: Trace,
+    tensors: Sequence[str] | None,
+    gradients: Gradients,
+    settings: Settings,
+    codecs: Sequence[Codec],
+    chunk: int,
+    jobs: int | None,
+) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
+    """What runs a plan of jobs and hands over finished blocks: threads, or a cluster until the stack is left."""
+    if scheduler is None:
+        allocation = Allocation(gradients, gradients.steps, codecs)
+        threads = jobs or os.cpu_count() or 1
+        return lambda plan, sink: run_jobs(gradients, plan, settings, threads, sink, allocation, room=chunk)
+    from gtrace.sweep.cluster import connected, run_on_cluster
+    from gtrace.sweep.tasks import Session
+
+    session = Session.of(trace, tensors, gradients.kind, chunk, settings, codecs)
+    client = stack.enter_context(connected(scheduler))
+    return partial(run_on_cluster, client, session)
 
 
 def _split_by_memory(
@@ -237,9 +269,8 @@ def _with_missing(
 ) -> Job:
     """The job with what is not done of it."""
     wanted = []
-    for index, step in enumerate(job.steps):
-        if step not in steps:
-            continue
+    asked = [(index, step) for index, step in enumerate(job.steps) if step in steps]
+    for index, step in asked:
         missing = []
         for item in codecs:
             rows = [EXPECTATION] if expecting(item) else []
@@ -251,4 +282,5 @@ def _with_missing(
                 missing.append((item, left))
         if missing:
             wanted.append((index, tuple(missing)))
-    return replace(job, wanted=tuple(wanted))
+    # On a cluster the last step may be done before others.
+    return replace(job, wanted=tuple(wanted), final=bool(wanted) and wanted[-1][0] == asked[-1][0])

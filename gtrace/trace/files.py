@@ -10,15 +10,18 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 _PARTIAL = ".partial"
+#: What of an address such as s3://bucket/run.zarr is a folder, once it was taken for a path.
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 _LEFTOVER_SECONDS = 3600
@@ -144,6 +147,53 @@ def folders(path: str) -> list[str]:
     return sorted(names)
 
 
+class File(Protocol):
+    """A file that is read in parts."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes, or those that there are."""
+
+
+class Files(Protocol):
+    """How the files of a trace are read, wherever they are. Errors are TraceErrors that name the file."""
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The bytes of a file of at most ``limit``, or None where there is none."""
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """A part of a file."""
+
+    def opened(self, path: str) -> AbstractContextManager[File | None]:
+        """A file to be read in parts, or None where there is none."""
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder, sorted; links are refused."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file."""
+
+    def is_link(self, path: str) -> bool:
+        """Whether it is a symbolic link."""
+
+
+class LocalFiles:
+    """Files of this machine."""
+
+    read = staticmethod(read_regular)
+    read_range = staticmethod(read_range)
+    opened = staticmethod(opened_regular)
+    folders = staticmethod(folders)
+    exists = staticmethod(os.path.lexists)
+    is_link = staticmethod(os.path.islink)
+
+
+LOCAL: Files = LocalFiles()
+
+
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
     """What a failure to write is told as: the system's word for it, also out of HDF5's long reports."""
     number = getattr(error, "errno", None)
@@ -160,6 +210,8 @@ def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) ->
         OutputExistsError: something is there and ``force`` is off, or it is a folder that is no gtrace trace,
             or neither a file nor a folder; those are never deleted.
     """
+    if any(map(_SCHEME.fullmatch, path.parts)) and not path.parent.is_dir():
+        raise UsageError(f"{path}: traces are written on this machine only; write it here and copy it there")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another place")
     if not os.path.lexists(path):

@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 import h5py
 import numpy as np
@@ -27,7 +27,7 @@ from gtrace.trace.checks import (
 from gtrace.trace.format import StreamKey
 from gtrace.trace.names import DIMENSION_SUFFIX, printable
 from gtrace.trace.sketched import stored_bytes
-from gtrace.trace.superblock import MarkedFile, is_marked, read_superblock
+from gtrace.trace.superblock import SUPERBLOCK_BYTES, MarkedFile, is_marked, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,14 +270,23 @@ class Hdf5Stream:
 
 
 class Hdf5Source:
-    """An HDF5 trace. The library serializes its calls itself, so several threads may read."""
+    """An HDF5 trace. The library serializes its calls itself, so several threads may read.
 
-    def __init__(self, path: Path, tolerate: Callable[[TraceError], None] = refuse) -> None:
+    Args:
+        path: of the file, or its address.
+        tolerate: is told of damage to parts of it; by default it raises.
+        stream: what is read of a file that is not on this machine.
+    """
+
+    def __init__(
+        self, path: Path | str, tolerate: Callable[[TraceError], None] = refuse, stream: BinaryIO | None = None
+    ) -> None:
         self.path = str(path)
+        self._stream = stream
         self._tolerate = tolerate
         self._marked: MarkedFile | None = None
         # A file that is being written may change under a read: it is read again before it is called damaged.
-        for _ in range(_ATTEMPTS - 1):
+        for _ in range(_ATTEMPTS - 1 if stream is None else 0):
             try:
                 self._load()
                 break
@@ -307,6 +316,8 @@ class Hdf5Source:
 
     def _open_file(self) -> h5py.File:
         try:
+            if self._stream is not None:
+                return self._open_stream(self._stream)
             if is_marked(read_superblock(self.path)):
                 # It is being written, or its writer was killed.
                 self._marked = MarkedFile(self.path)
@@ -318,9 +329,20 @@ class Hdf5Source:
             reason = printable(str(error))
             raise TraceError(f"{self.path}: no HDF5 file, truncated or damaged ({reason})") from None
 
+    def _open_stream(self, stream: BinaryIO) -> h5py.File:
+        stream.seek(0)
+        if is_marked(stream.read(SUPERBLOCK_BYTES)):
+            raise TraceError(
+                f"{self.path}: is open for writing, or its writer was killed; copy it to this machine to read it"
+            )
+        return h5py.File(stream, "r")
+
+    def _bytes(self) -> int:
+        return os.path.getsize(self.path) if self._stream is None else self._stream.seek(0, os.SEEK_END)
+
     def _find_streams(self) -> list[Hdf5Stream]:
         streams = []
-        file_bytes = os.path.getsize(self.path)
+        file_bytes = self._bytes()
         for rank in _children(self._file, self.path):
             if not rank.startswith("rank") or not isinstance(self._file[rank], h5py.Group):
                 continue
@@ -339,6 +361,8 @@ class Hdf5Source:
         """Close the file."""
         self._file.close()
         self._close_marked()
+        if self._stream is not None:
+            self._stream.close()
 
     def _close_marked(self) -> None:
         if self._marked is not None:

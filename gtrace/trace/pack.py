@@ -14,6 +14,7 @@ from gtrace.trace.files import beside, check_place, move_in, remove
 from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.opening import open_source
 from gtrace.trace.reader import Trace
+from gtrace.trace.remote import place_of
 from gtrace.trace.repair import Blocks, open_sink, renumbered
 from gtrace.trace.storage import Record
 from gtrace.trace.zarr_arrays import ShardedArray, group_document, make_group, write_root
@@ -41,19 +42,24 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         where it is.
 
     Raises:
-        UsageError: the trace is not finished, or there is nothing to pack.
+        UsageError: the trace is not finished, there is nothing to pack, or it is not on this machine and there is
+            no ``out``.
         OutputExistsError: something is at ``out`` and ``force`` is off, or it is no trace.
         TraceError: the trace is damaged, or the new one cannot be written.
     """
-    place = Path(os.path.realpath(path))
-    target = place if out is None else Path(os.path.realpath(out))
+    place = place_of(path)
+    if isinstance(place, Path):
+        place = Path(os.path.realpath(place))
+    elif out is None:
+        raise UsageError(f"{path}: is not on this machine, so it is only read; -o NAME.zarr packs it here")
+    target = Path(os.path.realpath(place if out is None else out))
     if target.suffix not in (".zarr", ".h5", ".hdf5"):
         raise UsageError(f"{target}: a trace ends in .zarr, .h5 or .hdf5")
     source = open_source(place)
     try:
         if source.attrs.get("status") not in ("complete", "interrupted"):
             raise UsageError(f"{path}: is being written, or its writer was killed; see `gtrace check --repair`")
-        if out is None and place.is_file():
+        if out is None and target.is_file():
             raise UsageError(f"{path}: an HDF5 file is one file already; -o NAME.zarr makes a Zarr trace of it")
         if target == place and out is not None and not force:
             raise OutputExistsError(f"{out}: is the trace itself; leave -o out to replace it")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from gtrace.trace.names import printable
 from gtrace.trace.opening import open_source
 from gtrace.trace.pieces import rechunk
 from gtrace.trace.ragged import lengths
+from gtrace.trace.remote import place_of
 from gtrace.trace.sketched import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.statistics import checksum, checksum_bytes
 from gtrace.types import SummarySpec
@@ -47,11 +48,13 @@ class Trace:
 
     Attributes:
         path: where it is.
+        location: the absolute path or address at which it can be opened again, None where it cannot.
         tensors: what it holds, in that order and within it in the order in which they first appeared.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, location: str | None = None) -> None:
         self._source = source
+        self.location = location
         self._streams = {stream.key: stream for stream in source.streams}
         self._specs: dict[tuple[StreamKey, str], TensorSpec] = {
             (stream.key, spec.name): spec for stream in source.streams for spec in stream.tensors
@@ -424,10 +427,15 @@ class Trace:
 def open_trace(path: str | PathLike[str]) -> Trace:
     """Open a trace for reading: a folder ``.zarr`` or a file ``.h5`` or ``.hdf5``.
 
+    An address such as ``s3://bucket/run.zarr`` is read through fsspec, which has to be installed, with what it needs
+    for this kind of address (s3fs, gcsfs, aiohttp).
+
     Nothing in it is executed. A trace that is being written, or whose writer was killed, opens with the
     steps that were committed.
 
     Raises:
+        UsageError: an address, and what reads it is not installed.
         TraceError: it is missing, no trace, damaged, or from a newer version.
     """
-    return Trace(open_source(Path(path)))
+    place = place_of(path)
+    return Trace(open_source(place), place if isinstance(place, str) else os.path.abspath(place))

@@ -13,6 +13,7 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, move_in, remove
 from gtrace.trace.opening import open_source
+from gtrace.trace.remote import place_of
 from gtrace.trace.storage import Record
 from gtrace.trace.verify import CheckReport, being_written, check_trace
 
@@ -65,10 +66,12 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
     stays beside it, as ``NAME.damaged``. Leftovers of killed writers are deleted.
 
     Raises:
-        UsageError: a process writes the trace now.
+        UsageError: a process writes the trace now, or it is not on this machine.
         TraceError: nothing in it can be read, or the new one cannot be written.
     """
-    place = Path(os.path.realpath(path))
+    if isinstance(place_of(path), str):
+        raise UsageError(f"{path}: is not on this machine, so it is only read; copy it here to repair it")
+    place = Path(os.path.realpath(place_of(path)))
     if place.exists() and being_written(place):
         raise UsageError(f"{path}: is being written; repair it when its run is over")
     report = check_trace(path, progress)

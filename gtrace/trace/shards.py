@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError
-from gtrace.trace.files import opened_regular, read_range
 from gtrace.trace.statistics import checksum_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from gtrace.trace.files import Files
 
 CODEC = "sharding_indexed"
 #: Chunks of a shard that a reader takes: the index then has 1 MiB.
@@ -56,10 +57,12 @@ class ShardReader:
     """Chunks of an array's shards; the index of the last shard is kept.
 
     Args:
+        files: how files are read.
         counts: chunks of a shard along each axis.
     """
 
-    def __init__(self, counts: tuple[int, ...]) -> None:
+    def __init__(self, files: Files, counts: tuple[int, ...]) -> None:
+        self._files = files
         self.counts = counts
         # Replaced as a whole, so that several threads may read.
         self._last: tuple[str, NDArray[np.uint64]] | None = None
@@ -91,11 +94,11 @@ class ShardReader:
     def read(self, path: str, place: tuple[int, ...], limit: int) -> bytes | None:
         """The encoded chunk, None where there is none; errors as of :meth:`locate`."""
         found = self.locate(path, place, limit)
-        return None if found is None else read_range(path, *found)
+        return None if found is None else self._files.read_range(path, *found)
 
     def _read_index(self, path: str) -> NDArray[np.uint64] | None:
         length = 16 * math.prod(self.counts) + 4
-        with opened_regular(path) as file:
+        with self._files.opened(path) as file:
             if file is None:
                 return None
             if file.size < length:

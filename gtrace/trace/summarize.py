@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import UsageError, suggest
 from gtrace.trace.format import SKETCH
 from gtrace.trace.reader import open_trace
+from gtrace.trace.remote import RemoteFiles, place_of
 from gtrace.trace.sketched import DEFAULT_SKETCHES, SketchPlan, SketchRow
 from gtrace.trace.writer import create_trace
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.trace.format import StreamKey
@@ -36,7 +37,7 @@ class SketchSummary:
         plan: which sketches it holds.
         sketched: tensors of which it holds sketches.
         raw: tensors of which it holds values, because those take less room.
-        bytes_before: size of the full trace on disk.
+        bytes_before: size of the full trace, None where it is at an address that cannot be listed.
         bytes_after: size of the new one.
     """
 
@@ -44,7 +45,7 @@ class SketchSummary:
     plan: SketchPlan
     sketched: int
     raw: int
-    bytes_before: int
+    bytes_before: int | None
     bytes_after: int
 
 
@@ -78,7 +79,8 @@ def sketch_trace(
         TraceError: the trace cannot be read, or the new one not written.
     """
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
-    if os.path.realpath(trace) == os.path.realpath(output):
+    place = place_of(trace)
+    if isinstance(place, Path) and place.resolve() == Path(output).resolve():
         raise UsageError(f"{output}: is the trace that is read; give another -o")
     with open_trace(trace) as source:
         infos = _chosen(source, tensors)
@@ -100,9 +102,8 @@ def sketch_trace(
             if source.status != "complete":
                 writer.close("interrupted")
     sketched = sum(_keeps_sketches(info, plan) for info in infos)
-    return SketchSummary(
-        Path(output), plan, sketched, len(infos) - sketched, disk_bytes(Path(trace)), disk_bytes(Path(output))
-    )
+    before = RemoteFiles(place).size(place) if isinstance(place, str) else disk_bytes(place)
+    return SketchSummary(Path(output), plan, sketched, len(infos) - sketched, before, disk_bytes(Path(output)))
 
 
 def disk_bytes(path: Path) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 #: Superblock version 3 with 8-byte addresses: signature, version, two sizes, flags, three addresses and the end of
 #: the file between them, checksum of all that.
-_LENGTH = 48
+SUPERBLOCK_BYTES = 48
 _FLAGS = 11
 _END = slice(28, 36)
 _CHECKSUM = slice(44, 48)
@@ -25,7 +25,7 @@ _NO_END = 2**62
 def read_superblock(path: str | os.PathLike[str]) -> bytes:
     """The superblock, or what there is where the file is shorter."""
     with open(path, "rb") as file:
-        return file.read(_LENGTH)
+        return file.read(SUPERBLOCK_BYTES)
 
 
 def is_marked(superblock: bytes) -> bool:
@@ -62,7 +62,7 @@ class MarkedFile(io.RawIOBase):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._head = unmarked(os.pread(self._descriptor, _LENGTH, 0), _NO_END)
+        self._head = unmarked(os.pread(self._descriptor, SUPERBLOCK_BYTES, 0), _NO_END)
         self._position = 0
 
     def readable(self) -> bool:
@@ -88,7 +88,7 @@ class MarkedFile(io.RawIOBase):
         while count < len(view) and (more := os.preadv(self._descriptor, [view[count:]], start + count)):
             count += more
         view[count:] = bytes(len(view) - count)
-        covered = min(start + len(view), _LENGTH) - start
+        covered = min(start + len(view), SUPERBLOCK_BYTES) - start
         if covered > 0:
             view[:covered] = self._head[start : start + covered]
         self._position += len(view)

@@ -18,6 +18,7 @@ from gtrace.trace.journal import NAME, is_held
 from gtrace.trace.names import printable
 from gtrace.trace.opening import open_source
 from gtrace.trace.ragged import lengths
+from gtrace.trace.remote import place_of
 from gtrace.trace.sketched import SketchPlan, unpack_row
 from gtrace.trace.statistics import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.superblock import is_marked, read_superblock
@@ -77,7 +78,7 @@ class CheckReport:
     """What a check found.
 
     Attributes:
-        path: the trace.
+        path: the trace, or its address.
         status: as it says itself: ``complete``, ``interrupted`` or ``writing``.
         live: a process is writing it now.
         unfinished: its writer was killed: rows are in a journal, or the file is still marked as open for writing.
@@ -90,7 +91,7 @@ class CheckReport:
         streams: what can be used.
     """
 
-    path: Path
+    path: Path | str
     status: str
     live: bool
     unfinished: bool
@@ -114,13 +115,15 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
     A trace that is being written is checked as far as it is committed.
 
     Args:
-        path: the trace.
+        path: the trace; at an address nothing is known about writers and what they have left.
         progress: called with the number of gradients that were verified since the call before.
 
     Raises:
         TraceError: nothing in it can be read: it is no trace, of a newer version, or damaged as a whole.
     """
-    place = Path(os.path.realpath(path))
+    place = place_of(path)
+    if isinstance(place, Path):
+        place = Path(os.path.realpath(place))
     faults: list[Fault] = []
     live = being_written(place)
     source = open_source(place, lambda error: faults.append(Fault(str(error))))
@@ -128,7 +131,7 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
         findings = tuple(_examine(stream, faults, progress or (lambda count: None)) for stream in source.streams)
         status = str(source.attrs.get("status", "interrupted"))
         return CheckReport(
-            path=Path(path),
+            path=place_of(path),
             status=status,
             live=live,
             unfinished=_unfinished(place, source),
@@ -144,20 +147,26 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
         source.close()
 
 
-def being_written(place: Path) -> bool:
+def being_written(place: Path | str) -> bool:
     """Whether a living process of this machine writes the trace."""
+    if isinstance(place, str):
+        return False
     if place.is_file():
         return is_held(place)
     return any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
 
 
-def _unfinished(place: Path, source: Source) -> bool:
+def _unfinished(place: Path | str, source: Source) -> bool:
+    if isinstance(place, str):
+        return False
     if place.is_file():
         return is_marked(read_superblock(place))
     return any(os.path.lexists(place / _group(stream) / "step" / NAME) for stream in source.streams)
 
 
-def _leftovers(place: Path) -> list[Path]:
+def _leftovers(place: Path | str) -> list[Path]:
+    if isinstance(place, str):
+        return []
     inside = sorted(place.rglob("*.partial")) if place.is_dir() else []
     return dead_leftovers(place) + inside
 

@@ -22,7 +22,7 @@ from gtrace.trace.checks import (
     tensor_spec,
 )
 from gtrace.trace.chunks import PIPELINES, decode_chunk, most_encoded
-from gtrace.trace.files import folders, read_regular
+from gtrace.trace.files import LOCAL
 from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
 from gtrace.trace.names import printable
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.trace.files import Files
     from gtrace.trace.format import Column, TensorSpec
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
 _TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layout.SCALARS))
 
 
-def _read_json(folder: str) -> dict[str, Any] | None:
+def _read_json(files: Files, folder: str) -> dict[str, Any] | None:
     """The zarr.json of a folder, or None when there is none (a writer died between the two)."""
     path = os.path.join(folder, "zarr.json")
-    data = read_regular(path, layout.MAX_METADATA_BYTES)
+    data = files.read(path, layout.MAX_METADATA_BYTES)
     if data is None:
         return None
     document = parse_json(data, path)
@@ -55,8 +56,8 @@ def _read_json(folder: str) -> dict[str, Any] | None:
     return document
 
 
-def _read_group(folder: str) -> dict[str, Any] | None:
-    document = _read_json(folder)
+def _read_group(files: Files, folder: str) -> dict[str, Any] | None:
+    document = _read_json(files, folder)
     if document is None:
         return None
     if document.get("node_type") != "group":
@@ -64,19 +65,19 @@ def _read_group(folder: str) -> dict[str, Any] | None:
     return dict(document["attributes"])
 
 
-def _is_group(folder: str, tolerate: Callable[[TraceError], None]) -> bool:
+def _is_group(files: Files, folder: str, tolerate: Callable[[TraceError], None]) -> bool:
     """Whether there is a group; one whose metadata are damaged is one, where that is tolerated."""
     try:
-        return _read_group(folder) is not None
+        return _read_group(files, folder) is not None
     except TraceError as error:
         tolerate(error)
         return True
 
 
-def _read_root(folder: str, tolerate: Callable[[TraceError], None]) -> dict[str, Any] | None:
+def _read_root(files: Files, folder: str, tolerate: Callable[[TraceError], None]) -> dict[str, Any] | None:
     """Attributes of the trace; only what makes it one where they are damaged and that is tolerated."""
     try:
-        return _read_group(folder)
+        return _read_group(files, folder)
     except TraceError as error:
         tolerate(error)
         return {"format": layout.FORMAT, "version": layout.VERSION}
@@ -85,7 +86,7 @@ def _read_root(folder: str, tolerate: Callable[[TraceError], None]) -> dict[str,
 def is_gtrace_zarr(path: Path) -> bool:
     """Whether the folder says that it is a gtrace trace of whatever version."""
     try:
-        attrs = _read_group(str(path))
+        attrs = _read_group(LOCAL, str(path))
     except TraceError:
         return False
     return attrs is not None and attrs.get("format") == layout.FORMAT
@@ -100,7 +101,8 @@ def _naturals(value: object, least: int) -> tuple[int, ...] | None:
 class _ArrayFile:
     """The metadata of one array, checked, and its chunks."""
 
-    def __init__(self, folder: str, document: dict[str, Any], most_bytes: int) -> None:
+    def __init__(self, files: Files, folder: str, document: dict[str, Any], most_bytes: int) -> None:
+        self._files = files
         self.folder = folder
         self.attrs: dict[str, Any] = document["attributes"]
         if document.get("node_type") != "array":
@@ -143,7 +145,7 @@ class _ArrayFile:
         counts = inner_chunks(configuration, outer, inner)
         if isinstance(counts, str) or inner is None:
             self._reject(str(counts))
-        return ShardReader(counts), inner, configuration.get("codecs")
+        return ShardReader(self._files, counts), inner, configuration.get("codecs")
 
     def _codecs(self, codecs: object) -> tuple[str, ...]:
         if not isinstance(codecs, list) or not all(isinstance(codec, dict) for codec in codecs):
@@ -166,13 +168,23 @@ class _ArrayFile:
         path = self._file(place)
         if self._shards and self._shards.locate(path, place, most_encoded(self._bytes)) is not None:
             return
-        if self._shards or not os.path.lexists(path):
-            raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+        if self._shards or not self._files.exists(path):
+            raise self._missing(path, about)
+
+    def _missing(self, path: str, about: str) -> TraceError:
+        return TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+
+    def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
+        """A whole chunk; TraceError where it is not there."""
+        chunk = self.chunk(place, about)
+        if chunk is None:
+            raise self._missing(self._file(place), about)
+        return chunk
 
     def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
         """A whole chunk, None when it is not there; ``about`` says which tensor and step it is wanted for."""
         path, limit = self._file(place), most_encoded(self._bytes)
-        encoded = self._shards.read(path, place, limit) if self._shards else read_regular(path, limit)
+        encoded = self._shards.read(path, place, limit) if self._shards else self._files.read(path, limit)
         if encoded is None:
             return None
         out = np.empty(self.chunks, self.dtype)
@@ -184,13 +196,17 @@ class ZarrStream:
     """One stream's folder, clipped to the rows that were committed when it was opened.
 
     Args:
+        files: how files are read.
         folder: where it is.
         key: which stream it is.
         tolerate: is told of damage to single tensors, tables and the journal; by default it raises.
     """
 
-    def __init__(self, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None] = refuse) -> None:
+    def __init__(
+        self, files: Files, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None] = refuse
+    ) -> None:
         self.key = key
+        self._files = files
         self._folder = folder
         self._tables: dict[str, _ArrayFile] = {}
         self._tensors: dict[int, _ArrayFile] = {}
@@ -198,7 +214,7 @@ class ZarrStream:
         # The journal first and steps next: while the trace is being written rows move from it into chunks, and all
         # that they refer to is there when it is looked at later.
         where = os.path.join(folder, "step", NAME)
-        journal = None if os.path.islink(os.path.dirname(where)) else read_regular(where, MAX_BYTES)
+        journal = None if files.is_link(os.path.dirname(where)) else files.read(where, MAX_BYTES)
         steps = self._read_steps(tolerate)
         self._base = steps.size
         self._journal = JournalRows(
@@ -209,7 +225,7 @@ class ZarrStream:
         self._journal.cut(self.steps.size)
         found: list[TensorSpec] = []
         self.specs = found
-        for entry in folders(folder):
+        for entry in files.folders(folder):
             place = os.path.join(folder, entry)
             try:
                 self._find(place, entry, found)
@@ -222,11 +238,11 @@ class ZarrStream:
         self.tensors = present_tensors(folder, found, known_columns(self, tolerate), tolerate)
 
     def _find(self, place: str, entry: str, found: list[TensorSpec]) -> None:
-        document = _read_json(place)
+        document = _read_json(self._files, place)
         if document is None:
             return
         if "name" in document["attributes"]:
-            array = _ArrayFile(place, document, layout.MAX_CHUNK_BYTES)
+            array = _ArrayFile(self._files, place, document, layout.MAX_CHUNK_BYTES)
             if len(array.shape) != 2:
                 raise TraceError(f"{place}: a tensor has to be (step, element); damaged or foreign")
             spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
@@ -235,7 +251,7 @@ class ZarrStream:
             found.append(spec)
             self._tensors[spec.index] = array
         elif entry in _TABLES:
-            self._tables[entry] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
+            self._tables[entry] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
 
     def _table(self, name: str, ndim: int, column: Column) -> _ArrayFile:
         array = self._tables.get(name)
@@ -247,10 +263,10 @@ class ZarrStream:
         """Steps of the rows that are in chunks."""
         place = os.path.join(self._folder, "step")
         try:
-            document = None if os.path.islink(place) else _read_json(place)
+            document = None if self._files.is_link(place) else _read_json(self._files, place)
             if document is None:
                 return np.empty(0, np.int64)
-            self._tables["step"] = _ArrayFile(place, document, layout.MAX_TABLE_CHUNK_BYTES)
+            self._tables["step"] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
             array = self._table("step", 1, layout.STEP)
         except TraceError as error:
             tolerate(error)
@@ -345,9 +361,7 @@ class ZarrStream:
         block, offset = divmod(row, spec.chunk_rows)
         if spec.parts == 1:
             first = block * spec.chunk_rows
-            array.demand((block, 0), about)
-            chunk = array.chunk((block, 0), about)
-            assert chunk is not None
+            chunk = array.demanded((block, 0), about)
             # Rows that the journal has may be missing in their chunk.
             return first, chunk[: max(self._base - first, 1), : spec.size]
         # Memory is asked for only where files stand behind it, whatever the metadata claims.
@@ -356,8 +370,7 @@ class ZarrStream:
         values = np.empty(spec.size, np.float32)
         length = spec.chunk_elements
         for part in range(spec.parts):
-            chunk = array.chunk((block, part), about)
-            assert chunk is not None
+            chunk = array.demanded((block, part), about)
             values[part * length : (part + 1) * length] = chunk[offset, : spec.size - part * length]
         return row, values[None]
 
@@ -372,35 +385,39 @@ class ZarrStream:
 
     def _read_part(self, spec: TensorSpec, row: int, part: int, about: str) -> NDArray[Any]:
         block, offset = divmod(row, spec.chunk_rows)
-        array = self._tensors[spec.index]
-        array.demand((block, part), about)
-        chunk = array.chunk((block, part), about)
-        assert chunk is not None
+        chunk = self._tensors[spec.index].demanded((block, part), about)
         return np.ascontiguousarray(chunk[offset])
 
 
 class ZarrSource:
-    """A Zarr trace on disk. It holds no files open, so there is nothing to close."""
+    """A Zarr trace. It holds no files open, so there is nothing to close.
 
-    def __init__(self, path: Path, tolerate: Callable[[TraceError], None] = refuse) -> None:
+    Args:
+        path: its folder, or its address.
+        tolerate: is told of damage to parts of it; by default it raises.
+        files: how files are read there.
+    """
+
+    def __init__(self, path: Path | str, tolerate: Callable[[TraceError], None] = refuse, files: Files = LOCAL) -> None:
         self.path = str(path)
-        attrs = _read_root(self.path, tolerate)
+        attrs = _read_root(files, self.path, tolerate)
         if attrs is None:
-            old = " (a Zarr format 2 store; only format 3 is read)" if (path / ".zgroup").exists() else ""
-            raise TraceError(f"{self.path}: not a gtrace trace{old}; `gtrace capture SCRIPT` makes one")
+            old = files.exists(os.path.join(self.path, ".zgroup"))
+            why = " (a Zarr format 2 store; only format 3 is read)" if old else ""
+            raise TraceError(f"{self.path}: not a gtrace trace{why}; `gtrace capture SCRIPT` makes one")
         check_root(self.path, attrs)
         self.attrs = attrs
         streams = []
-        for rank in folders(self.path):
+        for rank in files.folders(self.path):
             rank_folder = os.path.join(self.path, rank)
-            if not rank.startswith("rank") or not _is_group(rank_folder, tolerate):
+            if not rank.startswith("rank") or not _is_group(files, rank_folder, tolerate):
                 continue
-            for group in folders(rank_folder):
+            for group in files.folders(rank_folder):
                 key = StreamKey.parse(rank, group)
                 folder = os.path.join(rank_folder, group)
                 try:
-                    if key is not None and _is_group(folder, tolerate):
-                        streams.append(ZarrStream(folder, key, tolerate))
+                    if key is not None and _is_group(files, folder, tolerate):
+                        streams.append(ZarrStream(files, folder, key, tolerate))
                 except TraceError as error:
                     tolerate(error)
         self.streams = tuple(sorted(streams, key=lambda stream: stream.key.order))

@@ -1,0 +1,275 @@
+"""A sweep on a Dask cluster gives the rows of one on threads, whatever is lost on the way."""
+
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from helpers_sweep import rows_of, write_trace
+
+import gtrace
+from gtrace.cli import main
+from gtrace.errors import TraceError, UsageError
+from gtrace.sweep import ResultStore
+from gtrace.sweep import tasks as tasks_module
+from gtrace.sweep.cluster import _Arrivals, connected
+from gtrace.sweep.replay import Job
+from gtrace.sweep.tasks import cut
+
+distributed = pytest.importorskip("distributed")
+
+CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "alq:bits=3", "ef:topk", "prune:sparsity=0.8", "qsgd:scope=model"]
+PLUGIN = """
+import numpy as np
+
+def compress(values):
+    return values.astype("<f2").tobytes()
+
+def decompress(data, size):
+    return np.frombuffer(data, "<f2", size).astype(np.float32)
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return write_trace(tmp_path_factory.mktemp("trace") / "run.zarr", steps=range(8))
+
+
+@pytest.fixture(scope="module")
+def local(trace):
+    return gtrace.run_sweep(trace, CODECS, jobs=1)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0, silence_logs=60
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    with distributed.Client(cluster, set_as_default=False) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def short_tasks(monkeypatch):
+    """Tasks of a few steps, so that a small trace makes many."""
+    monkeypatch.setattr("gtrace.sweep.cluster.TASK_SECONDS", 0.01)
+
+
+def same(one, other):
+    return rows_of(one) == rows_of(other) and one.details == other.details and one.warnings == other.warnings
+
+
+def test_rows_are_those_of_one_two_and_four_threads(trace, local, client):
+    for jobs in (2, 4):
+        assert same(gtrace.run_sweep(trace, CODECS, jobs=jobs), local)
+    seen = []
+    found = gtrace.run_sweep(trace, CODECS, scheduler=client, progress=lambda *told: seen.append(told))
+    assert same(found, local)
+    assert seen == [(count, len(seen)) for count in range(1, len(seen) + 1)]
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1e9])
+def test_what_was_done_before_ctrl_c_is_kept_and_not_done_again(trace, local, client, tmp_path, monkeypatch, seconds):
+    path = tmp_path / "o.db"
+    # Everything in one task: its blocks come while it is at work.
+    monkeypatch.setattr("gtrace.sweep.cluster.cut", lambda jobs, _: cut(jobs, seconds))
+
+    def stop(done, _total):
+        if done == 5:
+            # The one task is not over, so these came while it was at work.
+            assert seconds < 1e9 or any(client.processing().values())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gtrace.run_sweep(trace, CODECS, scheduler=client, output=path, progress=stop)
+    kept = ResultStore.load(path)
+    assert 0 < len(kept) < len(local)
+    assert set(rows_of(kept)) <= set(rows_of(local))
+    left = {(r["tensor"], r["step"]) for r in local.rows()} - {(r["tensor"], r["step"]) for r in kept.rows()}
+    seen = []
+    assert same(
+        gtrace.run_sweep(trace, CODECS, scheduler=client, output=path, progress=lambda *t: seen.append(t)), local
+    )
+    assert len(seen) == len(left)
+    # Each row was timed once: nothing was computed again.
+    with sqlite3.connect(path) as sql:
+        timed = sql.execute("SELECT tensor, step, codec, draw FROM times WHERE stage = 'encode'").fetchall()
+    sql.close()
+    assert len(timed) == len(set(timed))
+
+
+def test_a_sweep_that_was_killed_goes_on(trace, local, cluster, client, tmp_path):
+    path, address = tmp_path / "o.db", cluster.scheduler_address
+    code = (
+        "import sys, time, gtrace; from gtrace.sweep import cluster; cluster.TASK_SECONDS = 0.01\n"
+        "gtrace.run_sweep(sys.argv[1], sys.argv[4:], scheduler=sys.argv[2], output=sys.argv[3], "
+        "progress=lambda done, total: time.sleep(done > 2 and 600))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(trace), address, str(path), *CODECS])
+    try:
+        while child.poll() is None and not (path.exists() and rows_in(path)):
+            time.sleep(0.05)
+    finally:
+        child.kill()
+        child.wait()
+    assert 0 < len(ResultStore.load(path)) < len(local)
+    assert same(gtrace.run_sweep(trace, CODECS, scheduler=client, output=path), local)
+
+
+def rows_in(path):
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as sql:
+        try:
+            return sql.execute("SELECT count(*) FROM rows").fetchone()[0]
+        except sqlite3.OperationalError:
+            return 0
+
+
+def test_the_command_takes_a_scheduler_file_and_plugins(trace, cluster, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("scheduler.json").write_text(f'{{"address": "{cluster.scheduler_address}"}}')
+    Path("mine.py").write_text(PLUGIN)
+    words = ["sweep", str(trace), "--methods", "mine,qsgd", "--bits", "2-3", "--plugin", "mine.py", "--steps", "0-2"]
+    for more in (["--scheduler", "scheduler.json", "-o", "there.db"], ["--jobs", "1", "-o", "here.db"]):
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, *more])
+    assert capsys.readouterr().err == ""
+    there, here = ResultStore.load(Path("there.db")), ResultStore.load(Path("here.db"))
+    assert len(there) == 3 * 3 * (1 + 2 * 2)
+    assert same(there, here)
+
+
+def test_plugins_reach_the_workers(trace, client, tmp_path):
+    from gtrace.codecs.plugin import load_plugin
+
+    (tmp_path / "halved.py").write_text(PLUGIN)
+    load_plugin(tmp_path / "halved.py")
+    codecs = ["halved", "ef:halved"]
+    found = gtrace.run_sweep(trace, codecs, scheduler=client, steps=[0, 1])
+    assert len(found) == 2 * 2 * 3
+    assert same(found, gtrace.run_sweep(trace, codecs, jobs=1, steps=[0, 1]))
+
+
+def test_codecs_of_this_process_alone_are_refused(trace, client, monkeypatch):
+    own = type(gtrace.codec("none"))
+    monkeypatch.setattr(own, "__module__", "__main__")
+    with pytest.raises(UsageError, match=r"workers do not know the codec none.*--plugin"):
+        gtrace.run_sweep(trace, ["none"], scheduler=client)
+
+
+def test_a_worker_that_cannot_open_the_trace_is_named(trace, client, tmp_path):
+    moved = write_trace(tmp_path / "run.zarr")
+    with gtrace.open_trace(moved) as opened:
+        assert opened.fingerprint
+        os.rename(moved, tmp_path / "elsewhere.zarr")
+        with pytest.raises(TraceError, match=rf"worker tcp://[\d.:]+: cannot open {moved} \(no such trace"):
+            gtrace.run_sweep(opened, ["qsgd"], draws=0, scheduler=client)
+        write_trace(moved, seed=1)
+        with pytest.raises(TraceError, match=r"worker tcp.*run\.zarr: another trace there than here"):
+            gtrace.run_sweep(opened, ["qsgd"], draws=0, scheduler=client)
+
+
+def test_another_version_on_the_workers_is_refused(trace, client, monkeypatch):
+    monkeypatch.setattr(gtrace, "__version__", "9.9")
+    with pytest.raises(UsageError, match=r"worker tcp://[\d.:]+: it runs gtrace 0\S* and this is gtrace 9\.9"):
+        gtrace.run_sweep(trace, ["none"], scheduler=client)
+    monkeypatch.undo()
+    monkeypatch.setattr(tasks_module, "build", lambda: f"{gtrace.__version__}+abc")
+    with pytest.raises(UsageError, match=r"worker tcp://.*: its gtrace \S+ has other source"):
+        gtrace.run_sweep(trace, ["none"], scheduler=client)
+
+
+def test_a_failure_in_a_task_is_the_sweeps(tmp_path, client):
+    with gtrace.create_trace(tmp_path / "nan.zarr") as writer:
+        writer.append(0, "w", [1.0, float("nan")])
+        writer.commit(0)
+    with pytest.raises(TraceError, match=r"worker tcp.*w at step 0: 1 of 2 gradients are not finite"):
+        gtrace.run_sweep(tmp_path / "nan.zarr", ["none"], nonfinite="error", scheduler=client)
+
+
+def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeypatch):
+    with pytest.raises(UsageError, match=r"--jobs: counts threads"):
+        gtrace.run_sweep(trace, ["none"], scheduler=client, jobs=2)
+    with pytest.raises(UsageError, match="a trace in memory cannot be sent"):
+        gtrace.run_sweep(gtrace.Trace.from_arrays({"w": [1.0]}), ["none"], scheduler=client)
+    monkeypatch.setattr("gtrace.sweep.cluster.CONNECT_SECONDS", 0.2)
+    (tmp_path / "other.json").write_text("{}")
+    for scheduler, said in (
+        ("tcp://127.0.0.1:1", r"no Dask scheduler answers at tcp://127\.0\.0\.1:1 within"),
+        (tmp_path / "none.json", r"none\.json: no such file; give tcp://HOST:PORT"),
+        (tmp_path / "other.json", "not the file of a Dask scheduler"),
+        ("local:0", "local:0: no such file; give"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            gtrace.run_sweep(trace, ["none"], scheduler=scheduler, output=tmp_path / "o.db")
+    assert not (tmp_path / "o.db").exists()
+
+
+def test_a_scheduler_file_and_one_without_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr("gtrace.sweep.cluster.CONNECT_SECONDS", 0.5)
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=60) as empty:
+        file = tmp_path / "scheduler.json"
+        file.write_text(f'{{"address": "{empty.scheduler_address}"}}')
+        with pytest.raises(UsageError, match=r"has no workers; start some with `dask worker tcp://"), connected(file):
+            pass
+
+
+def test_blocks_are_handed_over_once_whatever_comes_twice_or_not_at_all():
+    def said(first, *blocks):
+        arrivals.heard((0.0, {"task": "a", "first": first, "blocks": zlib.compress(pickle.dumps(blocks))}))
+        arrivals.drain()
+
+    got = []
+    arrivals = _Arrivals(got.append)
+    arrivals.begin("a")
+    said(0, "x", "y")
+    said(0, "x", "y", "z")  # again, after its worker was lost
+    said(4, "v")  # the one before it was lost
+    assert got == ["x", "y", "z"]
+    arrivals.end("a", ["x", "y", "z", "u", "v"])
+    said(0, "x")  # of a task that is over, or of another sweep
+    assert got == ["x", "y", "z", "u", "v"]
+
+
+def test_jobs_are_cut_between_steps_and_put_together():
+    topk, qsgd = gtrace.codec("ef:topk"), gtrace.codec("qsgd:bits=3")
+
+    def job(codec, size, steps):
+        return Job("w", 32, steps, tuple((k, ((codec, (0,)),)) for k in range(len(steps))), size=size)
+
+    def shape(jobs):
+        return [[[index for index, _ in part.wanted] for part in task] for task in cut(jobs, 1.0)]
+
+    large, steps = 10**7, (0, 1, 2, 10, 11)
+    assert shape([job(qsgd, 10 * large, steps)]) == [[[index]] for index in range(5)]
+    assert shape([job(topk, 10 * large, steps)]) == [[[0, 1, 2]], [[3, 4]]]
+    assert shape([job(qsgd, 10, steps)] * 3) == [[[0, 1, 2, 3, 4]] * 3]
+    parts = [part for task in cut([job(topk, 10 * large, steps)], 1.0) for part in task]
+    assert [part.job.final for part in parts] == [False, True]
+    assert [spec for part in parts for _, specs in part.wanted for spec, _ in specs] == ["ef:topk"] * 5
+
+
+def test_without_dask_one_line_says_what_to_install(trace, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UsageError, match=r"pip install 'gtrace\[dask\]'"):
+        gtrace.run_sweep(trace, ["none"], scheduler="local:2")
+
+
+def test_a_worker_that_is_killed_loses_nothing(trace, local, client, tmp_path):
+    pids = list(client.run(os.getpid).values())
+
+    def kill(done, _total):
+        if done == 1:
+            os.kill(pids[0], signal.SIGKILL)
+
+    assert same(gtrace.run_sweep(trace, CODECS, scheduler=client, output=tmp_path / "o.db", progress=kill), local)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,12 @@ def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) ->
     scales = np.empty(-(-x.size // bucket), np.float32)
     _norms.bucket_scales(x, bucket, _NORM_CODES[norm], scales)
     return scales
+
+
+def whole_scale(norm: str, norm1: float, energy: float, largest: float) -> NDArray[np.float32]:
+    """float32[1], the norm of one bucket that holds a whole tensor, from its sums; as :func:`bucket_scales` has it."""
+    value = {"l2": math.sqrt(energy), "linf": largest, "l1": norm1, "none": 1.0}[norm]
+    return np.array([min(value, _norms.FLOAT32_MAX)], np.float32)
 
 
 def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -142,8 +142,11 @@ class MomentSketch:
         return cls.from_spec(values, SummarySpec(norm, bucket_size, tail, clip))  # type: ignore[arg-type]
 
     @classmethod
-    def from_spec(cls, values: ArrayLike, spec: SummarySpec) -> MomentSketch:
-        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`."""
+    def from_spec(cls, values: ArrayLike, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> MomentSketch:
+        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`.
+
+        ``scale`` is the norm, float32[1], of a tensor that is one bucket and of which ``values`` are a part.
+        """
         if spec.norm not in NORMS:
             raise UsageError(f"norm: '{spec.norm}' is unknown; {suggest(str(spec.norm), NORMS)}")
         if spec.bucket_size is not None and spec.bucket_size < 1:
@@ -160,7 +163,7 @@ class MomentSketch:
         quantized = x.size - (x.size % bucket if spec.tail == "exact" else 0)
         exact = x[quantized:]
         x = x[:quantized]
-        scales = bucket_scales(x, spec.norm, spec.bucket_size)
+        scales = bucket_scales(x, spec.norm, spec.bucket_size) if scale is None else scale
         table, total_table = _workspace.tables(_ROWS_FREE if spec.norm == "none" else _ROWS_UNIT)
         base = _BASE_FREE if spec.norm == "none" else _BASE_UNIT
         low, high = table.shape[0], -1

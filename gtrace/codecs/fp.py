@@ -251,9 +251,12 @@ class Fp(PartwiseCodec, ExpectingCodec):
         return self._sealed(state, values, key, 0)[0]
 
     @property
-    def part_multiple(self) -> int:
-        """A block, where blocks have scales of their own; else the scale is the state's."""
-        return self.block or 1
+    def part_multiple(self) -> int | None:
+        """A block, where blocks have scales of their own; else the scale is the state's.
+
+        Scales that are float8 themselves have another one of the whole tensor.
+        """
+        return None if self.scale == "e4m3" else self.block or 1
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
         """The part as :meth:`encode` does it; one scale for all counts with the first part."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from gtrace.buckets import MANTISSA
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
 from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
@@ -19,7 +20,6 @@ from gtrace.fitting.allocation import allocate_sparsity
 from gtrace.fitting.empirical import EmpiricalMagnitudes
 from gtrace.fitting.sparsity import RULES, Rule, threshold
 from gtrace.kernels import pruning as _pruning
-from gtrace.sketch import MANTISSA
 from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.buckets import as_values
+from gtrace.buckets import MANTISSA, as_values
 from gtrace.errors import UsageError
 from gtrace.fitting import relative_error as _error
 from gtrace.kernels import floats as _floats
-from gtrace.sketch import MANTISSA
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -15,7 +15,7 @@ from gtrace.codecs import TensorSums
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Blocks
-from gtrace.sketch import MomentSketch
+from gtrace.sketch import MomentSketch, PartialSketch
 from gtrace.sweep.large import spec_in_chunks
 from gtrace.sweep.replay import Totals
 from gtrace.sweep.sampled import Whole
@@ -137,22 +137,23 @@ class Gradients:
         The sketches are sums over chunks: what ``large.in_chunks`` admits. Non-finite values are taken as zero. Norms
         of the whole tensor take a pass before the one over its bins.
         """
-        sketches: list[MomentSketch] | None = None
         sums = self._sums(name, step) if any(_one_bucket(spec) for spec in specs) else None
         scales = [whole_scale(spec.norm, *sums[1:]) if sums and _one_bucket(spec) else None for spec in specs]
+        sketches = [PartialSketch(spec, scale) for spec, scale in zip(specs, scales, strict=True)]
         running, bad = _Sums(), 0
         for piece in self._pieces(name, step):
             missing = int(count_nonfinite(piece))
             values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
             bad += missing
             running.add(values)
-            parts = [MomentSketch.from_spec(values, spec, scale) for spec, scale in zip(specs, scales, strict=True)]
-            sketches = parts if sketches is None else [a + b for a, b in zip(sketches, parts, strict=True)]
-        if sketches is None:
-            sketches = [MomentSketch.from_spec(np.empty(0, np.float32), spec) for spec in specs]
-        one = [replace(s, buckets=min(1, s.buckets)) if _one_bucket(s.spec) else s for s in sketches]
+            for sketch in sketches:
+                sketch.add(values)
         found = running.finish()
-        return Totals(found.size, found.energy, found.norm1 / max(1, found.size), found), bad, one
+        return (
+            Totals(found.size, found.energy, found.norm1 / max(1, found.size), found),
+            bad,
+            [s.finish() for s in sketches],
+        )
 
     def _sums(self, name: str, step: int) -> TensorSums:
         running = _Sums()

@@ -54,7 +54,7 @@ def _draw_obstacle(item: Codec, chunk: int) -> str | None:
     if obstacle is not None:
         return obstacle
     if not isinstance(item, PartwiseCodec) or item.part_multiple is None:
-        return "chooses among all values at once"
+        return "looks at all values at once"
     return f"has blocks of {item.part_multiple}, which do not divide the chunk" if chunk % item.part_multiple else None
 
 

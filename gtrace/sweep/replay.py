@@ -167,7 +167,7 @@ class Ready(NamedTuple):
 
 
 class _Fitted(NamedTuple):
-    """A stateless codec fitted to a step: its state, whether the fit set anything of it, and what a receiver holds."""
+    """A stateless codec fitted to a step: its state, whether that set anything, and what a receiver holds."""
 
     state: State
     fitted: bool
@@ -419,15 +419,10 @@ class Replay:
         shared = codec.shared(state)
         return Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 
-    def _ready_state(self, codec: Codec, index: int) -> State:
-        """The state with which a stateless codec meets the values that are stored of a step."""
-        return self._ready(codec, EXPECTATION, index, self._look(index)[0].size).state
-
     def _fitted_on(self, index: int, ready: Ready) -> str:
         if not (ready.shared or ready.fitted):
             return "-"
-        source = self._settings.source(index, self._job.steps)
-        if source == index:
+        if (source := self._settings.source(index, self._job.steps)) == index:
             return "itself"
         return "previous" if source == index - 1 else f"step {self._job.steps[source]}"
 
@@ -450,5 +445,5 @@ class Replay:
 
 
 def has_optimum(codec: Codec) -> bool:
-    """Whether a codec's levels can be set beside the best ones: it rounds to levels, and there is a norm."""
+    """Whether a codec's levels can be set beside the best ones."""
     return isinstance(codec, LevelCodec) and codec.needs.norm != "none"

@@ -19,6 +19,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import ratio, snr_db
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.replay import Replay
+from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import relative
 from gtrace.trace.blocks import BlockSample
 
@@ -109,8 +110,8 @@ class SampledReplay(Replay):
         groups = min(_GROUPS, sample.kept)
         if groups < _FEWEST_GROUPS or codec.needs is None or not expecting(codec):
             return _Scatter(0.0, math.nan)
-        state = self._ready_state(codec, index)
         values, _ = self._read(index)
+        state = self._ready(codec, EXPECTATION, index, values.size).state
         found = np.empty((groups, 3))
         for group in range(groups):
             part = _every(values, sample, group, groups)

@@ -14,8 +14,6 @@ from gtrace.types import Key, State
 
 CHUNK = 1024
 SIZE = MOST_CHUNKS * CHUNK + 1700
-#: what is worked out by other means than for a whole tensor, and agrees to rounding alone
-SUMMED = ("relative_variance_bound", "optimal_variance", "times_optimal", "model_variance", "sparsity_asked")
 SPECS = [
     *(name for name in gtrace.codec_names() if name not in ("natural", "nuqsgd")),
     "natural:coder=delta",
@@ -36,6 +34,10 @@ SPECS = [
     "ef:qsgd",
     "rotate:qsgd:bucket_size=256",
 ]
+
+
+#: what has to see all values at once
+NOT_IN_PARTS = ("topk", "randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48")
 
 
 def with_buckets(spec):
@@ -60,16 +62,14 @@ def trace():
 
 
 def compared(whole, found):
-    """Rows of a run in chunks against those of the whole: equal, or to rounding where sums over bins are in them."""
+    """Rows of a run in chunks against those of the whole: equal but for the Wasserstein distances of draws."""
     assert len(found) == len(whole)
     for a, b in zip(found, whole, strict=True):
         for column, value in a.items():
             where = f"{a['codec']} {a['draw']} {column}"
             if column.startswith("w1") or (column == "note" and a["draw"] >= 0):
                 continue
-            if isinstance(value, float) and (a["draw"] < 0 or column in SUMMED):
-                np.testing.assert_allclose(value, b[column], rtol=1e-11, atol=1e-18, err_msg=where)
-            elif isinstance(value, float):
+            if isinstance(value, float):
                 assert value == b[column] or (np.isnan(value) and np.isnan(b[column])), where
             else:
                 assert value == b[column], where
@@ -78,11 +78,9 @@ def compared(whole, found):
 def test_every_codec_draws_the_same_in_chunks(trace):
     specs = list(map(with_buckets, SPECS))
     split = {spec for spec in specs if drawn_in_chunks(gtrace.codec(spec), CHUNK)}
-    assert {gtrace.codec(spec).name for spec in specs} - {gtrace.codec(spec).name for spec in split} == {
-        *("adacomp", "dgc", "dropping", "int8", "mcgq", "onebit", "powersgd", "randomk", "signum", "ef-signsgd"),
-        *("topk", "mem-sgd", "ef:qsgd", "rotate:qsgd"),
-    }
-    whole = [row for row in gtrace.run_sweep(trace, sorted(split), draws=2, jobs=1).rows()]
+    whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, "mcgq", "int8", "rotate:qsgd:bucket_size=256")}
+    assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
+    whole = list(gtrace.run_sweep(trace, sorted(split), draws=2, jobs=1).rows())
     found = gtrace.run_sweep(trace, sorted(split), draws=2, jobs=2, chunk=CHUNK)
     assert not found.warnings
     compared(whole, list(found.rows()))
@@ -100,7 +98,7 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     assert set(found["method"]) == {"qsgdinf"}
     lines = "\n".join(found.warnings)
     for name, why in (
-        ("topk", "chooses among all values at once"),
+        ("topk", "looks at all values at once"),
         ("ef:qsgd", "remembers every value"),
         ("terngrad", "clips by the deviation of all values"),
         ("qsgd", "has buckets of 100, which do not divide the chunk"),
@@ -110,7 +108,7 @@ def test_what_cannot_be_split_is_named_with_its_reason(trace):
     # Closed forms of what cannot be drawn in chunks stay.
     random = gtrace.run_sweep(trace, ["randomk:ratio=0.1"], jobs=1, chunk=CHUNK)
     assert set(random["draw"]) == {-1}
-    assert "no rows of draws of randomk, which chooses among all values at once" in random.warnings[0]
+    assert "no rows of draws of randomk, which looks at all values at once" in random.warnings[0]
 
 
 def test_the_whole_model_in_chunks_and_on_two_jobs():
@@ -200,9 +198,12 @@ def test_distance_from_histograms_is_within_its_doubt(law, noise):
     exact = float(np.abs(np.sort(g).astype(np.float64) - np.sort(q)).mean())
     found, doubt = histogram_distance(a, b)
     assert abs(found - exact) <= doubt + 1e-12 * exact
-    # The doubt is a small part of a distance that is wider than a bin.
-    if noise >= 1e-2 and law != "few values":
-        assert doubt < 0.05 * exact
+    # It is a small part of a distance that is wider than bins.
+    if noise == 0.5:
+        assert doubt < 0.02 * exact
+    # What it is worth: of smooth laws the distance is known much better.
+    if noise >= 1e-2 and law in ("normal", "lognormal"):
+        assert found == pytest.approx(exact, rel=0.02)
     assert scaled_distance(a, b, 1.0, 1.0) == pytest.approx(exact, rel=0.01, abs=float(np.abs(g).mean()) * 2**-10)
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-12
 #: attributes that merging adds up, besides the bins
-_ADDED = "zeros zero_weight nonfinite size buckets exact exact_energy exact_zeros clipped clip_error dead".split()
+_ADDED = ("zeros", "zero_weight", "nonfinite", "size", "buckets", "dead", "clipped", "clip_error")
+_ADDED_EXACT = ("exact", "exact_energy", "exact_zeros")
 #: level sets whose expectations a sketch remembers
 _MOST_KNOWN = 2048
 
@@ -231,7 +232,7 @@ class MomentSketch:
             spec=self.spec,
             rows=rows,
             sums=sums,
-            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED},
+            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED + _ADDED_EXACT},
             bucket_moments=None
             if self.bucket_moments is None or other.bucket_moments is None
             else np.concatenate([self.bucket_moments, other.bucket_moments]),

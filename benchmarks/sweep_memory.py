@@ -3,7 +3,8 @@
     python benchmarks/sweep_memory.py FOLDER --gigabytes 1
 
 The trace has two tensors of 16 million elements, some of a million, and many small ones; steps are added until it is as
-large as asked. Each measurement is a process of its own, its peak the ru_maxrss that the system reports.
+large as asked. Each measurement is a process of its own, its peak the VmHWM of Linux: ru_maxrss would
+begin with what the process that started it had.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SIZES = {
     **{f"block{k}.norm.bias": 1024 for k in range(64)},
 }
 METHODS = "qsgd,qsgdinf,nuqsgd,alq,terngrad,fp:e4m3"
-_RUN = "import resource, sys; sys.argv[0] = 'gtrace'; {body}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+_RUN = (
+    "import sys; sys.argv[0] = 'gtrace'; {body}; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+)
 _SWEEP = "from gtrace.cli import main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code"
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.
 _GROUPS, _FEWEST_GROUPS = 16, 4
 _LEAST = 1e-3
+#: share of the spread of energies above which a group is said to dominate
+_DOMINATED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,13 @@ class _Scatter(NamedTuple):
     Attributes:
         slope: what an element's squared error grows by when its energy grows by one.
         deviation: standard error of an element's mean squared error; NaN where it is unknown.
+        dominated: one group has most of the spread of energies. Tails are then so heavy that what was not drawn may
+            hold more than what was, and the standard error is too small, by half in the worst laws tried.
     """
 
     slope: float
     deviation: float
+    dominated: bool = False
 
 
 class SampledReplay(Replay):
@@ -125,7 +130,8 @@ class SampledReplay(Replay):
         pull = weights * (1.0 + (energy**2 / spread if spread > 0 else 0.0))
         residuals = (error - slope * energy) / np.maximum(1.0 - pull, _LEAST)
         left = 1.0 - sample.kept / sample.blocks
-        return _Scatter(slope, math.sqrt(left * float(np.square(weights * residuals).sum())))
+        dominated = bool((weights * energy**2).max() > _DOMINATED * spread)
+        return _Scatter(slope, math.sqrt(left * float(np.square(weights * residuals).sum())), dominated)
 
 
 def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride: int) -> NDArray[np.float32]:
@@ -143,7 +149,8 @@ def _stretched(row: Row, sample: BlockSample, whole: Whole, scatter: _Scatter, s
     missing = whole.energy / whole.size - row["energy"] / stored
     error = max(0.0, row["squared_error"] / stored + scatter.slope * missing) * whole.size
     doubt = ratio(scatter.deviation * whole.size, error)
-    sampling = f"sampling error {doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
+    least = "at least " if scatter.dominated else ""
+    sampling = f"sampling error {least}{doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
     variance = relative(error, whole.energy)
     times = row.get("times_optimal")
     # What is sent once serves all values.

@@ -38,6 +38,8 @@ _GROUPS, _FEWEST_GROUPS = 16, 4
 _LEAST = 1e-3
 #: share of the spread of energies above which a group is said to dominate
 _DOMINATED = 0.5
+#: standard errors of the energy beyond which the sample lacks something
+_UNEXPLAINED = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,23 @@ class _Scatter(NamedTuple):
     Attributes:
         slope: what an element's squared error grows by when its energy grows by one.
         deviation: standard error of an element's mean squared error; NaN where it is unknown.
-        dominated: one group has most of the spread of energies. Tails are then so heavy that what was not drawn may
-            hold more than what was, and the standard error is too small, by half in the worst laws tried.
+        energy: standard error of an element's mean energy.
+        dominated: one group has most of the spread of energies.
     """
 
     slope: float
     deviation: float
+    energy: float = math.inf
     dominated: bool = False
+
+    def understated(self, missing: float) -> bool:
+        """Whether tails are so heavy that the standard error is too small.
+
+        One group then has most of the spread, or the sample lacks energy (``missing``, an element's) that its scatter
+        does not explain: the largest values were not drawn. Of 48 of 200 blocks of Student t values with two degrees
+        of freedom the true error is then three times the one that is told; of the others, 1.6 times.
+        """
+        return self.dominated or abs(missing) > _UNEXPLAINED * self.energy
 
 
 class SampledReplay(Replay):
@@ -130,8 +142,10 @@ class SampledReplay(Replay):
         pull = weights * (1.0 + (energy**2 / spread if spread > 0 else 0.0))
         residuals = (error - slope * energy) / np.maximum(1.0 - pull, _LEAST)
         left = 1.0 - sample.kept / sample.blocks
+        deviations = (np.square(weights * residuals), np.square(weights * energy / (1.0 - weights)))
+        error_deviation, energy_deviation = (math.sqrt(left * float(squares.sum())) for squares in deviations)
         dominated = bool((weights * energy**2).max() > _DOMINATED * spread)
-        return _Scatter(slope, math.sqrt(left * float(np.square(weights * residuals).sum())), dominated)
+        return _Scatter(slope, error_deviation, energy_deviation, dominated)
 
 
 def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride: int) -> NDArray[np.float32]:
@@ -149,7 +163,7 @@ def _stretched(row: Row, sample: BlockSample, whole: Whole, scatter: _Scatter, s
     missing = whole.energy / whole.size - row["energy"] / stored
     error = max(0.0, row["squared_error"] / stored + scatter.slope * missing) * whole.size
     doubt = ratio(scatter.deviation * whole.size, error)
-    least = "at least " if scatter.dominated else ""
+    least = "at least " if scatter.understated(missing) else ""
     sampling = f"sampling error {least}{doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
     variance = relative(error, whole.energy)
     times = row.get("times_optimal")

@@ -387,7 +387,9 @@ class ZarrSource:
         attrs = _read_root(self.path, tolerate)
         if attrs is None:
             old = " (a Zarr format 2 store; only format 3 is read)" if (path / ".zgroup").exists() else ""
-            raise TraceError(f"{self.path}: not a gtrace trace{old}; `gtrace capture SCRIPT` makes one")
+            raise TraceError(
+                f"{self.path}: not a gtrace trace{old}; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays"
+            )
         check_root(self.path, attrs)
         self.attrs = attrs
         streams = []

@@ -248,7 +248,9 @@ class RunningComparison:
         for g, q in self._blocks.rest():
             self._block(g, q)
         w1, doubt = histogram_distance(self._exact, self._decoded)
-        w1 = min(w1, float(self._sums[1]) / max(1, self._size))
+        # The mean error is a distance of one way to pair values; the least one is no longer.
+        most = float(self._sums[1]) / max(1, self._size)
+        w1, doubt = min(w1, most), min(doubt, most)
         w1_mcgq = math.nan
         if self._norm1 > 0 and self._decoded1 > 0:
             w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / self._decoded1)

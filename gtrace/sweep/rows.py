@@ -119,8 +119,11 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
         **_rates(drawn.body * per, common["bits_shared"], dtype_bits),
     }
     if drawn.w1_doubt is not None and drawn.w1_doubt > _DOUBTFUL * found.w1:
-        doubt = f"w1 within {relative(drawn.w1_doubt, found.w1):.1%}"
-        row["note"] = "; ".join(filter(None, (common["note"], doubt)))
+        said = f"w1 within {relative(drawn.w1_doubt, found.w1):.1%}"
+        if drawn.w1_doubt > found.w1:
+            said = "w1 is less than a histogram tells"
+            row.update(dict.fromkeys(("w1", "w1_normalized", "w1_mcgq", "w1_method")))
+        row["note"] = "; ".join(filter(None, (row["note"], said)))
     return row
 
 

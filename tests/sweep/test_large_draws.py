@@ -80,14 +80,18 @@ def test_every_codec_draws_the_same_in_chunks(trace):
     split = {spec for spec in specs if drawn_in_chunks(gtrace.codec(spec), CHUNK)}
     whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, "mcgq", "int8", "rotate:qsgd:bucket_size=256")}
     assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
-    whole = list(gtrace.run_sweep(trace, sorted(split), draws=2, jobs=1).rows())
-    found = gtrace.run_sweep(trace, sorted(split), draws=2, jobs=2, chunk=CHUNK)
+    whole = list(gtrace.run_sweep(trace, sorted(split), jobs=1).rows())
+    found = gtrace.run_sweep(trace, sorted(split), jobs=2, chunk=CHUNK)
     assert not found.warnings
     compared(whole, list(found.rows()))
     draws = [row for row in found.rows() if row["draw"] >= 0]
-    assert {row["w1_method"] for row in draws} == {"sketch"}
+    assert {row["w1_method"] for row in draws} == {"sketch", None}
+    # Rounding that moves values by less than a bin is not told from none.
+    unknown = {row["method"] for row in draws if np.isnan(row["w1"])}
+    assert {"fp16"} <= unknown <= {"fp16", "bf16"}
+    assert all("w1 is less than a histogram tells" in row["note"] for row in draws if np.isnan(row["w1"]))
     for a, b in zip(found.rows(), whole, strict=True):
-        if a["draw"] >= 0 and "w1 within" not in (a["note"] or ""):
+        if a["draw"] >= 0 and "w1 " not in (a["note"] or ""):
             assert a["w1"] == pytest.approx(b["w1"], rel=1e-3), a["codec"]
             assert a["w1_mcgq"] == pytest.approx(b["w1_mcgq"], rel=0.02, abs=1e-3 / SIZE), a["codec"]
 

@@ -19,7 +19,7 @@ import numpy as np
 from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis import analyze
 from gtrace.report.export import markdown_table
-from gtrace.report.names import MISSING, number, size
+from gtrace.report.names import MISSING, number
 from gtrace.report.tables import Cell, Column, Table, configuration_name
 from gtrace.types import WHOLE_MODEL
 
@@ -152,7 +152,7 @@ def group_table(groups: Sequence[TensorGroup], name: str) -> Table:
 
 def _about(group: TensorGroup) -> str:
     count = f"{len(group.tensors)} tensor{'s' * (len(group.tensors) != 1)}"
-    return f"{count}, {size(group.elements)} elements, {group.energy_share:.1%} of the energy"
+    return f"{count}, {group.elements:,} elements, {group.energy_share:.1%} of the energy"
 
 
 def _cell(found: Configuration | None, best: bool) -> Cell:

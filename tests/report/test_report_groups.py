@@ -92,7 +92,7 @@ def test_tables_have_every_group_and_codec(result):
     assert len(lines) == 2 * len(SPECS)
     assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
     assert len(groups_json(few, "run")["groups"]) == 2
-    assert "conv: 3 tensors" in groups_markdown(few, "run")
+    assert "conv: 3 tensors, 2,930 elements" in groups_markdown(few, "run")
     names = [f"g{k}={name}" for k, name in enumerate(SIZES)]
     many = [*group_tensors(sweep, names), *group_tensors(sweep, names)]
     assert next(c.heading for c in group_table(many, "run").columns) == "group"

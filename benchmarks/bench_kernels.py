@@ -70,7 +70,7 @@ def test_uniform_quantize_and_pack_3_bits(benchmark, x, copy_seconds):
 
     def quantize():
         scales = bucket_scales(x, "linf", BUCKET)
-        rounding.round_uniform(x, BUCKET, scales, 3, False, *KEY, symbols)
+        rounding.round_uniform(x, BUCKET, scales, 3, False, *KEY, 0, symbols)
         bits.pack(symbols, 3, packed)
 
     report(benchmark, quantize, copies=copy_seconds)
@@ -85,13 +85,13 @@ def test_levels(benchmark, x, copy_seconds, count):
     if count <= 16:
         report(
             benchmark,
-            lambda: rounding.round_levels(x, BUCKET, scales, levels, False, *KEY, symbols),
+            lambda: rounding.round_levels(x, BUCKET, scales, levels, False, *KEY, 0, symbols),
             copies=copy_seconds,
         )
     else:
         report(
             benchmark,
-            lambda: rounding.round_many(x, BUCKET, scales, levels, table, False, *KEY, symbols),
+            lambda: rounding.round_many(x, BUCKET, scales, levels, table, False, *KEY, 0, symbols),
             copies=copy_seconds,
         )
 

@@ -1,7 +1,9 @@
-"""Values and levels as arrays, checked; buckets of values and their scales."""
+"""Values and levels as arrays, checked; buckets of values, their scales, and the bins of normalized values."""
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +15,17 @@ from gtrace.kernels import sketching as _sketching
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+#: mantissa bits that tell two bins of one octave apart
+MANTISSA = 10
+#: The smallest normalized value with bins of its own is 2^-OCTAVES; all below share one bin. Rows that nothing
+#: falls into cost address space and no memory, so the range covers every level that float32 can hold.
+OCTAVES = 149
+# Row k of a table starts at the float64 whose leading bits are base + k; row 0 is for zeros, row 1 the catch-all.
+BASE_UNIT = ((1023 - OCTAVES) << MANTISSA) - 2
+ROWS_UNIT = (OCTAVES << MANTISSA) + 3
+BASE_FREE = ((1023 - 149) << MANTISSA) - 2
+ROWS_FREE = ((149 + 128) << MANTISSA) + 2
 
 _NORM_CODES: dict[str, int] = {
     "l2": _norms.L2,
@@ -62,6 +75,12 @@ def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) ->
     return scales
 
 
+def whole_scale(norm: str, norm1: float, energy: float, largest: float) -> NDArray[np.float32]:
+    """float32[1], the norm of one bucket that holds a whole tensor, from its sums; as :func:`bucket_scales` has it."""
+    value = {"l2": math.sqrt(energy), "linf": largest, "l1": norm1, "none": 1.0}[norm]
+    return np.array([min(value, _norms.FLOAT32_MAX)], np.float32)
+
+
 def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32]) -> NDArray[np.float64]:
     """float64[buckets, 3]: mean and standard deviation of each bucket's values over its norm, and the norm."""
     out = np.empty((scales.size, 3))
@@ -87,3 +106,94 @@ def clip_values(x: NDArray[np.float32], sigmas: float) -> tuple[NDArray[np.float
     out = np.clip(x, np.float32(-limit), np.float32(limit))
     change = out.astype(np.float64) - x
     return out, int(np.count_nonzero(change)), float(change @ change)
+
+
+class _Workspace(threading.local):
+    """Dense tables, one pair per thread: fresh memory would cost more in page faults than the pass itself."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+
+    def tables(self, rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if rows not in self._tables:
+            self._tables[rows] = _tables(rows)
+        return self._tables[rows]
+
+
+def _tables(rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    shape = (rows, _sketching.COLUMNS)
+    return np.zeros(shape), np.zeros(shape)
+
+
+_workspace = _Workspace()
+
+
+class Bins:
+    """The dense histogram that a sketch is taken from, filled part by part.
+
+    Sums run over fixed blocks of 2^20 values in index order, so they are the same whatever the parts.
+
+    Args:
+        norm: what a bucket is divided by.
+        bucket_size: values per bucket; parts, but for the last, are multiples of it. None: all parts are one bucket.
+        scale: float32[1], the norm of all values where ``bucket_size`` is None and there is more than one part.
+        workspace: use this thread's tables, which must be free again, by :meth:`take`, before the next sketch.
+
+    Attributes:
+        size: values so far.
+        buckets: buckets so far.
+        dead: values so far in buckets whose norm is zero.
+        scales: float32[b], the norms of the last part's buckets.
+    """
+
+    def __init__(
+        self, norm: str, bucket_size: int | None, scale: NDArray[np.float32] | None = None, *, workspace: bool = False
+    ) -> None:
+        self._norm, self._bucket, self._scale = norm, bucket_size, scale
+        rows = ROWS_FREE if norm == "none" else ROWS_UNIT
+        self._base = BASE_FREE if norm == "none" else BASE_UNIT
+        self._table, self._total = _workspace.tables(rows) if workspace else _tables(rows)
+        self._low, self._high = rows, -1
+        self._block = rows, -1
+        self._folded = False
+        self.size, self.buckets, self.dead = 0, 0, 0
+        self.scales = np.empty(0, np.float32)
+
+    def add(self, x: NDArray[np.float32]) -> None:
+        """Count a part, finite float32[n]."""
+        bucket = self._bucket or max(1, x.size)
+        self.scales = bucket_scales(x, self._norm, self._bucket) if self._scale is None else self._scale
+        start = 0
+        while start < x.size:
+            stop = min(x.size, start + _norms.BLOCK - self.size % _norms.BLOCK)
+            low, high = _sketching.accumulate(x, start, stop, bucket, self.scales, self._base, self._table)
+            self._block = min(self._block[0], low), max(self._block[1], high)
+            self.size += stop - start
+            start = stop
+            if self.size % _norms.BLOCK == 0:
+                self._fold()
+        self.dead += dead_values(self.scales, bucket, x.size)
+        self.buckets = self.scales.size if self._bucket is None else self.buckets + self.scales.size
+
+    def _fold(self) -> None:
+        low, high = self._block
+        _sketching.fold(self._table, low, high, self._total)
+        self._low, self._high = min(self._low, low), max(self._high, high)
+        self._block = self._table.shape[0], -1
+        self._folded = True
+
+    def take(self) -> tuple[NDArray[np.int32], NDArray[np.float64], int, float]:
+        """Non-empty rows, int32[k], their sums, float64[k, 6], and how many zeros of what weight; then clear."""
+        if self._folded:
+            self._fold()
+            table, low, high = self._total, self._low, self._high
+        else:
+            table, (low, high) = self._table, self._block
+        zeros, zero_weight = 0, 0.0
+        if high >= 0:
+            zeros, zero_weight = int(table[0, 0]), float(table[0, 3])
+            table[0] = 0.0
+        span = max(0, high - max(low, 1) + 1)
+        rows, sums = np.empty(span, np.int32), np.empty((span, _sketching.COLUMNS))
+        count = _sketching.compact(table, max(low, 1), high, rows, sums)
+        return rows[:count].copy(), sums[:count].copy(), zeros, zero_weight

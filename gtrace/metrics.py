@@ -15,6 +15,8 @@ from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import ArrayLike, NDArray
 
 
@@ -85,26 +87,193 @@ class Reference:
             raise UsageError(f"compare: {q.size} decoded values against {self.values.size} exact ones")
         sums = np.empty(_compare.SUMS)
         _compare.compare(self.values, q, sums)
-        error, absolute, relative, inner, energy, zeros, alive = sums.tolist()
-        n = max(1, q.size)
         norm1 = float(_norms.power_sum(q, 1))
         ordered = np.sort(q)
         w1 = float(_compare.distance(self._sorted, ordered, 1.0, 1.0))
         w1_mcgq = math.nan
         if self.norm1 > 0 and norm1 > 0:
             w1_mcgq = float(_compare.distance(self._sorted, ordered, 1.0 / self.norm1, 1.0 / norm1))
-        return Comparison(
-            squared_error=error,
-            relative_variance=ratio(error, self.energy),
-            mean_abs_error=absolute / n,
-            mean_relative_error=ratio(relative, alive),
-            cosine=ratio(inner, math.sqrt(self.energy) * math.sqrt(energy)),
-            snr_db=snr_db(self.energy, error),
-            w1=w1,
-            w1_normalized=ratio(w1, self.mean_abs),
-            w1_mcgq=w1_mcgq,
-            sparsity=zeros / n,
-        )
+        return _comparison(sums, q.size, self.energy, self.norm1, w1, w1_mcgq)
+
+
+class Blocks:
+    """Cuts arrays that arrive in parts into the fixed blocks that float sums run over, whatever the parts' lengths.
+
+    Args:
+        count: how many arrays of equal length arrive together.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[NDArray[np.float32]] = []
+        self._filled = 0
+
+    def add(self, *arrays: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], ...]]:
+        """The blocks that these values complete; they hold until the next call."""
+        at, size = 0, arrays[0].size
+        while at < size:
+            take = min(_norms.BLOCK - self._filled, size - at)
+            if take == _norms.BLOCK:
+                yield tuple(array[at : at + take] for array in arrays)
+            else:
+                if not self._held:
+                    self._held = [np.empty(_norms.BLOCK, np.float32) for _ in range(self._count)]
+                for held, array in zip(self._held, arrays, strict=True):
+                    held[self._filled : self._filled + take] = array[at : at + take]
+                self._filled += take
+                if self._filled == _norms.BLOCK:
+                    self._filled = 0
+                    yield tuple(self._held)
+            at += take
+
+    def rest(self) -> Iterator[tuple[NDArray[np.float32], ...]]:
+        """The last block, which is shorter, where there is one."""
+        if self._filled:
+            yield tuple(held[: self._filled] for held in self._held)
+            self._filled = 0
+
+
+class Histogram:
+    """Where the values of a tensor lie, for the Wasserstein distance of tensors that are never held as a whole.
+
+    Bins are those of the top 18 bits of float32: sign, exponent and ten bits of mantissa. 8 MiB.
+    """
+
+    def __init__(self) -> None:
+        self._table = np.zeros((2, _compare.BINS, 2))
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Count finite float32[n]."""
+        _compare.tally(values, self._table)
+
+    def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Non-empty bins from the most negative one up: lower and upper edges, counts, sums of upper edge - x."""
+        edges, parts = _compare.edges(), []
+        for sign in (1, 0):
+            count, above = self._table[sign].T
+            used = np.flatnonzero(count)
+            low, high = edges[used], edges[used + 1]
+            if sign:
+                used = used[::-1]
+                low, high = -edges[used + 1], -edges[used]
+                parts.append((low, high, count[used], above[used]))
+            else:
+                parts.append((low, high, count[used], count[used] * (high - low) - above[used]))
+        low, high, count, below = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return low, high, count, below
+
+
+def histogram_distance(a: Histogram, b: Histogram) -> tuple[float, float]:
+    """Wasserstein-1 distance of two tensors of the same size from their histograms, and how far it can be off.
+
+    Counts and sums of a bin tell the integral of the difference of the two distribution functions over the bin, so
+    the distance is exact but where the difference changes its sign within a bin.
+    """
+    (low_a, high_a, count_a, below_a), (low_b, high_b, count_b, below_b) = a.bins(), b.bins()
+    size = float(count_a.sum())
+    if not size:
+        return 0.0, 0.0
+    low, where = np.unique(np.concatenate([low_a, low_b]), return_inverse=True)
+    high = np.empty(low.size)
+    high[where] = np.concatenate([high_a, high_b])
+    split = low_a.size
+    up, down = (np.bincount(part, n, low.size) for part, n in ((where[:split], count_a), (where[split:], count_b)))
+    area = np.bincount(where[:split], below_a, low.size) - np.bincount(where[split:], below_b, low.size)
+    after = np.cumsum(up - down)
+    before = after - (up - down)
+    # Between two bins the difference is what it was after the first of them.
+    total = float(np.abs(after[:-1]) @ (low[1:] - high[:-1]))
+    width = high - low
+    area += before * width
+    ends = np.abs(before) + np.abs(after)
+    crossing = before * after < 0
+    line = np.divide(before**2 + after**2, 2 * ends, out=np.zeros(low.size), where=crossing) * width
+    found = np.maximum(np.abs(area), line)
+    # In between it can be as low as if all of b came first, and as high as if all of a did.
+    doubt = 2 * width * np.minimum(np.maximum(before + up, 0.0), np.maximum(down - before, 0.0))
+    most = np.abs(area) + doubt
+    doubt = np.maximum(most - found, found - np.abs(area))
+    return (total + float(found.sum())) / size, float(doubt.sum()) / size
+
+
+def scaled_distance(a: Histogram, b: Histogram, scale_a: float, scale_b: float) -> float:
+    """Wasserstein-1 distance of a scale_a and b scale_b, with values spread evenly over their bins."""
+    points, shares = [], []
+    for histogram, scale in ((a, scale_a), (b, scale_b)):
+        low, high, count, _ = histogram.bins()
+        after = np.cumsum(count) / max(1.0, float(count.sum()))
+        points.append(np.column_stack([low, high]).reshape(-1) * scale)
+        shares.append(np.column_stack([np.append(0.0, after[:-1]), after]).reshape(-1))
+    grid = np.union1d(*points)
+    left, right = (np.interp(grid, x, y, left=0.0, right=1.0) for x, y in zip(points, shares, strict=True))
+    gap = left - right
+    before, after = np.abs(gap[:-1]), np.abs(gap[1:])
+    crossing = gap[:-1] * gap[1:] < 0
+    mean = np.where(crossing, (before**2 + after**2) / np.maximum(2 * (before + after), 1e-300), (before + after) / 2)
+    return float(mean @ np.diff(grid))
+
+
+class RunningComparison:
+    """A decoded tensor against the exact one, part by part: sums as :class:`Reference` has them, bit by bit.
+
+    Args:
+        exact: histogram of the exact values, of which the same parts are added elsewhere.
+        energy: ||g||^2.
+        norm1: ||g||_1.
+    """
+
+    def __init__(self, exact: Histogram, energy: float, norm1: float) -> None:
+        self._exact, self._energy, self._norm1 = exact, energy, norm1
+        self._decoded = Histogram()
+        self._blocks = Blocks(2)
+        self._sums = np.zeros(_compare.SUMS)
+        self._decoded1 = 0.0
+        self._size = 0
+
+    def add(self, values: NDArray[np.float32], decoded: NDArray[np.float32]) -> None:
+        """The next part: two float32[n]."""
+        self._size += values.size
+        self._decoded.add(decoded)
+        for g, q in self._blocks.add(values, decoded):
+            self._block(g, q)
+
+    def _block(self, g: NDArray[np.float32], q: NDArray[np.float32]) -> None:
+        sums = np.empty(_compare.SUMS)
+        _compare.compare(g, q, sums)
+        self._sums += sums
+        self._decoded1 += float(_norms.power_sum(q, 1))
+
+    def finish(self) -> tuple[Comparison, float]:
+        """The comparison, Wasserstein distances from histograms, and how far ``w1`` can be off."""
+        for g, q in self._blocks.rest():
+            self._block(g, q)
+        w1, doubt = histogram_distance(self._exact, self._decoded)
+        # The mean error is a distance of one way to pair values; the least one is no longer.
+        most = float(self._sums[1]) / max(1, self._size)
+        w1, doubt = min(w1, most), min(doubt, most)
+        w1_mcgq = math.nan
+        if self._norm1 > 0 and self._decoded1 > 0:
+            w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / self._decoded1)
+        return _comparison(self._sums, self._size, self._energy, self._norm1, w1, w1_mcgq), doubt
+
+
+def _comparison(
+    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: float, w1_mcgq: float
+) -> Comparison:
+    error, absolute, relative, inner, decoded_energy, zeros, alive = sums.tolist()
+    n = max(1, size)
+    return Comparison(
+        squared_error=error,
+        relative_variance=ratio(error, energy),
+        mean_abs_error=absolute / n,
+        mean_relative_error=ratio(relative, alive),
+        cosine=ratio(inner, math.sqrt(energy) * math.sqrt(decoded_energy)),
+        snr_db=snr_db(energy, error),
+        w1=w1,
+        w1_normalized=ratio(w1, norm1 / n),
+        w1_mcgq=w1_mcgq,
+        sparsity=zeros / n,
+    )
 
 
 def ratio(numerator: float, denominator: float) -> float:

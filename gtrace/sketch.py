@@ -8,13 +8,21 @@ bin holding those three sums, plain and weighted by the squared scale of the val
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.buckets import as_levels, as_values, bucket_moments, bucket_scales, clip_values, dead_values
+from gtrace.buckets import (
+    BASE_FREE,
+    BASE_UNIT,
+    MANTISSA,
+    Bins,
+    as_levels,
+    as_values,
+    bucket_moments,
+    clip_values,
+)
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
@@ -25,36 +33,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-#: mantissa bits that tell two bins of one octave apart
-MANTISSA = 10
-#: The smallest normalized value with bins of its own is 2^-OCTAVES; all below share one bin. Rows that nothing
-#: falls into cost address space and no memory, so the range covers every level that float32 can hold.
-OCTAVES = 149
 _ROUNDING = 1e-12
+#: attributes that merging adds up, besides the bins
+_ADDED = ("zeros", "zero_weight", "nonfinite", "size", "buckets", "dead", "clipped", "clip_error")
+_ADDED_EXACT = ("exact", "exact_energy", "exact_zeros")
 #: level sets whose expectations a sketch remembers
 _MOST_KNOWN = 2048
-
-# Row k of a table starts at the float64 whose leading bits are base + k; row 0 is for zeros, row 1 the catch-all.
-_BASE_UNIT = ((1023 - OCTAVES) << MANTISSA) - 2
-_ROWS_UNIT = (OCTAVES << MANTISSA) + 3
-_BASE_FREE = ((1023 - 149) << MANTISSA) - 2
-_ROWS_FREE = ((149 + 128) << MANTISSA) + 2
-
-
-class _Workspace(threading.local):
-    """Dense tables, one pair per thread: fresh memory would cost more in page faults than the pass itself."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-
-    def tables(self, rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if rows not in self._tables:
-            shape = (rows, _sketching.COLUMNS)
-            self._tables[rows] = (np.zeros(shape), np.zeros(shape))
-        return self._tables[rows]
-
-
-_workspace = _Workspace()
 
 
 class LogMoments(NamedTuple):
@@ -142,59 +126,55 @@ class MomentSketch:
         return cls.from_spec(values, SummarySpec(norm, bucket_size, tail, clip))  # type: ignore[arg-type]
 
     @classmethod
-    def from_spec(cls, values: ArrayLike, spec: SummarySpec) -> MomentSketch:
-        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`."""
+    def from_spec(cls, values: ArrayLike, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> MomentSketch:
+        """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`.
+
+        ``scale`` is the norm, float32[1], of a tensor that is one bucket and of which ``values`` are a part.
+        """
         if spec.norm not in NORMS:
             raise UsageError(f"norm: '{spec.norm}' is unknown; {suggest(str(spec.norm), NORMS)}")
         if spec.bucket_size is not None and spec.bucket_size < 1:
             raise UsageError(f"bucket size: {spec.bucket_size} is below 1; give a positive number or none")
         x = as_values(values)
-        total = x.size
         bad = int(_norms.count_nonfinite(x))
         if bad:
             x = np.where(np.isfinite(x), x, np.float32(0))
         clipped, clip_error = 0, 0.0
         if spec.clip is not None:
             x, clipped, clip_error = clip_values(x, spec.clip)
-        bucket = spec.bucket_size or max(1, x.size)
-        quantized = x.size - (x.size % bucket if spec.tail == "exact" else 0)
-        exact = x[quantized:]
-        x = x[:quantized]
-        scales = bucket_scales(x, spec.norm, spec.bucket_size)
-        table, total_table = _workspace.tables(_ROWS_FREE if spec.norm == "none" else _ROWS_UNIT)
-        base = _BASE_FREE if spec.norm == "none" else _BASE_UNIT
-        low, high = table.shape[0], -1
-        for start in range(0, x.size, _norms.BLOCK):
-            stop = min(start + _norms.BLOCK, x.size)
-            block_low, block_high = _sketching.accumulate(x, start, stop, bucket, scales, base, table)
-            low, high = min(low, block_low), max(high, block_high)
-            if x.size > _norms.BLOCK:
-                _sketching.fold(table, block_low, block_high, total_table)
-        if x.size > _norms.BLOCK:
-            table = total_table
-        zeros, zero_weight = 0, 0.0
-        if high >= 0:
-            zeros, zero_weight = int(table[0, 0]), float(table[0, 3])
-            table[0] = 0.0
-        span = max(0, high - max(low, 1) + 1)
-        rows, sums = np.empty(span, np.int32), np.empty((span, _sketching.COLUMNS))
-        count = _sketching.compact(table, max(low, 1), high, rows, sums)
-        return cls(
-            spec=spec,
-            rows=rows[:count].copy(),
-            sums=sums[:count].copy(),
-            zeros=zeros - min(zeros, bad),
-            zero_weight=zero_weight,
-            nonfinite=bad,
-            size=total - bad,
-            buckets=0 if spec.norm == "none" else scales.size,
+        quantized = x.size - (x.size % (spec.bucket_size or 1) if spec.tail == "exact" else 0)
+        exact, x = x[quantized:], x[:quantized]
+        bins = Bins(spec.norm, spec.bucket_size, workspace=True)
+        bins.add(x)
+        return cls.of_bins(
+            spec,
+            bins,
+            bad,
             exact=exact.size,
             exact_energy=float(_norms.power_sum(exact, 2)),
             exact_zeros=exact.size - int(np.count_nonzero(exact)),
             clipped=clipped,
             clip_error=clip_error,
-            dead=dead_values(scales, bucket, x.size),
-            bucket_moments=bucket_moments(x, bucket, scales) if spec.bucket_moments else None,
+            bucket_moments=bucket_moments(x, spec.bucket_size or max(1, x.size), bins.scales)
+            if spec.bucket_moments
+            else None,
+        )
+
+    @classmethod
+    def of_bins(cls, spec: SummarySpec, bins: Bins, bad: int = 0, **rest: Any) -> MomentSketch:
+        """The sketch of what was counted, ``bad`` values that are not finite as zeros; ``rest``: other attributes."""
+        rows, sums, zeros, zero_weight = bins.take()
+        return cls(
+            spec=spec,
+            rows=rows,
+            sums=sums,
+            zeros=zeros - min(zeros, bad),
+            zero_weight=zero_weight,
+            nonfinite=bad,
+            size=bins.size + rest.get("exact", 0) - bad,
+            buckets=0 if spec.norm == "none" else bins.buckets,
+            dead=bins.dead,
+            **rest,
         )
 
     def coarsen(self, mantissa: int) -> MomentSketch:
@@ -252,17 +232,7 @@ class MomentSketch:
             spec=self.spec,
             rows=rows,
             sums=sums,
-            zeros=self.zeros + other.zeros,
-            zero_weight=self.zero_weight + other.zero_weight,
-            nonfinite=self.nonfinite + other.nonfinite,
-            size=self.size + other.size,
-            buckets=self.buckets + other.buckets,
-            exact=self.exact + other.exact,
-            exact_energy=self.exact_energy + other.exact_energy,
-            exact_zeros=self.exact_zeros + other.exact_zeros,
-            clipped=self.clipped + other.clipped,
-            clip_error=self.clip_error + other.clip_error,
-            dead=self.dead + other.dead,
+            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED + _ADDED_EXACT},
             bucket_moments=None
             if self.bucket_moments is None or other.bucket_moments is None
             else np.concatenate([self.bucket_moments, other.bucket_moments]),
@@ -301,7 +271,7 @@ class MomentSketch:
 
     @property
     def _base(self) -> int:
-        return _BASE_FREE if self.norm == "none" else _BASE_UNIT
+        return BASE_FREE if self.norm == "none" else BASE_UNIT
 
     @property
     def energy(self) -> float:
@@ -446,3 +416,33 @@ def _lower_edges(rows: NDArray[np.int32], base: int) -> NDArray[np.float64]:
     edges = ((rows.astype(np.int64) + base) << _sketching.SHIFT).view(np.float64)
     edges[rows == 1] = 0.0
     return edges
+
+
+class PartialSketch:
+    """The sketch of a finite tensor that arrives in parts, to the last bit that of the tensor as a whole.
+
+    ``spec`` asks for no clipping and no moments of buckets, and parts, but for the last, are multiples of its bucket
+    size; ``scale``, float32[1], is the norm of all values where the tensor is one bucket.
+    """
+
+    def __init__(self, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> None:
+        self._spec = spec
+        self._bins = Bins(spec.norm, spec.bucket_size, scale)
+        self._exact = np.empty(0, np.float32)
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """The next part, finite float32[n]."""
+        rest = values.size % (self._spec.bucket_size or 1) if self._spec.tail == "exact" else 0
+        self._bins.add(values[: values.size - rest])
+        self._exact = values[values.size - rest :].copy()
+
+    def finish(self) -> MomentSketch:
+        """The sketch."""
+        exact = self._exact
+        return MomentSketch.of_bins(
+            self._spec,
+            self._bins,
+            exact=exact.size,
+            exact_energy=float(_norms.power_sum(exact, 2)),
+            exact_zeros=exact.size - int(np.count_nonzero(exact)),
+        )

@@ -28,9 +28,18 @@ PIPE_WIDTH = 132
     help="A .html page, a .md or .csv table, or a folder for the page and each figure as PNG and SVG.  "
     "[default: NAME.report.html here]",
 )
+@click.option(
+    "--group",
+    "groups",
+    metavar="NAME=GLOB",
+    multiple=True,
+    help="Only a table by group of tensors: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
+)
 @click.option("--force", is_flag=True, help="Overwrite a report that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; no page unless -o asks for it.")
-def command(results: tuple[Path, ...], output: Path | None, *, force: bool, as_json: bool) -> None:
+def command(
+    results: tuple[Path, ...], output: Path | None, groups: tuple[str, ...], *, force: bool, as_json: bool
+) -> None:
     """Say what RESULTS show: which codec makes the least error at equal measured bits, and where.
 
     RESULTS are sweeps (.sweep.db), run logs (.jsonl) and traces, each a section of the report. Without any,
@@ -40,7 +49,11 @@ def command(results: tuple[Path, ...], output: Path | None, *, force: bool, as_j
     Examples:
       gtrace report digits_cnn.sweep.db
       gtrace report digits_cnn.sweep.db run.jsonl -o figures
+      gtrace report digits_cnn.sweep.db --group 'conv=conv*' --group 'fc=fc*'
     """
+    if groups:
+        by_group(list(results), output, groups, force=force, as_json=as_json)
+        return
     run(list(results), output, force=force, as_json=as_json)
 
 
@@ -87,6 +100,40 @@ def run(results: list[Path], output: Path | None, *, force: bool, as_json: bool)
         if len(written) > 1:
             click.echo(f"{len(written) - 1} figures in {output}", err=as_json)
         click.echo(str(written[0]), err=as_json)
+
+
+def by_group(results: list[Path], output: Path | None, groups: tuple[str, ...], *, force: bool, as_json: bool) -> None:
+    """The table by group of tensors, of one sweep: on the terminal, as JSON, or as a file .csv or .md.
+
+    Raises:
+        UsageError: not one sweep, an output of another kind, or groups that cannot be formed.
+    """
+    from gtrace.cli.options import check_output
+    from gtrace.errors import UsageError
+    from gtrace.report.groups import group_table, group_tensors, groups_csv, groups_json, groups_markdown
+    from gtrace.report.inputs import kind_of, newest_results
+    from gtrace.sweep.results import ResultStore
+
+    sweeps = [path for path in results or newest_results(Path()) if kind_of(path) == "sweep"]
+    if len(sweeps) != 1 or len(results) > 1:
+        raise UsageError(f"--group: wants the results of one sweep, not {len(sweeps)}; name one .sweep.db")
+    writers = {".csv": groups_csv, ".md": groups_markdown}
+    if output is not None:
+        if output.suffix not in writers:
+            raise UsageError(f"--group: -o {output}: tables by group are written as .csv or .md")
+        check_output(output, force=force)
+    (path,) = sweeps
+    found = group_tensors(ResultStore.load(path), groups)
+    if output is not None:
+        output.write_text(writers[output.suffix](found, path.name), encoding="utf-8")
+    if as_json:
+        print_json(groups_json(found, path.name))
+    else:
+        from gtrace.report.text import print_table
+
+        print_table(group_table(found, path.name), _console())
+    if output is not None:
+        click.echo(str(output), err=as_json)
 
 
 def _console() -> Console:

@@ -19,6 +19,7 @@ from gtrace.codecs.momentum import Momentum
 from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
 from gtrace.codecs.onebit import OneBit
+from gtrace.codecs.parts import Part, PartwiseCodec, TensorSums
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
 from gtrace.codecs.qsgd import Qsgd, QsgdInf
@@ -66,6 +67,8 @@ __all__ = [
     "Natural",
     "Nuqsgd",
     "OneBit",
+    "Part",
+    "PartwiseCodec",
     "PowerSgd",
     "Prune",
     "Qsgd",
@@ -74,6 +77,7 @@ __all__ = [
     "Rotate",
     "SignSgd",
     "Signum",
+    "TensorSums",
     "TernGrad",
     "TopK",
     "TopKPrune",

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, checked_values
+from gtrace.codecs.base import checked_values
+from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
@@ -23,7 +24,7 @@ _SATURATES = "values beyond the format's range become its largest finite number,
 
 
 @dataclass(frozen=True)
-class CastCodec(Codec):
+class CastCodec(PartwiseCodec):
     """A 16-bit format; a method says how float32 becomes its bits and back."""
 
     unbiased: ClassVar[bool] = False
@@ -44,6 +45,11 @@ class CastCodec(Codec):
         del key
         x = checked_values(state, values)
         return seal(self.narrowed(x).astype("<u2").tobytes(), codec=self.name, size=x.size, shared=b"")
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+        """The part's values."""
+        del start
+        return Part(self.encode(state, values, key), head=16 * state.size)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""

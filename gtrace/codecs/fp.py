@@ -11,6 +11,7 @@ import numpy as np
 
 from gtrace.codecs import block_scales as _blocks
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter, parameter_fields
+from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import entropy, fixed_size, huffman_lengths, open_envelope, pack_fixed, seal, unpack_fixed
 from gtrace.errors import PayloadError, UsageError
@@ -76,7 +77,7 @@ PRESETS: dict[str, _Preset] = {
 
 @register
 @dataclass(frozen=True)
-class Fp(ExpectingCodec):
+class Fp(PartwiseCodec, ExpectingCodec):
     """Values times a power of two, rounded to a float format.
 
     The state holds ``exponent`` (int64, k: values are multiplied by 2^k) and ``width`` (int64, E of the format). Before
@@ -247,11 +248,30 @@ class Fp(ExpectingCodec):
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The scale (2^-k as float32; or a byte a block), then codes of N bits."""
+        return self._sealed(state, values, key, 0)[0]
+
+    @property
+    def part_multiple(self) -> int | None:
+        """A block, where blocks have scales of their own; else the scale is the state's.
+
+        Scales that are float8 themselves have another one of the whole tensor.
+        """
+        return None if self.scale == "e4m3" else self.block or 1
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+        """The part as :meth:`encode` does it; one scale for all counts with the first part."""
+        payload, head = self._sealed(state, values, key, start)
+        bits = state.size * self.format_of(state).bits
+        return Part(payload, 0 if start and self.block is None else 8 * head, bits, bits)
+
+    def _sealed(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> tuple[bytes, int]:
+        """The payload of values from ``start`` on, and the bytes of its scales."""
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
-        codes = form.encode_blocks(x, block, scales, key if self.stochastic else None)
-        return seal(head + pack_fixed(codes, form.bits), codec=self.name, size=x.size, shared=self.shared(state))
+        codes = form.encode_blocks(x, block, scales, key if self.stochastic else None, start)
+        body = head + pack_fixed(codes, form.bits)
+        return seal(body, codec=self.name, size=x.size, shared=self.shared(state)), len(head)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gtrace.codecs.base import ExpectingCodec, checked_values
+from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class Identity(ExpectingCodec):
+class Identity(PartwiseCodec, ExpectingCodec):
     """float32 as it is."""
 
     name: ClassVar[str] = "none"
@@ -39,6 +40,11 @@ class Identity(ExpectingCodec):
         del key
         x = checked_values(state, values)
         return seal(x.astype("<f4").tobytes(), codec=self.name, size=x.size, shared=b"")
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+        """The part's values."""
+        del start
+        return Part(self.encode(state, values, key), head=32 * state.size)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""

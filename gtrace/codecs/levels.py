@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.buckets import bucket_scales, clip_values
+from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
+from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.coding import (
     EliasCode,
     EliasKind,
@@ -32,6 +33,7 @@ from gtrace.types import Expectation, Norm, Scope, State, SummarySpec, Tail
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import TensorSums
     from gtrace.sketch import MomentSketch
 
 #: flag of a payload whose symbols are fixed width although the codec's coder is another
@@ -42,7 +44,7 @@ _SHARED = struct.Struct("<HH")
 
 
 @dataclass(frozen=True)
-class LevelCodec(ExpectingCodec):
+class LevelCodec(PartwiseCodec, ExpectingCodec):
     """Buckets divided by their norm, rounded stochastically to magnitudes in [0, 1], symbols coded.
 
     A method says which magnitudes: the one abstract method is :meth:`levels`. The state holds ``levels``
@@ -116,21 +118,46 @@ class LevelCodec(ExpectingCodec):
         x = checked_values(state, values)
         if self.clip is not None:
             x, _, _ = clip_values(x, self.clip)
+        return self._sealed(state, x, key, 0)[0]
+
+    @property
+    def part_multiple(self) -> int | None:
+        """A bucket; clipping takes the deviation of all values first."""
+        return None if self.clip is not None else self.bucket_size or 1
+
+    def prepare(self, state: State, sums: TensorSums) -> State:
+        """The norm where one bucket is the whole tensor, as the array ``scale``."""
+        if self.bucket_size is not None or self.needs.norm == "none":
+            return state
+        return state.with_arrays(scale=whole_scale(self.needs.norm, sums.norm1, sums.energy, sums.largest))
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+        """The part as :meth:`encode` does it; one norm of the whole tensor counts with the first part."""
+        payload, head, symbols = self._sealed(state, checked_values(state, values), key, start)
+        fixed = symbols.size * width_for(self._signed_values(state).size)
+        coded, lengths = fixed, state.arrays.get("lengths")
+        if self._integers is not None:
+            coded = self._elias(self._integers, self._signed_values(state).size).bits(symbols)
+        elif lengths is not None:
+            coded = huffman_code(lengths.tobytes()).bits(symbols)
+        return Part(payload, 0 if start and "scale" in state.arrays else 8 * head, coded, fixed)
+
+    def _sealed(
+        self, state: State, x: NDArray[np.float32], key: tuple[int, int], start: int
+    ) -> tuple[bytes, int, NDArray[np.uint16]]:
+        """The payload of values from ``start`` on, the bytes before its symbols, and the symbols."""
         split = self._quantized(x.size)
         body, tail = x[:split], x[split:]
-        scales = bucket_scales(body, self.needs.norm, self.bucket_size)
+        whole = state.arrays.get("scale")
+        scales = bucket_scales(body, self.needs.norm, self.bucket_size) if whole is None else whole
         symbols = np.empty(split, np.uint16)
         if split:
-            self._round(state, body, scales, (np.uint64(key[0]), np.uint64(key[1])), symbols)
+            self._round(state, body, scales, (np.uint64(key[0]), np.uint64(key[1]), start), symbols)
         coded, flags = self._code(state, symbols)
         norms = b"" if self.needs.norm == "none" else scales.astype("<f4").tobytes()
-        return seal(
-            norms + tail.astype("<f4").tobytes() + coded,
-            codec=self.name,
-            size=x.size,
-            shared=self.shared(state),
-            flags=flags,
-        )
+        head = norms + tail.astype("<f4").tobytes()
+        sealed = seal(head + coded, codec=self.name, size=x.size, shared=self.shared(state), flags=flags)
+        return sealed, len(head), symbols
 
     def shared(self, state: State) -> bytes:
         """Fitted levels (float32) and code lengths, empty when there are neither."""
@@ -225,7 +252,7 @@ class LevelCodec(ExpectingCodec):
         state: State,
         x: NDArray[np.float32],
         scales: NDArray[np.float32],
-        key: tuple[np.uint64, np.uint64],
+        key: tuple[np.uint64, np.uint64, int],
         out: NDArray[np.uint16],
     ) -> None:
         levels = self.levels(state)

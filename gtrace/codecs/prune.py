@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from gtrace.buckets import MANTISSA
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
+from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.coding.prefix import PrefixCode
@@ -18,7 +20,6 @@ from gtrace.fitting.allocation import allocate_sparsity
 from gtrace.fitting.empirical import EmpiricalMagnitudes
 from gtrace.fitting.sparsity import RULES, Rule, threshold
 from gtrace.kernels import pruning as _pruning
-from gtrace.sketch import MANTISSA
 from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _MOST = 1.0 - 1e-9
 
 
 @dataclass(frozen=True)
-class _PruningCodec(ExpectingCodec):
+class _PruningCodec(PartwiseCodec, ExpectingCodec):
     """A threshold, and a prefix code of what is left.
 
     The state holds ``alpha`` (float32, after the first fit) and ``target`` (float64, where an engine set this tensor's
@@ -69,7 +70,7 @@ class _PruningCodec(ExpectingCodec):
         """The threshold of a sparsity in [0, 1), float64; 0 prunes nothing. It is rounded to nearest afterwards."""
 
     @abstractmethod
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int]) -> NDArray[np.float32]:
+    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
         """float32[n] with zeros, plus or minus alpha and exact values."""
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
@@ -83,10 +84,24 @@ class _PruningCodec(ExpectingCodec):
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """Alpha (float32), then the prefix code of the pruned values."""
-        x = checked_values(state, values)
+        alpha, pruned = self._pruned(state, values, key, 0)
+        return self._sealed(alpha, pruned)
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+        """The part with the tensor's threshold, which counts with the first part."""
+        alpha, pruned = self._pruned(state, values, key, start)
+        coded = PrefixCode(float(alpha)).bits(pruned)
+        return Part(self._sealed(alpha, pruned), 0 if start else 8 * _ALPHA_BYTES, coded, coded)
+
+    def _pruned(
+        self, state: State, values: ArrayLike, key: tuple[int, int], start: int
+    ) -> tuple[np.float32, NDArray[np.float32]]:
         alpha = _alpha(state)
-        body = alpha.astype("<f4").tobytes() + PrefixCode(float(alpha)).encode(self.prune(x, alpha, key))
-        return seal(body, codec=self.name, size=x.size, shared=b"")
+        return alpha, self.prune(checked_values(state, values), alpha, key, start)
+
+    def _sealed(self, alpha: np.float32, pruned: NDArray[np.float32]) -> bytes:
+        body = alpha.astype("<f4").tobytes() + PrefixCode(float(alpha)).encode(pruned)
+        return seal(body, codec=self.name, size=pruned.size, shared=b"")
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
@@ -158,10 +173,10 @@ class Prune(_PruningCodec):
         alpha = threshold(self.threshold, sparsity, summary)
         return alpha * (1.0 + 2.0**-MANTISSA) if self.threshold == "topk" else alpha
 
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int]) -> NDArray[np.float32]:
+    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
         """At random, by the key and the element's index."""
         out = np.empty_like(x)
-        _pruning.prune(x, alpha, np.uint64(key[0]), np.uint64(key[1]), out)
+        _pruning.prune(x, alpha, np.uint64(key[0]), np.uint64(key[1]), start, out)
         return out
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
@@ -193,9 +208,9 @@ class TopKPrune(_PruningCodec):
         k = int(np.searchsorted(found.mass[1:], sparsity * found.size - found.zeros + 1e-9, side="right"))
         return float(summary.lower[min(k, found.points.size - 1)])
 
-    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int]) -> NDArray[np.float32]:
+    def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
         """By the threshold alone."""
-        del key
+        del key, start
         out = np.empty_like(x)
         _pruning.cut(x, alpha, out)
         return out

@@ -46,7 +46,7 @@ class UniformCodec(LevelCodec):
         state: State,
         x: NDArray[np.float32],
         scales: NDArray[np.float32],
-        key: tuple[np.uint64, np.uint64],
+        key: tuple[np.uint64, np.uint64, int],
         out: NDArray[np.uint16],
     ) -> None:
         del state

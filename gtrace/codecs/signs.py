@@ -12,6 +12,7 @@ import numpy as np
 from gtrace.codecs.base import Codec, ExpectingCodec, checked_values, parameter
 from gtrace.codecs.feedback import UNITS, ResidualCodec
 from gtrace.codecs.momentum import averaged
+from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.parts import TensorSums
     from gtrace.sketch import MomentSketch
 
 Scale: TypeAlias = Literal["mean", "energy", "none"]
@@ -39,13 +41,22 @@ _HELP = "what a sign is multiplied by: the mean magnitude, ||v||_2^2 / ||v||_1 (
 class _SignCodec(Codec):
     """What sign methods share: the payload, scale (float32, unless it is 1) and a bit per value, 1 for negative."""
 
-    def pack(self, x: NDArray[np.float32], scale: Scale, key: tuple[int, int]) -> bytes:
-        """The payload of float32[n]."""
+    def pack(
+        self,
+        x: NDArray[np.float32],
+        scale: Scale,
+        key: tuple[int, int],
+        start: int = 0,
+        magnitude: float | None = None,
+    ) -> bytes:
+        """The payload of float32[n], whose first value is number ``start`` of a tensor of this ``magnitude``."""
         body = b""
-        if x.any():
+        if magnitude is not None or x.any():
             negative = np.signbit(x)
-            _signs.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), negative)
-            head = b"" if scale == "none" else _SCALE.pack(_scale(scale, _sums(x), x.size))
+            _signs.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
+            if magnitude is None and scale != "none":
+                magnitude = _scale(scale, _sums(x), x.size)
+            head = b"" if scale == "none" else _SCALE.pack(magnitude)
             body = head + np.packbits(negative, bitorder="little").tobytes()
         return seal(body, codec=self.name, size=x.size, shared=b"")
 
@@ -88,7 +99,7 @@ class _VotingCodec(_SignCodec):
 
 @register
 @dataclass(frozen=True)
-class SignSgd(_VotingCodec, ExpectingCodec):
+class SignSgd(_VotingCodec, PartwiseCodec, ExpectingCodec):
     """The signs of a gradient, and the majority of the workers' signs."""
 
     name: ClassVar[str] = "signsgd"
@@ -118,6 +129,21 @@ class SignSgd(_VotingCodec, ExpectingCodec):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """Scale and signs."""
         return self.pack(checked_values(state, values), self.scale, key)
+
+    def prepare(self, state: State, sums: TensorSums) -> State:
+        """The scale of the whole tensor as the array ``scale``, unless all of it is zero."""
+        if not sums.energy:
+            return state
+        return state.with_arrays(scale=np.array(_scale(self.scale, (sums.norm1, sums.energy), sums.size)))
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+        """The part's signs; the scale counts with the first part."""
+        x = checked_values(state, values)
+        magnitude = state.arrays.get("scale")
+        payload = self.pack(x, self.scale, key, start, None if magnitude is None else float(magnitude))
+        if magnitude is None:
+            return Part(payload, 0)
+        return Part(payload, 0 if start or self.scale == "none" else 8 * _SCALE.size, x.size, x.size)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""

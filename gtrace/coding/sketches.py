@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from gtrace.buckets import MANTISSA
 from gtrace.errors import PayloadError, UsageError
-from gtrace.sketch import MANTISSA, MomentSketch
+from gtrace.sketch import MomentSketch
 from gtrace.types import NORMS, STORED_MANTISSA, SummarySpec, Tail
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.buckets import as_values
+from gtrace.buckets import MANTISSA, as_values
 from gtrace.errors import UsageError
 from gtrace.fitting import relative_error as _error
 from gtrace.kernels import floats as _floats
-from gtrace.sketch import MANTISSA
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -157,10 +156,11 @@ class FloatFormat:
         block: int,
         scales: NDArray[np.float64],
         key: tuple[int, int] | None = None,
+        start: int = 0,
     ) -> NDArray[np.uint16]:
         """As :meth:`encode`, for float32[n] without NaN and the numbers of the format times a scale for each block.
 
-        A block whose scale is 0 gets the code of 0.
+        A block whose scale is 0 gets the code of 0. ``start`` is the key's number of the first value.
         """
         out = np.empty(values.size, np.uint16)
         # Dividing by a power of two is multiplying by another, which is faster and as exact.
@@ -170,7 +170,8 @@ class FloatFormat:
         if key is None:
             _floats.encode_nearest(values, block, factors, divide, *form, out)
         else:
-            _floats.encode_stochastic(values, block, factors, divide, *form, np.uint64(key[0]), np.uint64(key[1]), out)
+            words = (np.uint64(key[0]), np.uint64(key[1]), start)
+            _floats.encode_stochastic(values, block, factors, divide, *form, *words, out)
         return out
 
     def decode(self, codes: ArrayLike) -> NDArray[np.float32]:

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 #: squared error, |error|, |error| / |g| over non-zero g, g q, q^2, zeros of q, non-zeros of g
 SUMS = 7
+#: bins of one sign that :func:`tally` counts into
+BINS = 255 << 10
+_CHUNK = 1024
+_SHIFT = np.uint32(13)
+_S31 = np.uint32(31)
+_EDGE = np.uint32(0x7FFFE000)
 
 
 @jit
@@ -45,6 +51,34 @@ def compare(g: NDArray[np.float32], q: NDArray[np.float32], out: NDArray[np.floa
             for k in range(LANES):
                 total += lanes[j, k]
             out[j] += total
+
+
+@jit
+def tally(x: NDArray[np.float32], table: NDArray[np.float64]) -> None:
+    """Count finite values into bins of their top bits: sign, exponent and ten bits of mantissa.
+
+    Args:
+        x: float32[n].
+        table: float64[2, BINS, 2], added to: for each sign and bin the count, and the sum of |x| - lower edge.
+    """
+    edge = np.empty(_CHUNK, np.uint32)
+    low = edge.view(np.float32)
+    bits = x.view(np.uint32)
+    for p in range(0, x.size, _CHUNK):
+        xb = x[p : p + _CHUNK]
+        bb = bits[p : p + _CHUNK]
+        for i in range(bb.size):
+            edge[i] = bb[i] & _EDGE
+        for i in range(bb.size):
+            row = table[np.int64(bb[i] >> _S31), np.int64(edge[i] >> _SHIFT)]
+            row[0] += 1.0
+            row[1] += np.float64(abs(xb[i])) - np.float64(low[i])
+
+
+def edges() -> NDArray[np.float64]:
+    """float64[BINS + 1], the edges of the bins of :func:`tally`; the last one is 2^128."""
+    patterns = (np.arange(BINS, dtype=np.uint32) << _SHIFT).view(np.float32)
+    return np.append(patterns.astype(np.float64), 2.0**128)
 
 
 @jit

@@ -115,13 +115,15 @@ def encode_stochastic(
     sign: int,
     high: np.uint64,
     low: np.uint64,
+    start: int,
     out: NDArray[np.uint16],
 ) -> None:
     """As :func:`encode_nearest`, to one of the two neighbours: up with the probability that makes the mean right.
 
-    Elements are numbered from 0 and must not cross a block of 2^32. Probabilities are rounded down to 2^-32.
+    Elements are numbered from ``start`` on and must not cross a block of 2^32. Probabilities are rounded down to 2^-32.
     """
-    add, flip, last = words(high, low, 0)
+    add, flip, last = words(high, low, start)
+    first = np.uint64(start)
     values = np.empty(_CHUNK, np.float64)
     bits = values.view(np.int64)
     below = np.empty(_CHUNK, np.int64)
@@ -137,7 +139,7 @@ def encode_stochastic(
         _magnitudes(x, p, q, block, scales, divide, least, values, below)
         for i in range(xb.size):
             code = (bits[i] >> shift) - offset - (below[i] << mantissa)
-            drawn = np.int64(mix(np.uint64(p + i) & MASK32, add, flip, last))
+            drawn = np.int64(mix((first + np.uint64(p + i)) & MASK32, add, flip, last))
             code += np.int64(drawn < (bits[i] & cut) >> rest)
             code = min(code, top)
             ob[i] = code | (sign if np.signbit(xb[i]) else 0)

@@ -17,18 +17,20 @@ _ZERO = np.float32(0.0)
 
 
 @jit
-def prune(x: NDArray[np.float32], alpha: np.float32, high: np.uint64, low: np.uint64, out: NDArray[np.float32]) -> None:
+def prune(
+    x: NDArray[np.float32], alpha: np.float32, high: np.uint64, low: np.uint64, start: int, out: NDArray[np.float32]
+) -> None:
     """Keep |x| > alpha; else alpha sign(x) with probability |x| / alpha, and zero otherwise; ``alpha`` is positive.
 
     The quotient, unlike a product of alpha and the uniform, has its digits where alpha is a denormal. A block of
-    2^32 elements has words of its own.
+    2^32 elements has words of its own; ``start`` is the number of the first one.
     """
     u = np.empty(_CHUNK, np.float32)
     p = 0
     while p < x.size:
         q = min(p + _CHUNK, x.size)
-        add, flip, last = words(high, low, p)
-        base = np.uint64(p) & MASK32
+        add, flip, last = words(high, low, start + p)
+        base = np.uint64(start + p) & MASK32
         xb = x[p:q]
         ob = out[p:q]
         for i in range(xb.size):

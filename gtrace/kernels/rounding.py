@@ -51,13 +51,14 @@ def round_uniform(
     mirrored: bool,
     high: np.uint64,
     low: np.uint64,
+    start: int,
     out: NDArray[np.uint16],
 ) -> None:
     """Round to k / steps, k = 0..steps, or (``mirrored``) to the odd multiples of 1 / steps.
 
-    Elements are numbered from 0 and must not cross a block of 2^32.
+    Elements are numbered from ``start`` on and must not cross a block of 2^32.
     """
-    key = words(high, low, 0)
+    key = words(high, low, start)
     r = np.empty(_CHUNK, np.float32)
     u = np.empty(_CHUNK, np.float32)
     n = x.size
@@ -74,7 +75,7 @@ def round_uniform(
             q = min(p + _CHUNK, end)
             xb = x[p:q]
             ob = out[p:q]
-            _normalize(xb, scales[b], np.uint64(p), key, r, u)
+            _normalize(xb, scales[b], np.uint64(start + p), key, r, u)
             for i in range(xb.size):
                 t = max(abs(r[i]) * grid - shift, np.float32(0.0))
                 k = np.int32(t)
@@ -93,6 +94,7 @@ def round_levels(
     mirrored: bool,
     high: np.uint64,
     low: np.uint64,
+    start: int,
     out: NDArray[np.uint16],
 ) -> None:
     """Round to few ascending magnitudes ``levels`` by counting random thresholds passed.
@@ -100,7 +102,7 @@ def round_levels(
     One uniform u per element moves every threshold l_k + u (l_{k+1} - l_k) at once; exactly the one of the
     element's own cell is random to it. No branches, so all of it is vectorized.
     """
-    key = words(high, low, 0)
+    key = words(high, low, start)
     r = np.empty(_CHUNK, np.float32)
     u = np.empty(_CHUNK, np.float32)
     code = np.empty(_CHUNK, np.int32)
@@ -116,7 +118,7 @@ def round_levels(
             q = min(p + _CHUNK, end)
             xb = x[p:q]
             ob = out[p:q]
-            _normalize(xb, scales[b], np.uint64(p), key, r, u)
+            _normalize(xb, scales[b], np.uint64(start + p), key, r, u)
             for i in range(xb.size):
                 code[i] = 0
             for k in range(m - 1):
@@ -154,10 +156,11 @@ def round_many(
     mirrored: bool,
     high: np.uint64,
     low: np.uint64,
+    start: int,
     out: NDArray[np.uint16],
 ) -> None:
     """Round to many ascending magnitudes: the cell is looked up by the top bits of r and then walked to."""
-    key = words(high, low, 0)
+    key = words(high, low, start)
     r = np.empty(_CHUNK, np.float32)
     u = np.empty(_CHUNK, np.float32)
     magnitude = np.empty(_CHUNK, np.float32)
@@ -174,7 +177,7 @@ def round_many(
             q = min(p + _CHUNK, end)
             xb = x[p:q]
             ob = out[p:q]
-            _normalize(xb, scales[b], np.uint64(p), key, r, u)
+            _normalize(xb, scales[b], np.uint64(start + p), key, r, u)
             for i in range(xb.size):
                 magnitude[i] = abs(r[i])
             for i in range(xb.size):
@@ -192,19 +195,20 @@ def round_many(
 
 
 @jit
-def round_powers(x: NDArray[np.float32], high: np.uint64, low: np.uint64, out: NDArray[np.uint16]) -> None:
+def round_powers(x: NDArray[np.float32], high: np.uint64, low: np.uint64, start: int, out: NDArray[np.uint16]) -> None:
     """Round each value to one of the two powers of two around it (natural compression), on the bits alone.
 
     Magnitude codes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends
     the cell above 2^127. Below 2^-126 the two neighbours are 0 and 2^-126.
     """
-    add, flip, last = words(high, low, 0)
+    add, flip, last = words(high, low, start)
+    base = np.uint64(start)
     bits = x.view(np.uint32)
     for i in range(x.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         mantissa = np.float32(np.int32(magnitude & np.uint32(0x7FFFFF))) * np.float32(2.0**-23)
         code = np.int32(magnitude >> np.uint32(23))
-        code += np.int32(uniform(np.uint64(i) & MASK32, add, flip, last) < mantissa)
+        code += np.int32(uniform((base + np.uint64(i)) & MASK32, add, flip, last) < mantissa)
         out[i] = (255 - code) if bits[i] >> np.uint32(31) else (255 + code)
 
 

@@ -16,12 +16,15 @@ _S31 = np.uint64(31)
 
 
 @jit
-def toss_zeros(x: NDArray[np.float32], high: np.uint64, low: np.uint64, negative: NDArray[np.bool_]) -> None:
-    """Let a fair coin of the key, one per element, decide the sign of the zeros of float32[n]."""
-    add, flip, last = words(high, low, 0)
+def toss_zeros(
+    x: NDArray[np.float32], high: np.uint64, low: np.uint64, start: int, negative: NDArray[np.bool_]
+) -> None:
+    """Let a fair coin of the key, one per element from ``start`` on, decide the sign of the zeros of float32[n]."""
+    add, flip, last = words(high, low, start)
+    first = np.uint64(start)
     for i in range(x.size):
         if x[i] == 0.0:
-            negative[i] = mix(np.uint64(i) & MASK32, add, flip, last) >> _S31 != np.uint64(0)
+            negative[i] = mix((first + np.uint64(i)) & MASK32, add, flip, last) >> _S31 != np.uint64(0)
 
 
 @jit

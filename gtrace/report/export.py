@@ -136,23 +136,23 @@ def to_markdown(report: Report) -> str:
     for sweep in report.sweeps:
         lines += _section("Sweep", sweep.name, sweep_verdict(sweep))
         if sweep.measured:
-            lines += _markdown_table(equal_bits_table(sweep))
+            lines += markdown_table(equal_bits_table(sweep))
         if sweep.configurations:
-            lines += _markdown_table(configuration_table(sweep))
+            lines += markdown_table(configuration_table(sweep))
         lines += _notes([*sweep.notes, *(f"Warning: {w}" for w in sweep.warnings)])
     for log in report.runs:
         lines += _section("Training", log.name, runs_verdict(log))
         if log.runs:
-            lines += _markdown_table(run_table(log))
+            lines += markdown_table(run_table(log))
         if log.has_shadow:
-            lines += _markdown_table(shadow_table(log))
+            lines += markdown_table(shadow_table(log))
         lines += _notes([*log.notes, *(f"Warning: {w}" for w in log.warnings)])
     for trace in report.traces:
-        lines += [*_section("Trace", trace.name, [trace.sentence]), *_markdown_table(trace_table(trace))]
+        lines += [*_section("Trace", trace.name, [trace.sentence]), *markdown_table(trace_table(trace))]
         for laws in trace.laws:
             lines += _section("", laws.title, laws.sentences)
             for table in law_tables(laws):
-                lines += _markdown_table(table)
+                lines += markdown_table(table)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -170,7 +170,9 @@ def _section(kind: str, name: str, verdict: Iterable[str]) -> list[str]:
     return ["## " + f"{kind} {markdown_text(name)}".lstrip(), "", " ".join([f"**{first}**", *rest]), ""]
 
 
-def _markdown_table(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
+    """The lines of a table, its heading and its notes."""
+
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 

@@ -79,6 +79,11 @@ def print_report(report: Report, console: Console) -> None:
                 page.table(table)
 
 
+def print_table(table: Table, console: Console) -> None:
+    """Print one table and the lines below it; see :func:`print_report`."""
+    _Page(console).table(table)
+
+
 class _Page:
     """Writes to a console what it can show."""
 

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from gtrace.buckets import bucket_scales, whole_scale
+from gtrace.codecs import TensorSums
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite, power_sum
-from gtrace.sketch import MomentSketch
+from gtrace.metrics import Blocks
+from gtrace.sketch import MomentSketch, PartialSketch
+from gtrace.sweep.large import spec_in_chunks
 from gtrace.sweep.replay import Totals
 from gtrace.sweep.sampled import Whole
 from gtrace.sweep.sketched import total
@@ -121,7 +125,7 @@ class Gradients:
             sketch = self._trace.sketch_row(name, step, [own], **self._streams[name]).sketches[0]
             bad = sketch.nonfinite
             return replace(sketch, spec=spec, zeros=sketch.zeros + bad, size=sketch.size + bad, nonfinite=0)
-        if self._sizes[name] > self._chunk and self._chunk % (spec.bucket_size or self._chunk + 1) == 0:
+        if self._sizes[name] > self._chunk and spec_in_chunks(spec, self._chunk):
             return self.scan(name, step, [spec])[2][0]
         values = self.read(name, step)
         finite = np.isfinite(values)
@@ -130,26 +134,42 @@ class Gradients:
     def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
         """Totals, how many values are not finite, and sketches, in one pass that holds one chunk of values at a time.
 
-        The sketches are sums over chunks: what ``large.in_chunks`` admits. Non-finite values are taken as zero.
+        The sketches are sums over chunks: what ``large.in_chunks`` admits. Non-finite values are taken as zero. Norms
+        of the whole tensor take a pass before the one over its bins.
         """
-        sketches: list[MomentSketch] | None = None
-        size, bad, energy, norm1 = 0, 0, 0.0, 0.0
-        for piece in self._chunks(name, step):
+        sums = self._sums(name, step) if any(_one_bucket(spec) for spec in specs) else None
+        scales = [whole_scale(spec.norm, *sums[1:]) if sums and _one_bucket(spec) else None for spec in specs]
+        sketches = [PartialSketch(spec, scale) for spec, scale in zip(specs, scales, strict=True)]
+        running, bad = _Sums(), 0
+        for piece in self._pieces(name, step):
             missing = int(count_nonfinite(piece))
             values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
-            size, bad = size + values.size, bad + missing
-            energy += float(power_sum(values, 2))
-            norm1 += float(power_sum(values, 1))
-            parts = [MomentSketch.from_spec(values, spec) for spec in specs]
-            sketches = parts if sketches is None else [a + b for a, b in zip(sketches, parts, strict=True)]
-        if sketches is None:
-            sketches = [MomentSketch.from_spec(np.empty(0, np.float32), spec) for spec in specs]
-        return Totals(size, energy, norm1 / max(1, size)), bad, sketches
+            bad += missing
+            running.add(values)
+            for sketch in sketches:
+                sketch.add(values)
+        found = running.finish()
+        return (
+            Totals(found.size, found.energy, found.norm1 / max(1, found.size), found),
+            bad,
+            [s.finish() for s in sketches],
+        )
 
-    def _chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
+    def _sums(self, name: str, step: int) -> TensorSums:
+        running = _Sums()
+        for values in self.chunks(name, step):
+            running.add(values)
+        return running.finish()
+
+    def chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
+        """A tensor's values, or the whole model's, a chunk at a time, non-finite ones taken as zero."""
+        for piece in self._pieces(name, step):
+            yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
+
+    def _pieces(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
         if name != WHOLE_MODEL:
             return self._trace.read_chunks(name, step, self._chunk, **self._streams[name])
-        return rechunk((piece for part in self._parts(step) for piece in self._chunks(part, step)), self._chunk)
+        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step)), self._chunk)
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """Size, energy and mean magnitude, and how many values are not finite."""
@@ -180,6 +200,35 @@ class Gradients:
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""
         return [part for part, steps in self._present.items() if step in steps]
+
+
+class _Sums:
+    """Sums over values that arrive in parts, the same as over all of them at once."""
+
+    def __init__(self) -> None:
+        self._blocks = Blocks(1)
+        self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """The next part, finite float32[n]."""
+        self._size += values.size
+        for (block,) in self._blocks.add(values):
+            self._block(block)
+
+    def _block(self, block: NDArray[np.float32]) -> None:
+        self._norm1 += float(power_sum(block, 1))
+        self._energy += float(power_sum(block, 2))
+        self._largest = max(self._largest, float(bucket_scales(block, "linf", None)[0]))
+
+    def finish(self) -> TensorSums:
+        """What they come to."""
+        for (block,) in self._blocks.rest():
+            self._block(block)
+        return TensorSums(self._size, self._norm1, self._energy, self._largest)
+
+
+def _one_bucket(spec: SummarySpec) -> bool:
+    return spec.bucket_size is None and spec.norm != "none"
 
 
 def _stream(info: TensorInfo) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 
 from gtrace.codecs import Codec, LevelCodec, expecting
+from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
@@ -17,7 +18,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Row, draw_row, expectation_row, identity
+from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs import TensorSums
     from gtrace.sweep.allocation import Allocation
     from gtrace.sweep.sampled import Whole
     from gtrace.trace.blocks import BlockSample
@@ -51,6 +53,9 @@ class Source(Protocol):
     def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
         """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
 
+    def chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
+        """Its values, a chunk at a time, non-finite ones taken as zero."""
+
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
 
@@ -66,11 +71,13 @@ class Totals:
         size: number of values.
         energy: ||g||^2 over the finite ones.
         mean_abs: mean |g|, non-finite ones taken as zero.
+        sums: what parts of it have to know of the whole, where its values were looked at.
     """
 
     size: int
     energy: float
     mean_abs: float
+    sums: TensorSums | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Job:
         steps: ascending steps that the trace holds for it.
         wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
         sketched: there are stored sketches and no values, so expectations alone.
-        chunked: values are summarized chunk by chunk and never held as a whole, so expectations alone.
+        chunked: values are taken chunk by chunk and never held as a whole.
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
@@ -143,7 +150,7 @@ class Settings:
         return due[-1] if due else 0
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """A codec about to encode one step.
 
     Attributes:
@@ -162,7 +169,7 @@ class _Ready(NamedTuple):
 
 
 class _Fitted(NamedTuple):
-    """A stateless codec fitted to a step: its state, whether the fit set anything of it, and what a receiver holds."""
+    """A stateless codec fitted to a step: its state, whether that set anything, and what a receiver holds."""
 
     state: State
     fitted: bool
@@ -272,23 +279,27 @@ class Replay:
                 spent = {"fit": fitted - sketched}
                 yield row, {"sketch": sketched - clock, **spent} if built else spent
                 continue
-            assert isinstance(reference, Reference), "draws need values"
-            values = reference.values
-            key = self._key(index, draw)
-            started = time.perf_counter()
-            payload = codec.encode(ready.state, values, key)
-            encoded = time.perf_counter()
-            decoded = codec.decode(ready.shared, payload, values.size)
-            ended = time.perf_counter()
-            if codec.stateful:
-                following = codec.update(ready.state, values, decoded)
-                self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared)
-            found = reference.compare(decoded)
+            drawn = self._draw(codec, draw, index, ready, reference)
             norms = None if expected is None else expected.bits_norms
-            clipped = codec.clipping(ready.state, values, decoded)
-            row = draw_row({**common, **fit}, draw, found, len(payload), norms, self._job.dtype_bits, clipped)
-            spent = {"encode": encoded - started, "decode": ended - encoded, "compare": time.perf_counter() - ended}
-            yield row, spent
+            row = draw_row({**common, **fit}, draw, drawn, norms, self._job.dtype_bits)
+            yield row, drawn.spent
+
+    def _draw(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals) -> Drawn:
+        """Encode, decode and compare, and keep what a stateful codec remembers."""
+        assert isinstance(reference, Reference), "draws need values"
+        values = reference.values
+        started = time.perf_counter()
+        payload = codec.encode(ready.state, values, self._key(index, draw))
+        encoded = time.perf_counter()
+        decoded = codec.decode(ready.shared, payload, values.size)
+        ended = time.perf_counter()
+        if codec.stateful:
+            following = codec.update(ready.state, values, decoded)
+            self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared)
+        found = reference.compare(decoded)
+        clipped = codec.clipping(ready.state, values, decoded)
+        spent = {"encode": encoded - started, "decode": ended - encoded, "compare": time.perf_counter() - ended}
+        return Drawn(found, len(payload) - ENVELOPE_BYTES, clipped, spent)
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
         """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
@@ -331,7 +342,7 @@ class Replay:
             found[spec] = MomentSketch.from_spec(values, spec)
         return found[spec]
 
-    def _ready(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
+    def _ready(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         if codec.stateful and draw != EXPECTATION:
             return self._remembering(codec, draw, index, size)
         source = self._settings.source(index, self._job.steps)
@@ -339,8 +350,8 @@ class Replay:
         if index > 0:
             before = self._settings.source(index - 1, self._job.steps)
             if before == source or self._fitted(codec, before, size).shared == shared:
-                return _Ready(state, shared, 0, fitted)
-        return _Ready(state, shared, len(shared), fitted)
+                return Ready(state, shared, 0, fitted)
+        return Ready(state, shared, len(shared), fitted)
 
     def _fitted(self, codec: Codec, index: int, size: int) -> _Fitted:
         """The state of a stateless codec for ``size`` values, fitted to the step ``index``, of whatever size."""
@@ -379,7 +390,7 @@ class Replay:
         fitted = self._settings.source(index, self._job.steps)
         return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted])
 
-    def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> _Ready:
+    def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
         steps = self._job.steps
         start = start_of(steps, index)
@@ -398,7 +409,7 @@ class Replay:
                 link = _Link(k + 1, codec.update(ready.state, values, decoded), ready.shared)
         return self._refitted(codec, link, index, size)
 
-    def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> _Ready:
+    def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> Ready:
         """The state for a step of ``size`` values; memories of another size are dropped."""
         note = None
         if link is not None and link.state.size != size:
@@ -408,17 +419,12 @@ class Replay:
         source = self._settings.source(index, self._job.steps)
         state, fitted = self._fit(codec, link.state, source, self._job.steps[index])
         shared = codec.shared(state)
-        return _Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
+        return Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 
-    def _ready_state(self, codec: Codec, index: int) -> State:
-        """The state with which a stateless codec meets the values that are stored of a step."""
-        return self._ready(codec, EXPECTATION, index, self._look(index)[0].size).state
-
-    def _fitted_on(self, index: int, ready: _Ready) -> str:
+    def _fitted_on(self, index: int, ready: Ready) -> str:
         if not (ready.shared or ready.fitted):
             return "-"
-        source = self._settings.source(index, self._job.steps)
-        if source == index:
+        if (source := self._settings.source(index, self._job.steps)) == index:
             return "itself"
         return "previous" if source == index - 1 else f"step {self._job.steps[source]}"
 
@@ -441,5 +447,5 @@ class Replay:
 
 
 def has_optimum(codec: Codec) -> bool:
-    """Whether a codec's levels can be set beside the best ones: it rounds to levels, and there is a norm."""
+    """Whether a codec's levels can be set beside the best ones."""
     return isinstance(codec, LevelCodec) and codec.needs.norm != "none"

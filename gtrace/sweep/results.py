@@ -7,7 +7,7 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -78,6 +78,13 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 _POSITIONS = {name: position for position, name in enumerate(COLUMNS)}
 KEY = ("tensor", "step", "codec", "draw")
+#: columns of the table of times
+TIMES = [
+    *(("tensor", "TEXT"), ("step", "INTEGER"), ("codec", "TEXT"), ("draw", "INTEGER")),
+    *(("stage", "TEXT"), ("seconds", "REAL")),
+]
+_FETCHED = 1024
+Columns: TypeAlias = dict[str, "NDArray[Any]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,37 +288,32 @@ class ResultStore:
         meta = cls._meta(path)
         try:
             with closing(_open_to_read(path)) as sql:
-                names = list(COLUMNS)
-                found = sql.execute(f"SELECT {', '.join(names)} FROM rows ORDER BY {', '.join(KEY)}").fetchall()  # noqa: S608
+                kinds = [(name, kind) for name, (kind, _) in COLUMNS.items()]
+                columns = _columns(sql, "rows", kinds, f" ORDER BY {', '.join(KEY)}")
+                times = _columns(sql, "times", TIMES)
                 warnings = tuple(text for (text,) in sql.execute("SELECT text FROM warnings ORDER BY text"))
-                times = sql.execute("SELECT tensor, step, codec, draw, stage, seconds FROM times").fetchall()
                 details = {
                     (tensor, step, what): json.loads(value)
                     for tensor, step, what, value in sql.execute("SELECT * FROM details ORDER BY tensor, step, what")
                 }
         except (sqlite3.Error, ValueError) as error:
             raise TraceError(f"{path}: damaged sweep ({error}); run the sweep again with --force") from None
-        columns = _columns(found, [(name, kind) for name, (kind, _) in COLUMNS.items()])
-        kinds = ["TEXT", "INTEGER", "TEXT", "INTEGER", "TEXT", "REAL"]
-        time_names = ["tensor", "step", "codec", "draw", "stage", "seconds"]
-        return SweepResult(
-            columns,
-            dict(meta.get("provenance") or {}),
-            warnings,
-            _columns(times, list(zip(time_names, kinds, strict=True))),
-            details,
-        )
+        return SweepResult(columns, dict(meta.get("provenance") or {}), warnings, times, details)
 
 
-def _columns(found: list[tuple[Any, ...]], kinds: list[tuple[str, str]]) -> dict[str, NDArray[Any]]:
-    out: dict[str, NDArray[Any]] = {}
-    columns = zip(*found, strict=True) if found else ((),) * len(kinds)
-    for (name, kind), values in zip(kinds, columns, strict=True):
-        if kind == "TEXT":
-            out[name] = np.array(values, dtype=object)
-        elif kind == "INTEGER" and None not in values:
-            out[name] = np.array(values, dtype=np.int64)
-        else:
-            # None becomes NaN.
-            out[name] = np.array(values, dtype=np.float64)
+def _columns(sql: sqlite3.Connection, table: str, kinds: Sequence[tuple[str, str]], order: str = "") -> Columns:
+    """A table as arrays, read a few rows at a time: Python's objects for all of them would be ten times as large."""
+    (count,) = sql.execute(f"SELECT COUNT(*) FROM {table}").fetchone()  # noqa: S608
+    out: Columns = {name: np.empty(count, object if kind == "TEXT" else np.float64) for name, kind in kinds}
+    known: dict[str, str] = {}
+    cursor = sql.execute(f"SELECT {', '.join(out)} FROM {table}{order}")  # noqa: S608
+    at = 0
+    while rows := cursor.fetchmany(_FETCHED):
+        for (name, kind), values in zip(kinds, zip(*rows, strict=True), strict=True):
+            # Names repeat from row to row; None becomes NaN.
+            out[name][at : at + len(rows)] = [known.setdefault(v, v) for v in values] if kind == "TEXT" else values
+        at += len(rows)
+    for name, kind in kinds:
+        if kind == "INTEGER" and not np.isnan(out[name]).any():
+            out[name] = out[name].astype(np.int64)
     return out

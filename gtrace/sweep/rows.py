@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import ratio, snr_db
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gtrace.types import Expectation
 
 Row = dict[str, Any]
+#: relative doubt about a Wasserstein distance above which the row says so
+_DOUBTFUL = 1e-3
 
 
 def identity(codec: Codec) -> Row:
@@ -65,29 +67,38 @@ def expectation_row(common: Row, expected: Expectation, optimum: float | None, d
     }
 
 
-def draw_row(
-    common: Row,
-    draw: int,
-    found: Comparison,
-    payload: int,
-    norms: float | None,
-    dtype_bits: int,
-    clipping: tuple[float, float] | None = None,
-) -> Row:
+class Drawn(NamedTuple):
+    """What one encoding gave.
+
+    Attributes:
+        found: the decoded tensor against the exact one.
+        body: bytes of the payload without its envelope.
+        clipping: shares saturated and flushed, where the codec has a range to leave.
+        spent: stage -> seconds.
+        w1_doubt: how far the Wasserstein distance can be off, None where all values were sorted.
+    """
+
+    found: Comparison
+    body: int
+    clipping: tuple[float, float] | None
+    spent: dict[str, float]
+    w1_doubt: float | None = None
+
+
+def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bits: int) -> Row:
     """A row of one encoding.
 
     Args:
         common: as in :func:`expectation_row`.
         draw: its number.
-        found: the decoded tensor against the exact one.
-        payload: bytes of the payload, envelope included.
+        drawn: what it gave.
         norms: bits per coordinate that norms take, where the codec says so.
         dtype_bits: bits per element of the run's own dtype.
-        clipping: shares saturated and flushed, where the codec has a range to leave.
     """
-    saturated, flushed = clipping or (None, None)
+    found = drawn.found
+    saturated, flushed = drawn.clipping or (None, None)
     per = 8.0 / max(1, common["n"])
-    return {
+    row = {
         **common,
         "draw": draw,
         "squared_error": found.squared_error,
@@ -99,14 +110,21 @@ def draw_row(
         "w1": found.w1,
         "w1_normalized": found.w1_normalized,
         "w1_mcgq": found.w1_mcgq,
-        "w1_method": "exact",
+        "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
         "sparsity": found.sparsity,
         "saturated": saturated,
         "flushed": flushed,
         "bits_norms": norms,
         "bits_envelope": ENVELOPE_BYTES * per,
-        **_rates((payload - ENVELOPE_BYTES) * per, common["bits_shared"], dtype_bits),
+        **_rates(drawn.body * per, common["bits_shared"], dtype_bits),
     }
+    if drawn.w1_doubt is not None and drawn.w1_doubt > _DOUBTFUL * found.w1:
+        said = f"w1 within {relative(drawn.w1_doubt, found.w1):.1%}"
+        if drawn.w1_doubt > found.w1:
+            said = "w1 is less than a histogram tells"
+            row.update(dict.fromkeys(("w1", "w1_normalized", "w1_mcgq", "w1_method")))
+        row["note"] = "; ".join(filter(None, (row["note"], said)))
+    return row
 
 
 def relative(value: float, whole: float) -> float:

@@ -239,10 +239,13 @@ def _plan(
     jobs = []
 
     def add(job: Job, codecs: Sequence[Codec]) -> None:
-        undivided = job.sketched or job.sample is not None
-        whole, chunked = (codecs, ()) if undivided else large.split(job.tensor, job.size, codecs)
+        if job.sketched or job.sample is not None:
+            jobs.append(_with_missing(job, steps, codecs, 0 if job.sketched else draws, done))
+            return
+        whole, parts, expected = large.split(job.tensor, job.size, codecs)
         jobs.append(_with_missing(job, steps, whole, draws, done))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, chunked, draws, done))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done))
 
     if model:
         bits = {_dtype_bits(info) for info in gradients.infos}
@@ -273,9 +276,7 @@ def _with_missing(
     for index, step in asked:
         missing = []
         for item in codecs:
-            rows = [EXPECTATION] if expecting(item) else []
-            if not (job.sketched or job.chunked):
-                rows += range(draws)
+            rows = [*([EXPECTATION] if expecting(item) else []), *range(draws)]
             spec = str(item)
             left = tuple(draw for draw in rows if (job.tensor, step, spec, draw) not in done)
             if left:

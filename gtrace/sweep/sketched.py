@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gtrace.buckets import MANTISSA
 from gtrace.codecs import Codec, expecting
 from gtrace.errors import UsageError
 from gtrace.sweep.sampled import sample_obstacle, sample_of
 from gtrace.trace.sketched import sketch_name
-from gtrace.types import SummarySpec
+from gtrace.types import STORED_MANTISSA, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.sketch import MomentSketch
     from gtrace.trace import TensorInfo
+
+
+#: how far expectations from sketches of the usual width can be off; what the tests of them allow
+_WITHIN = "by up to 0.1%, by up to 0.5% where levels of a small tensor were fitted to another step"
 
 
 class Limits:
@@ -77,7 +82,15 @@ class Limits:
         return kept
 
     def lines(self) -> list[str]:
-        """One line for each reason for which something is missing."""
+        """One line for each reason for which something is missing, and one on how exact sketches are."""
+        coarse = min((info.mantissa for info in self._sketched), default=MANTISSA)
+        if coarse >= MANTISSA or not any(expecting(item) for item in self._codecs):
+            return self._missing()
+        how = _WITHIN if coarse >= STORED_MANTISSA else "by more than 0.1%"
+        kept = f"{len(self._sketched)} of {len(self._infos)} tensors are kept as sketches of {coarse} mantissa bits"
+        return [f"{kept}: expected errors differ from the values' {how}", *self._missing()]
+
+    def _missing(self) -> list[str]:
         counts = {self._SKETCHES: len(self._sketched), self._SAMPLES: len(self._samples)}
         what = {kept: f"{count} of {len(self._infos)} tensors are kept as {kept}" for kept, count in counts.items()}
         lines = []
@@ -99,7 +112,7 @@ class Limits:
         tensors = [item for item in self._codecs if item.needs is None or item.needs.scope == "tensor"]
         models = [item for item in self._codecs if item not in tensors]
         if not self.for_model(models) and not any(self.for_tensor(info, tensors) for info in self._infos):
-            raise UsageError(f"sweep: nothing is left to do; {'; '.join(self.lines()[-2:])}")
+            raise UsageError(f"sweep: nothing is left to do; {'; '.join(self._missing()[-2:])}")
 
     def _obstacle(self, item: Codec, info: TensorInfo) -> tuple[str, str] | None:
         """Why a codec cannot be judged from what is kept of a tensor, and what that is."""

@@ -1,19 +1,32 @@
-"""Replays that hold no values: from sketches that a trace keeps, or that are made chunk by chunk."""
+"""Replays that never hold a tensor: from sketches that a trace keeps, or chunk by chunk."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from gtrace.sweep.replay import Replay
+import numpy as np
+
+from gtrace.codecs import Part, PartwiseCodec
+from gtrace.metrics import Histogram, RunningComparison
+from gtrace.sweep.replay import Replay, Totals
+from gtrace.sweep.results import EXPECTATION
+from gtrace.sweep.rows import Drawn
+from gtrace.types import State
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from gtrace.codecs import Codec
     from gtrace.metrics import Reference
     from gtrace.sketch import MomentSketch
-    from gtrace.sweep.replay import Totals
-    from gtrace.types import SummarySpec
+    from gtrace.sweep.replay import Block, Ready
+    from gtrace.types import Key, SummarySpec
+
+#: Encodings that share a pass over a tensor; each holds a histogram of 8 MiB.
+_TOGETHER = 8
 
 
 class SketchReplay(Replay):
@@ -31,7 +44,13 @@ class SketchReplay(Replay):
 
 
 class ChunkReplay(Replay):
-    """A tensor that is too large to be held: all sketches of a step in one pass over its chunks."""
+    """A tensor that is too large to be held: sketches of a step in one pass over its chunks, draws in another one."""
+
+    def _block(self, index: int, wanted: Sequence[tuple[Codec, tuple[int, ...]]]) -> Block:
+        self._drawn: dict[tuple[str, int], Drawn] = {}
+        block = super()._block(index, wanted)
+        self._drawn = {}
+        return block
 
     def _look(self, index: int) -> tuple[Reference | Totals, int]:
         wanted = next(codecs for at, codecs in self._job.wanted if at == index)
@@ -48,3 +67,92 @@ class ChunkReplay(Replay):
         if spec not in found:
             found[spec] = self._source.scan(self._job.tensor, self._job.steps[index], [spec])[2][0]
         return found[spec]
+
+    def _draw(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals) -> Drawn:
+        del ready
+        found = self._drawn.pop((self._spec(codec), draw), None)
+        if found is None:
+            assert isinstance(reference, Totals)
+            self._draw_on(codec, draw, index, reference)
+            found = self._drawn.pop((self._spec(codec), draw))
+        return found
+
+    def _draw_on(self, codec: Codec, draw: int, index: int, totals: Totals) -> None:
+        """Encode this draw of a codec, and with it the next ones of the step, in one pass over the tensor."""
+        assert totals.sums is not None
+        wanted = next(codecs for at, codecs in self._job.wanted if at == index)
+        pairs = [(item, number) for item, numbers in wanted for number in numbers if number != EXPECTATION]
+        first = pairs.index((codec, draw))
+        exact = Histogram()
+        encodings = {}
+        for item, number in pairs[first : first + _TOGETHER]:
+            assert isinstance(item, PartwiseCodec)
+            ready = self._ready(item, number, index, totals.size)
+            state = item.prepare(ready.state, totals.sums)
+            compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
+            encodings[self._spec(item), number] = _Encoding(
+                item, state, ready.shared, self._key(index, number), compared
+            )
+        start = 0
+        for values in self._source.chunks(self._job.tensor, self._job.steps[index]):
+            exact.add(values)
+            for encoding in encodings.values():
+                encoding.add(values, start)
+            start += values.size
+        self._drawn.update((name, encoding.finish()) for name, encoding in encodings.items())
+
+
+class _Encoding:
+    """One encoding of a tensor, chunk by chunk.
+
+    Args:
+        codec: what encodes.
+        state: what :meth:`~gtrace.codecs.PartwiseCodec.prepare` returned.
+        shared: what the receiver holds.
+        key: of the encoding.
+        compared: takes what comes out.
+    """
+
+    def __init__(
+        self, codec: PartwiseCodec, state: State, shared: bytes, key: Key, compared: RunningComparison
+    ) -> None:
+        self._codec, self._state, self._shared, self._key, self._compared = codec, state, shared, key, compared
+        self._parts: list[Part] = []
+        self._spent = dict.fromkeys(("encode", "decode", "compare"), 0.0)
+        self._clipped = [0.0, 0.0]
+        self._present = 0
+        self._clips = True
+
+    def add(self, values: NDArray[np.float32], start: int) -> None:
+        """Encode, decode and compare values ``start`` and following."""
+        state = State(values.size, self._state.arrays)
+        clock = time.perf_counter()
+        part = self._codec.encode_part(state, values, self._key, start)
+        encoded = time.perf_counter()
+        decoded = self._codec.decode(self._shared, part.payload, values.size)
+        ended = time.perf_counter()
+        # The bytes have done their duty; how many they were is what counts.
+        self._parts.append(Part(b"", part.head, part.coded, part.fixed))
+        self._compared.add(values, decoded)
+        clipping = self._codec.clipping(state, values, decoded) if self._clips else None
+        if clipping is None:
+            self._clips = False
+        else:
+            present = int(np.count_nonzero(values))
+            self._present += present
+            # Shares of whole numbers of values.
+            self._clipped = [
+                total + round(share * present) for total, share in zip(self._clipped, clipping, strict=True)
+            ]
+        compared = time.perf_counter()
+        for stage, seconds in zip(self._spent, (encoded - clock, ended - encoded, compared - ended), strict=True):
+            self._spent[stage] += seconds
+
+    def finish(self) -> Drawn:
+        """What came out."""
+        found, doubt = self._compared.finish()
+        clipping = None
+        if self._clips:
+            saturated, flushed = (total / max(1, self._present) for total in self._clipped)
+            clipping = saturated, flushed
+        return Drawn(found, self._codec.body_bytes(self._parts), clipping, self._spent, doubt)

@@ -46,7 +46,7 @@ def check_root(path: str, attrs: Mapping[str, Any]) -> None:
         TraceError: it is something else, or a newer gtrace wrote it.
     """
     if attrs.get("format") != FORMAT:
-        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one")
+        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays")
     version = attrs.get("version")
     if type(version) is not int or version < 1:
         raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is none; damaged")

@@ -36,6 +36,7 @@ class TensorInfo:
         stage: ``local`` or ``reduced``: before or after gradients of several ranks were averaged.
         sketches: norm and bucket size of the moment sketches that are stored instead of values, none for values;
             ``size`` is then that of the gradient at one step.
+        mantissa: of the stored sketches, bits that tell two bins of one octave apart; 0 for values.
         merged: consecutive recorded steps that the sketches of one step sum; fewer at the end of a run.
         sample: which elements were kept, None for all of them. Of weights: ``kind`` "blocks", ``offsets`` of the
             blocks of ``block`` elements, and ``total`` elements. Of a neural gradient how those of a long one are
@@ -57,6 +58,7 @@ class TensorInfo:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     sketches: tuple[SummarySpec, ...] = ()
     merged: int = 1
+    mantissa: int = 0
 
     @classmethod
     def of(cls, key: StreamKey, spec: TensorSpec) -> TensorInfo:
@@ -78,4 +80,5 @@ class TensorInfo:
             attrs={key: value for key, value in attrs.items() if key not in _OWN_ATTRIBUTES},
             sketches=() if plan is None else plan.specs,
             merged=1 if plan is None else plan.merged,
+            mantissa=0 if plan is None else plan.mantissa,
         )

@@ -404,7 +404,9 @@ class ZarrSource:
         if attrs is None:
             old = files.exists(os.path.join(self.path, ".zgroup"))
             why = " (a Zarr format 2 store; only format 3 is read)" if old else ""
-            raise TraceError(f"{self.path}: not a gtrace trace{why}; `gtrace capture SCRIPT` makes one")
+            raise TraceError(
+                f"{self.path}: not a gtrace trace{why}; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays"
+            )
         check_root(self.path, attrs)
         self.attrs = attrs
         streams = []

@@ -41,7 +41,7 @@ def test_the_kernel_is_its_plain_twin():
     x[::7] = 0
     out = np.empty_like(x)
     alpha = np.float32(2e-3)
-    pruning.prune(x, alpha, np.uint64(KEY[0]), np.uint64(KEY[1]), out)
+    pruning.prune(x, alpha, np.uint64(KEY[0]), np.uint64(KEY[1]), 0, out)
     assert (out == naive_prune(x, alpha, naive.uniforms(*KEY, 0, x.size))).all()
     pruning.cut(x, alpha, out)
     assert (out == np.where(np.abs(x) >= alpha, x, 0)).all()

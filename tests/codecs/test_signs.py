@@ -77,7 +77,7 @@ def test_coins_are_the_top_bits_of_the_keys_words():
     negative = np.signbit(x)
     words = np.empty(x.size, np.uint32)
     select.fill_words(np.uint64(5), np.uint64(6), words)
-    signs.toss_zeros(x, np.uint64(5), np.uint64(6), negative)
+    signs.toss_zeros(x, np.uint64(5), np.uint64(6), 0, negative)
     assert negative.tolist() == [bool(w >> 31) if v == 0 else v < 0 for v, w in zip(x, words, strict=True)]
 
 

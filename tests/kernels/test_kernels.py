@@ -96,13 +96,13 @@ def test_both_level_kernels_round_like_the_twin(levels, zero, bucket):
     scales = bucket_scales(x, "linf", bucket)
     wanted = naive.round_symbols(x, "linf", bucket, grid, KEY, zero=zero)
     found = np.empty(x.size, np.uint16)
-    rounding.round_levels(x, bucket or x.size, scales, grid, not zero, *WORDS, found)
+    rounding.round_levels(x, bucket or x.size, scales, grid, not zero, *WORDS, 0, found)
     assert (found == wanted).all()
     if grid.size > 1:
         table = np.empty(rounding.TABLE_SIZE, np.int32)
         rounding.search_table(grid, table)
         other = np.empty(x.size, np.uint16)
-        rounding.round_many(x, bucket or x.size, scales, grid, table, not zero, *WORDS, other)
+        rounding.round_many(x, bucket or x.size, scales, grid, table, not zero, *WORDS, 0, other)
         assert (other == wanted).all()
 
 
@@ -113,7 +113,7 @@ def test_uniform_kernel_rounds_like_the_twin_but_for_float_ties(steps, zero):
     grid = (np.arange(0 if zero else 1, steps + 1, 1 if zero else 2) / steps).astype(np.float32)
     scales = bucket_scales(x, "l2", 64)
     found = np.empty(x.size, np.uint16)
-    rounding.round_uniform(x, 64, scales, steps, not zero, *WORDS, found)
+    rounding.round_uniform(x, 64, scales, steps, not zero, *WORDS, 0, found)
     wanted = naive.round_symbols(x, "l2", 64, grid, KEY, zero=zero)
     # r * steps and r - k / steps differ in the last float32 digit, which decides one case in a million
     assert np.count_nonzero(found != wanted) <= 1
@@ -125,7 +125,7 @@ def test_powers_of_two_round_to_their_neighbours():
     out = np.empty(x.size, np.uint16)
     seen = [set() for _ in x]
     for k in range(200):
-        rounding.round_powers(x, np.uint64(k), WORDS[1], out)
+        rounding.round_powers(x, np.uint64(k), WORDS[1], 0, out)
         for s, value in zip(seen, out.astype(int) - 255, strict=True):
             s.add(int(value))
     assert seen[:4] == [{0}, {0}, {127}, {-128}]
@@ -141,7 +141,7 @@ def test_powers_of_two_round_to_their_neighbours():
 def test_rounding_up_is_strict_at_the_top():
     x = np.full(100_000, 0.5, np.float32)
     out = np.empty(x.size, np.uint16)
-    rounding.round_levels(x, 1, x, np.array([0, 0.5, 1], np.float32), False, *WORDS, out)
+    rounding.round_levels(x, 1, x, np.array([0, 0.5, 1], np.float32), False, *WORDS, 0, out)
     assert (out == 4).all()
 
 

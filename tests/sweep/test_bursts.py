@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from helpers_sweep import write_trace
+from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.errors import UsageError
 from gtrace.sweep.bursts import any_burst, start_of
+from gtrace.sweep.results import ResultStore
+from gtrace.trace import Trace
 
 MEMORY = ["ef:topk:ratio=0.1", "mem-sgd:ratio=0.1"]
 
@@ -73,3 +75,57 @@ def test_command_line(gaps, tmp_path):
     assert whole.stderr.count("\n") == 1
     assert "qsgd:bits=3" in json.loads(whole.stdout)["codecs"]
     assert "mem-sgd" not in json.loads(whole.stdout)["codecs"]
+
+
+#: every kind of memory: residuals, momentum, momentum beside residuals, and both around stateless codecs
+STATEFUL = [
+    *("ef:topk:ratio=0.1", "mem-sgd:ratio=0.1", "signum", "dgc:ratio=0.1", "adacomp", "onebit", "ef-signsgd"),
+    *("dropping", "momentum:qsgd:bits=3,bucket_size=64", "ef:alq:bits=3,bucket_size=64"),
+]
+
+
+class StoppedError(Exception):
+    """What ends a sweep between two steps."""
+
+
+def test_a_sweep_that_ends_within_a_burst_resumes_with_the_same_rows(tmp_path):
+    path = write_trace(tmp_path / "run.zarr", steps=(0, 1, 2, 7, 8), tensors=(("a", 300), ("b", 40)))
+    whole = rows_of(gtrace.run_sweep(path, STATEFUL, draws=2, jobs=1))
+
+    def stop_after(count):
+        def progress(done, _all):
+            if done == count:
+                raise StoppedError
+
+        return progress
+
+    for count in (1, 2, 4, 7):
+        out = tmp_path / f"{count}.db"
+        with pytest.raises(StoppedError):
+            gtrace.run_sweep(path, STATEFUL, draws=2, jobs=1, output=out, progress=stop_after(count))
+        left = len(ResultStore.load(out))
+        assert 0 < left < len(whole)
+        assert rows_of(gtrace.run_sweep(path, STATEFUL, draws=2, jobs=2, output=out)) == whole
+
+
+def test_each_burst_begins_afresh_and_goes_on_in_order(tmp_path):
+    tensors = (("a", 300),)
+    path = write_trace(tmp_path / "run.zarr", steps=(0, 1, 2, 7, 8), tensors=tensors)
+    with gtrace.open_trace(path) as trace:
+        arrays = {step: trace.read("a", step) for step in (7, 8)}
+        single = {step: trace.read("a", step) for step in (1, 2)}
+    # Fitted levels come from the step before, whichever burst it is in.
+    specs = [spec for spec in STATEFUL if "alq" not in spec]
+    found = gtrace.run_sweep(path, specs, jobs=1)
+    alone = gtrace.run_sweep(Trace.from_arrays({"a": arrays}), specs, jobs=1)
+    errors = [
+        {(row["codec"], row["step"]): row["squared_error"] for row in result.rows() if row["step"] in (7, 8)}
+        for result in (found, alone)
+    ]
+    assert errors[0] == errors[1]
+    # Step 2 remembers step 0: without it, errors are others.
+    short = gtrace.run_sweep(Trace.from_arrays({"a": single}), specs, jobs=1)
+    errors = [
+        {row["codec"]: row["squared_error"] for row in result.rows() if row["step"] == 2} for result in (found, short)
+    ]
+    assert all(errors[0][spec] != errors[1][spec] for spec in errors[0])

@@ -1,0 +1,206 @@
+"""Results by group of tensors: what each codec makes of the convolutions, the embedding, each layer.
+
+A group is a part of the rows of a sweep and is summed up as the whole is by :func:`~gtrace.report.analysis.analyze`:
+relative variance is ``sum squared_error / sum energy`` and bits are ``sum bits n / sum n`` over the tensors and steps
+of the group, so tensors count by their elements and energies.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fnmatch
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import UsageError, suggest
+from gtrace.report.analysis import analyze
+from gtrace.report.export import markdown_table
+from gtrace.report.names import MISSING, number
+from gtrace.report.tables import Cell, Column, Table, configuration_name
+from gtrace.types import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis import Configuration, SweepAnalysis
+    from gtrace.sweep import SweepResult
+
+#: ``--group`` without globs: a group for every layer, or for every tensor
+BY_LAYER, BY_TENSOR = "layer", "tensor"
+#: what is in no group
+OTHERS = "(others)"
+#: groups, or codecs, up to which they have a column each
+_WIDE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Some tensors of a sweep.
+
+    Attributes:
+        name: of the group.
+        tensors: their names, in the sweep's order.
+        elements: of all of them together, at one step.
+        energy_share: their part of ||g||^2 over all tensors and steps.
+        analysis: of their rows alone.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    elements: int
+    energy_share: float
+    analysis: SweepAnalysis
+
+
+def group_tensors(result: SweepResult, groups: Sequence[str]) -> list[TensorGroup]:
+    """Sum a sweep up group by group.
+
+    Args:
+        result: the sweep; rows of the whole model are in no group.
+        groups: ``NAME=GLOB`` or ``NAME=GLOB,GLOB`` each; or the one word ``layer`` (tensors whose names differ in the
+            last part alone: ``conv1.weight`` and ``conv1.bias``) or ``tensor``. The first group that matches a tensor
+            has it; what no group has goes to a last one, ``(others)``.
+
+    Raises:
+        UsageError: no such form, a name given twice, a glob that matches no tensor, or no rows of single tensors.
+    """
+    column = result["tensor"]
+    tensors = [name for name in dict.fromkeys(column.tolist()) if name != WHOLE_MODEL]
+    if not tensors:
+        raise UsageError("--group: the sweep has no rows of single tensors, only of the whole model")
+    of_tensor = _assign(tensors, groups)
+    energies = {name: _energy(result, column == name) for name in tensors}
+    total = sum(energies.values())
+    found = []
+    for group in dict.fromkeys(of_tensor.values()):
+        members = tuple(name for name in tensors if of_tensor[name] == group)
+        mask = np.isin(column, members)
+        part = dataclasses.replace(result, columns={name: values[mask] for name, values in result.columns.items()})
+        analysis = analyze(dataclasses.replace(part, warnings=(), times=None, details={}), group)
+        share = sum(energies[name] for name in members) / total if total else float("nan")
+        found.append(TensorGroup(group, members, int(analysis.elements.sum()), share, analysis))
+    last = [group for group in found if group.name == OTHERS]
+    return [group for group in found if group.name != OTHERS] + last
+
+
+def _assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
+    if list(groups) == [BY_TENSOR]:
+        return {name: name for name in tensors}
+    if list(groups) == [BY_LAYER]:
+        return {name: name.rpartition(".")[0] or name for name in tensors}
+    parsed: dict[str, list[str]] = {}
+    for text in groups:
+        name, equals, globs = text.partition("=")
+        patterns = [glob.strip() for glob in globs.split(",") if glob.strip()]
+        if not equals or not name.strip() or not patterns:
+            raise UsageError(
+                f"--group: '{text}' is no NAME=GLOB; write conv='conv*', or {BY_LAYER} or {BY_TENSOR} alone"
+            )
+        if name.strip() in parsed:
+            raise UsageError(f"--group: '{name.strip()}' is given twice; put its globs into one, with commas")
+        for glob in patterns:
+            if not any(fnmatch.fnmatchcase(tensor, glob) for tensor in tensors):
+                raise UsageError(f"--group: no tensor matches '{glob}'; {suggest(glob, tensors)}")
+        parsed[name.strip()] = patterns
+    of_tensor = dict.fromkeys(tensors, OTHERS)
+    for name, patterns in reversed(parsed.items()):
+        for tensor in tensors:
+            if any(fnmatch.fnmatchcase(tensor, glob) for glob in patterns):
+                of_tensor[tensor] = name
+    return {
+        tensor: of_tensor[tensor] for tensor in sorted(tensors, key=lambda t: [*parsed, OTHERS].index(of_tensor[t]))
+    }
+
+
+def _energy(result: SweepResult, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
+    """||g||^2 of a tensor over its steps; each of its rows tells that of one step."""
+    steps, first = np.unique(result["step"][mask], return_index=True)
+    return float(np.nansum(result["energy"][mask][first])) if steps.size else 0.0
+
+
+def group_table(groups: Sequence[TensorGroup], name: str) -> Table:
+    """Relative variance, and bits, of each configuration in each group; the fewer of the two are the columns."""
+    specs = list(dict.fromkeys(c.spec for group in groups for c in group.analysis.configurations))
+    by_spec = [{c.spec: c for c in group.analysis.configurations} for group in groups]
+    names = {c.spec: configuration_name(c) for group in groups for c in group.analysis.configurations}
+    cells = {}
+    for group, found in zip(groups, by_spec, strict=True):
+        winners = {c.spec for c in group.analysis.configurations if c.pareto}
+        cells.update({(group.name, spec): _cell(found.get(spec), spec in winners) for spec in specs})
+    if len(groups) <= _WIDE:
+        heads = [("codec", "its spec"), *((group.name, _about(group)) for group in groups)]
+        rows = [[Cell(names[spec]), *(cells[group.name, spec] for group in groups)] for spec in specs]
+    elif len(specs) <= _WIDE:
+        heads = [("group", "tensors that are summed up"), *((names[spec], spec) for spec in specs)]
+        rows = [[Cell(group.name), *(cells[group.name, spec] for spec in specs)] for group in groups]
+    else:
+        heads = [("group", "tensors that are summed up"), ("codec", "its spec"), ("relative variance", "and bits")]
+        rows = [[Cell(g.name), Cell(names[spec]), cells[g.name, spec]] for g in groups for spec in specs]
+    columns = [Column(head, meaning, numeric=k > 0 and head != "codec") for k, (head, meaning) in enumerate(heads)]
+    notes = [f"{group.name}: {_about(group)}." for group in groups] if len(groups) <= _WIDE else []
+    notes.append(
+        "Relative variance: squared errors over energies, both summed over the group; below it bits "
+        "per coordinate, weighted by elements. Marked: no other codec takes fewer bits at no more error."
+    )
+    said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
+    return Table(f"Error by group of tensors: {name}", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
+
+
+def _about(group: TensorGroup) -> str:
+    count = f"{len(group.tensors)} tensor{'s' * (len(group.tensors) != 1)}"
+    return f"{count}, {group.elements:,} elements, {group.energy_share:.1%} of the energy"
+
+
+def _cell(found: Configuration | None, best: bool) -> Cell:
+    if found is None or found.relative_variance != found.relative_variance:
+        return Cell(MISSING, mark="missing")
+    return Cell(number(found.relative_variance), number(found.bits), mark="best" if best else "")
+
+
+def groups_json(groups: Sequence[TensorGroup], name: str) -> dict[str, Any]:
+    """Every number at full precision."""
+    return {
+        "name": name,
+        "groups": [
+            {
+                "group": group.name,
+                "tensors": list(group.tensors),
+                "elements": group.elements,
+                "energy_share": group.energy_share,
+                "configurations": [dataclasses.asdict(c) for c in group.analysis.configurations],
+                "notes": list(group.analysis.notes),
+            }
+            for group in groups
+        ],
+    }
+
+
+def groups_csv(groups: Sequence[TensorGroup], name: str) -> str:
+    """One line per group and configuration, at full precision."""
+    rows = [
+        {
+            "results": name,
+            "group": group.name,
+            "group_tensors": len(group.tensors),
+            "group_elements": group.elements,
+            "group_energy_share": group.energy_share,
+            **dataclasses.asdict(c),
+        }
+        for group in groups
+        for c in group.analysis.configurations
+    ]
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+    return buffer.getvalue()
+
+
+def groups_markdown(groups: Sequence[TensorGroup], name: str) -> str:
+    """The table of :func:`group_table` for a pull request."""
+    return "\n".join(markdown_table(group_table(groups, name))).rstrip("\n") + "\n"

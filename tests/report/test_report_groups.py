@@ -1,0 +1,116 @@
+"""Results by group of tensors."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import gtrace
+from gtrace.cli import gtrace as command_line
+from gtrace.errors import UsageError
+from gtrace.report.groups import OTHERS, group_table, group_tensors, groups_csv, groups_json, groups_markdown
+from gtrace.trace import Trace
+
+SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}
+SPECS = ["qsgd:bits=3,bucket_size=64", "qsgd:bits=5,bucket_size=64", "terngrad:bucket_size=64"]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: {step: (rng.standard_normal(size) * 10.0**k).astype(np.float32) for step in range(2)}
+        for k, (name, size) in enumerate(SIZES.items())
+    }
+    path = tmp_path_factory.mktemp("groups") / "run.sweep.db"
+    specs = [*SPECS, "qsgd:bits=4,bucket_size=64,scope=model"]
+    return path, gtrace.run_sweep(Trace.from_arrays(arrays), specs, output=path)
+
+
+def test_a_group_is_the_weighted_sum_of_its_tensors(result):
+    _, sweep = result
+    conv, fc, others = group_tensors(sweep, ["conv=conv*", "fc=fc.*"])
+    assert (conv.name, fc.name, others.name) == ("conv", "fc", OTHERS)
+    assert conv.tensors == ("conv1.bias", "conv1.weight", "conv2.weight")
+    assert (conv.elements, others.tensors) == (2930, ("scale",))
+    assert conv.energy_share + fc.energy_share + others.energy_share == pytest.approx(1.0)
+    rows = [row for row in sweep.rows() if row["tensor"].startswith("conv")]
+    for spec in map(str, map(gtrace.codec, SPECS)):
+        mine = [row for row in rows if row["codec"] == spec]
+        expected, drawn = ([row for row in mine if (row["draw"] >= 0) == is_draw] for is_draw in (False, True))
+        found = next(c for c in conv.analysis.configurations if c.spec == spec)
+        want = sum(row["squared_error"] for row in expected) / sum(row["energy"] for row in expected)
+        assert found.relative_variance == pytest.approx(want, rel=1e-12)
+        bits = sum(row["bits_total"] * row["n"] for row in drawn) / sum(row["n"] for row in drawn)
+        assert found.bits == pytest.approx(bits, rel=1e-12)
+
+
+def test_layers_tensors_and_precedence(result):
+    _, sweep = result
+    assert [(g.name, len(g.tensors)) for g in group_tensors(sweep, ["layer"])] == [
+        ("conv1", 2), ("conv2", 1), ("fc", 1), ("scale", 1),
+    ]  # fmt: skip
+    assert {g.name for g in group_tensors(sweep, ["tensor"])} == set(SIZES)
+    found = group_tensors(sweep, ["weights=*.weight", "conv=conv*", "rest=scale,*.bias"])
+    assert [(g.name, g.tensors) for g in found] == [
+        ("weights", ("conv1.weight", "conv2.weight", "fc.weight")), ("conv", ("conv1.bias",)), ("rest", ("scale",)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (["conv"], "is no NAME=GLOB"),
+        (["=conv*"], "is no NAME=GLOB"),
+        (["a=conv*", "a=fc*"], "is given twice"),
+        (["a=cnov*"], "no tensor matches 'cnov\\*'"),
+        (["layer", "a=conv*"], "is no NAME=GLOB"),
+    ],
+)
+def test_bad_groups(result, groups, message):
+    with pytest.raises(UsageError, match=message):
+        group_tensors(result[1], groups)
+
+
+def test_a_sweep_of_the_whole_model_alone_has_no_groups():
+    trace = Trace.from_arrays({"a": np.ones(64, np.float32)})
+    sweep = gtrace.run_sweep(trace, ["qsgd:bucket_size=64,scope=model"])
+    with pytest.raises(UsageError, match="only of the whole model"):
+        group_tensors(sweep, ["layer"])
+
+
+def test_tables_have_every_group_and_codec(result):
+    _, sweep = result
+    few = group_tensors(sweep, ["conv=conv*"])
+    table = group_table(few, "run")
+    assert [c.heading for c in table.columns] == ["codec", "conv", OTHERS]
+    assert len(table.rows) == len(SPECS)
+    lines = list(csv.DictReader(io.StringIO(groups_csv(few, "run"))))
+    assert len(lines) == 2 * len(SPECS)
+    assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
+    assert len(groups_json(few, "run")["groups"]) == 2
+    assert "conv: 3 tensors, 2,930 elements" in groups_markdown(few, "run")
+    names = [f"g{k}={name}" for k, name in enumerate(SIZES)]
+    many = [*group_tensors(sweep, names), *group_tensors(sweep, names)]
+    assert next(c.heading for c in group_table(many, "run").columns) == "group"
+    assert len(group_table(many, "run").rows) == len(many)
+
+
+def test_the_command(result, tmp_path):
+    path, _ = result
+    run = CliRunner().invoke
+    shown = run(command_line, ["report", str(path), "--group", "conv=conv*", "--group", "fc=fc*"])
+    assert shown.exit_code == 0
+    assert "Error by group of tensors" in shown.output
+    assert "qsgd" in shown.output
+    found = run(command_line, ["report", str(path), "--group", "layer", "--json"])
+    assert [g["group"] for g in json.loads(found.output)["groups"]] == ["conv1", "conv2", "fc", "scale"]
+    out = tmp_path / "groups.csv"
+    assert run(command_line, ["report", str(path), "--group", "layer", "-o", str(out)]).exit_code == 0
+    assert out.read_text().startswith("results,group,group_tensors")
+    assert run(command_line, ["report", str(path), "--group", "layer", "-o", str(out)]).exception is not None
+    refused = run(command_line, ["report", str(path), "--group", "layer", "-o", str(tmp_path / "page.html")])
+    assert isinstance(refused.exception, UsageError)

@@ -1,0 +1,227 @@
+"""Draws on tensors beyond a chunk: the same bytes and errors as of the tensor as a whole."""
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of
+
+import gtrace
+from gtrace.codecs import PartwiseCodec
+from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
+from gtrace.sweep import valueless
+from gtrace.sweep.large import MOST_CHUNKS, drawn_in_chunks
+from gtrace.trace import Trace
+from gtrace.types import Key, State
+
+CHUNK = 1024
+SIZE = MOST_CHUNKS * CHUNK + 1700
+SPECS = [
+    *(name for name in gtrace.codec_names() if name not in ("natural", "nuqsgd")),
+    "natural:coder=delta",
+    "qsgd:bits=5,bucket_size=128,coder=elias",
+    "qsgd:bits=6,bucket_size=256,tail=exact,coder=fixed",
+    "qsgd:bits=7,zero=false,bucket_size=none",
+    "nuqsgd:bits=3,bucket_size=none",
+    "qsgd:norm=l1,bits=8,bucket_size=none",
+    "alq:bits=3,bucket_size=none",
+    "terngrad:clip=2.5",
+    "fp:e4m3,rounding=stochastic",
+    "fp:mxfp4",
+    "fp:nvfp4",
+    "fp:e3m2,block=48",
+    "signsgd:scale=none",
+    "signsgd:scale=energy",
+    "prune:sparsity=0.8",
+    "ef:qsgd",
+    "rotate:qsgd:bucket_size=256",
+]
+
+
+#: what has to see all values at once
+NOT_IN_PARTS = ("topk", "randomk", "terngrad:clip=2.5,bucket_size=256", "fp:nvfp4", "fp:e3m2,block=48")
+
+
+def with_buckets(spec):
+    """Buckets that divide the chunk, where there are any."""
+    item = gtrace.codec(spec)
+    given = item.parameters.get("bucket_size")
+    return str(gtrace.codec(spec, bucket_size=256)) if given and given > CHUNK else str(item)
+
+
+def values(step, size=SIZE):
+    rng = np.random.default_rng(step)
+    found = (rng.standard_t(4, size) * 0.01).astype(np.float32)
+    found[:: 7 + step] = 0
+    # One chunk of nothing, which has no scale of its own.
+    found[CHUNK : 2 * CHUNK] = 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return Trace.from_arrays({"large": {step: values(step) for step in range(2)}})
+
+
+def compared(whole, found):
+    """Rows of a run in chunks against those of the whole: equal but for the Wasserstein distances of draws."""
+    assert len(found) == len(whole)
+    for a, b in zip(found, whole, strict=True):
+        for column, value in a.items():
+            where = f"{a['codec']} {a['draw']} {column}"
+            if column.startswith("w1") or (column == "note" and a["draw"] >= 0):
+                continue
+            if isinstance(value, float):
+                assert value == b[column] or (np.isnan(value) and np.isnan(b[column])), where
+            else:
+                assert value == b[column], where
+
+
+def test_every_codec_draws_the_same_in_chunks(trace):
+    specs = list(map(with_buckets, SPECS))
+    split = {spec for spec in specs if drawn_in_chunks(gtrace.codec(spec), CHUNK)}
+    whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, "mcgq", "int8", "rotate:qsgd:bucket_size=256")}
+    assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
+    whole = list(gtrace.run_sweep(trace, sorted(split), jobs=1).rows())
+    found = gtrace.run_sweep(trace, sorted(split), jobs=2, chunk=CHUNK)
+    assert not found.warnings
+    compared(whole, list(found.rows()))
+    draws = [row for row in found.rows() if row["draw"] >= 0]
+    assert {row["w1_method"] for row in draws} == {"sketch", None}
+    # Rounding that moves values by less than a bin is not told from none.
+    unknown = {row["method"] for row in draws if np.isnan(row["w1"])}
+    assert {"fp16"} <= unknown <= {"fp16", "bf16"}
+    assert all("w1 is less than a histogram tells" in row["note"] for row in draws if np.isnan(row["w1"]))
+    for a, b in zip(found.rows(), whole, strict=True):
+        if a["draw"] >= 0 and "w1 " not in (a["note"] or ""):
+            assert a["w1"] == pytest.approx(b["w1"], rel=1e-3), a["codec"]
+            assert a["w1_mcgq"] == pytest.approx(b["w1_mcgq"], rel=0.02, abs=1e-3 / SIZE), a["codec"]
+
+
+def test_what_cannot_be_split_is_named_with_its_reason(trace):
+    specs = ["topk", "ef:qsgd", "terngrad:clip=2.5,bucket_size=256", "qsgd:bits=3,bucket_size=100", "fp:e3m2,block=48"]
+    found = gtrace.run_sweep(trace, [*specs, "qsgdinf:bits=2,bucket_size=256"], jobs=1, chunk=CHUNK)
+    assert set(found["method"]) == {"qsgdinf"}
+    lines = "\n".join(found.warnings)
+    for name, why in (
+        ("topk", "looks at all values at once"),
+        ("ef:qsgd", "remembers every value"),
+        ("terngrad", "clips by the deviation of all values"),
+        ("qsgd", "has buckets of 100, which do not divide the chunk"),
+        ("fp", "has blocks of 48, which do not divide the chunk"),
+    ):
+        assert f"large has more than 4 chunks of 1024 values: without {name}, which {why}: raise --chunk" in lines
+    # Closed forms of what cannot be drawn in chunks stay.
+    random = gtrace.run_sweep(trace, ["randomk:ratio=0.1"], jobs=1, chunk=CHUNK)
+    assert set(random["draw"]) == {-1}
+    assert "no rows of draws of randomk, which looks at all values at once" in random.warnings[0]
+
+
+def test_the_whole_model_in_chunks_and_on_two_jobs():
+    trace = Trace.from_arrays(
+        {
+            name: {step: values(step + k, size) for step in range(2)}
+            for k, (name, size) in enumerate((("a", 3000), ("b", 1), ("c", 4000)))
+        }
+    )
+    specs = [f"{name}:bits=3,bucket_size=512,scope=model" for name in ("qsgd", "alq", "qsgdinf", "nuqsgd")]
+    specs += ["terngrad:bucket_size=512,scope=model", "natural:scope=model", "qsgd:bits=4,bucket_size=none,scope=model"]
+    specs += ["fp:e4m3,scope=model"]
+    whole = list(gtrace.run_sweep(trace, specs, jobs=1).rows())
+    assert {row["tensor"] for row in whole} == {"*"}
+    assert {row["n"] for row in whole} == {7001}
+    joined = Reference(np.concatenate([trace.read(name, 1) for name in "abc"]))
+    assert next(row["energy"] for row in whole if row["step"] == 1) == joined.energy
+    for jobs in (1, 2):
+        compared(whole, list(gtrace.run_sweep(trace, specs, jobs=jobs, chunk=CHUNK).rows()))
+
+
+def test_rows_do_not_hang_on_how_many_encodings_share_a_pass(trace, monkeypatch):
+    specs = ["qsgd:bits=3,bucket_size=256", "fp:e4m3"]
+    one = gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)
+    monkeypatch.setattr(valueless, "_TOGETHER", 2)
+    assert rows_of(gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)) == rows_of(one)
+
+
+def test_nonfinite_values_of_a_streamed_draw():
+    bad = values(0)
+    bad[[5, SIZE - 1]] = np.inf, np.nan
+    trace = Trace.from_arrays({"large": bad})
+    rows = [
+        list(gtrace.run_sweep(trace, ["qsgd:bits=3,bucket_size=256"], chunk=c, nonfinite="zero").rows())
+        for c in (CHUNK, 2**24)
+    ]
+    compared(rows[1], rows[0])
+    assert set(gtrace.run_sweep(trace, ["qsgd:bucket_size=256"], chunk=CHUNK)["note"]) == {"2 non-finite, skipped"}
+
+
+@pytest.mark.parametrize("spec", ["qsgd:bits=3,bucket_size=64", "natural", "fp:e3m2,rounding=stochastic", "signsgd"])
+def test_a_part_far_into_a_tensor_draws_by_its_place(spec):
+    """Beyond 2^32 values the key has other words; a place is part of what a value is rounded by."""
+    item = gtrace.codec(spec)
+    assert isinstance(item, PartwiseCodec)
+    x = values(3, 512)
+    x[::2] = 0
+    payloads = {
+        item.encode_part(State(512, item.init(512).arrays), x, Key(1, 2), at).payload for at in (0, 512, 1 << 32)
+    }
+    assert len(payloads) == 3
+
+
+def test_blocks_are_fixed_whatever_comes(monkeypatch):
+    monkeypatch.setattr("gtrace.kernels.norms.BLOCK", 8)
+    x = np.arange(29, dtype=np.float32)
+    for sizes in ([29], [3] * 9 + [2], [8, 8, 13], [1, 0, 28], [20, 9]):
+        blocks, at, found = Blocks(2), 0, []
+        for size in sizes:
+            for a, b in blocks.add(x[at : at + size], -x[at : at + size]):
+                np.testing.assert_array_equal(a, -b)
+                found.append(a.copy())
+            at += size
+        found += [a.copy() for a, _ in blocks.rest()]
+        assert [part.size for part in found] == [8, 8, 8, 5]
+        np.testing.assert_array_equal(np.concatenate(found), x)
+
+
+LAWS = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "lognormal": lambda rng, n: np.exp(2 * rng.standard_normal(n)) * rng.choice([-1, 1], n),
+    "few values": lambda rng, n: rng.choice([-2.0, 0.0, 0.5, 3.0], n),
+    "one value": lambda rng, n: np.full(n, 0.7),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("noise", [0.5, 1e-2, 1e-4, 1e-6])
+def test_distance_from_histograms_is_within_its_doubt(law, noise):
+    rng = np.random.default_rng(5)
+    g = LAWS[law](rng, 20_000).astype(np.float32)
+    q = (g * (1 + noise * rng.standard_normal(g.size))).astype(np.float32)
+    a, b = Histogram(), Histogram()
+    for part in np.array_split(g, 7):
+        a.add(part)
+    b.add(q)
+    exact = float(np.abs(np.sort(g).astype(np.float64) - np.sort(q)).mean())
+    found, doubt = histogram_distance(a, b)
+    assert abs(found - exact) <= doubt + 1e-12 * exact
+    # It is a small part of a distance that is wider than bins.
+    if noise == 0.5:
+        assert doubt < 0.02 * exact
+    # What it is worth: of smooth laws the distance is known much better.
+    if noise >= 1e-2 and law in ("normal", "lognormal"):
+        assert found == pytest.approx(exact, rel=0.02)
+    assert scaled_distance(a, b, 1.0, 1.0) == pytest.approx(exact, rel=0.01, abs=float(np.abs(g).mean()) * 2**-10)
+
+
+def test_running_comparison_is_the_reference_bit_by_bit(monkeypatch):
+    rng = np.random.default_rng(1)
+    g, q = (rng.standard_normal(3_000_000).astype(np.float32) for _ in range(2))
+    reference = Reference(g)
+    exact = Histogram()
+    running = RunningComparison(exact, reference.energy, reference.norm1)
+    for a, b in zip(np.array_split(g, 11), np.array_split(q, 11), strict=True):
+        exact.add(a)
+        running.add(a, b)
+    found, _ = running.finish()
+    whole = reference.compare(q)
+    for name in ("squared_error", "mean_abs_error", "mean_relative_error", "cosine", "sparsity", "snr_db"):
+        assert getattr(found, name) == getattr(whole, name), name
+    assert found.w1 == pytest.approx(whole.w1, rel=1e-3)

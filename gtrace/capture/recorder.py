@@ -257,7 +257,7 @@ class Recorder:
             self.dropped.add(step.stream, step.step)
             return
         self._bytes += size
-        row = self.neural.collect() if self.neural is not None else None
+        row = self.neural.collect(expected=step.first) if self.neural is not None else None
         if buffer is not None:
             numbers = self._numbers(step, slots, parameters)
             self._take_weights(step, slots, gradients, buffer, scalars, numbers)

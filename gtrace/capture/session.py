@@ -8,8 +8,9 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
+from gtrace.capture.logs import quiet_logs
 from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.capture.policy import TensorSelection
 from gtrace.errors import GtraceError, UsageError
@@ -117,6 +118,10 @@ class CaptureSession:
             optimizers: watch only these.
             models: name parameters by these modules only, instead of searching the process.
         """
+        with quiet_logs():
+            self._start(optimizers, models)
+
+    def _start(self, optimizers: Iterable[Optimizer] | None, models: Sequence[nn.Module] | None) -> None:
         from gtrace.capture.recorder import Recorder
         from gtrace.host.hooks import TrainingHooks
 
@@ -188,7 +193,8 @@ class CaptureSession:
             status: whether the run came to its proper end; stored in the trace.
         """
         if self._summary is None:
-            self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
+            with quiet_logs():
+                self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
         return self._summary
 
     def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
@@ -339,13 +345,14 @@ class CaptureSession:
         )
 
 
-def print_line(text: str) -> None:
-    """Tell the user something beside what the program prints."""
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Tell the user something beside what the program prints, on the present stderr or another stream."""
+    stream = sys.stderr if stream is None else stream
     # A closed stderr must neither stop training nor the thread that writes.
     with contextlib.suppress(OSError, ValueError):
         # In one piece: the thread that writes may warn.
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 def git_commit(folder: str) -> str | None:

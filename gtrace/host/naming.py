@@ -6,6 +6,7 @@ were built, or else by one scan of the garbage collector's objects.
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from dataclasses import dataclass, field
@@ -59,15 +60,20 @@ class _Place:
 
 
 class ModuleCollector:
-    """Remembers, by weak reference, every module that registers a child or a parameter."""
+    """Remembers, by weak reference, every module that registers a child or a parameter, is copied or unpickled."""
 
     def __init__(self) -> None:
         # By id and not in a WeakSet: a user's module may define __eq__ and be unhashable.
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handles: list[RemovableHandle] = []
+        self._original: Any = None
+        self._ours: Any = None
 
     def install(self) -> None:
         """Start to collect."""
+        self._original = nn.Module.__setstate__
+        nn.Module.__setstate__ = self._watch_setstate(self._original)  # type: ignore[method-assign]
+        self._ours = nn.Module.__setstate__
         self._handles = [
             register_module_module_registration_hook(self._saw),
             register_module_parameter_registration_hook(self._saw),
@@ -77,12 +83,23 @@ class ModuleCollector:
         """Stop; what was collected is kept."""
         for handle in self._handles:
             handle.remove()
+        if nn.Module.__setstate__ is self._ours:
+            nn.Module.__setstate__ = self._original  # type: ignore[method-assign]
         self._handles = []
 
     def modules(self) -> list[nn.Module]:
         """The collected modules that are still alive, in the order in which they were first seen."""
         alive = (reference() for reference in list(self._modules.values()))
         return [module for module in alive if module is not None]
+
+    def _watch_setstate(self, original: Any) -> Any:
+        # copy.deepcopy and pickle make a module without __init__, and put all that it holds into it at once.
+        @functools.wraps(original)
+        def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807
+            original(module, state)
+            self._saw(module, "", None)
+
+        return __setstate__
 
     def _saw(self, module: nn.Module, _name: str, _member: Any) -> None:
         key = id(module)

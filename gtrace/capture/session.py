@@ -38,6 +38,7 @@ class CaptureSummary:
         torch_seen: the program imported torch.
         steps_seen: optimizer steps that the program took, of all optimizers.
         steps_wanted: those of them that were to be recorded.
+        backward_passes: how often it called ``backward``.
         rows: steps that were recorded.
         optimizers: optimizers of which steps were recorded.
         tensors: distinct weight tensors that were recorded.
@@ -59,6 +60,7 @@ class CaptureSummary:
     path: Path
     torch_seen: bool = False
     steps_seen: int = 0
+    backward_passes: int = 0
     steps_wanted: int = 0
     rows: int = 0
     optimizers: int = 0
@@ -250,6 +252,7 @@ class CaptureSession:
             path=path,
             torch_seen=True,
             steps_seen=hooks.steps,
+            backward_passes=hooks.backward_passes,
             steps_wanted=recorder.wanted,
             rows=recorder.rows,
             optimizers=recorder.optimizers,

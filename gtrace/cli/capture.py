@@ -275,7 +275,13 @@ def _why_nothing(summary: CaptureSummary) -> str:
     if not summary.torch_seen:
         return "it never imported torch"
     if not summary.steps_seen:
-        return "it took no step of a torch optimizer"
+        passes = summary.backward_passes
+        if not passes:
+            return "it took no step of a torch optimizer"
+        return (
+            f"it took no step of a torch optimizer, after {passes} backward pass{'es' * (passes != 1)}; "
+            "where it changes weights itself, it can append each p.grad to a gtrace.create_trace(PATH)"
+        )
     if summary.over_budget:
         return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
     if not summary.steps_wanted:

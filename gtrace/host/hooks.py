@@ -29,7 +29,7 @@ from gtrace.host.rounds import Rounds, backward_in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import TypeAlias
 
     from torch.optim import Optimizer
@@ -124,6 +124,7 @@ class TrainingHooks:
         self._rounds = Rounds(self._begin_round, self._end_round)
         #: A closure is being evaluated once more in one step: its gradients belong to no step.
         self.repeating = False
+        self._evaluation: CodeType | None = None
         self._only = None if optimizers is None else tuple(optimizers)
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
@@ -137,6 +138,11 @@ class TrainingHooks:
     def skipped_steps(self) -> int:
         """Steps that a gradient scaler left out because a gradient was infinite or NaN."""
         return int(self._skipped)
+
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes so far."""
+        return self._losses.passes
 
     @property
     def noise_seconds(self) -> float:
@@ -282,7 +288,7 @@ class TrainingHooks:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or _is_nested(sys._getframe(2)):
+        if not self._watches(optimizer) or _is_nested(sys._getframe(2), self._evaluation):
             return None
         self._started += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -304,7 +310,6 @@ class TrainingHooks:
     def _watch_closure(self, closure: _Function, optimizer: Optimizer) -> _Function:
         taken = False
 
-        @functools.wraps(closure, updated=())
         def watched() -> object:
             nonlocal taken
             self.repeating = taken
@@ -319,7 +324,8 @@ class TrainingHooks:
             self._losses.use()  # a line search's losses are no part of the next step's
             return result
 
-        return watched
+        self._evaluation = watched.__code__
+        return functools.wraps(closure, updated=())(watched)
 
     def _skip(self, optimizer: Optimizer) -> None:
         self._losses.use()
@@ -422,14 +428,15 @@ def _grad_scale(optimizer: Optimizer | Rounds) -> float:
     return 1.0 if scale is None else float(scale)
 
 
-def _is_nested(wrapper: FrameType) -> bool:
-    """Whether this step runs inside another one: a subclass that calls super().step(), or a wrapper.
+def _is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
+    """Whether this step is a part of another one: a subclass that calls super().step(), or a wrapper.
 
     ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames and not a flag, because a
-    step that raises never comes to its end.
+    step that raises never comes to its end. A step that a closure takes while it is evaluated is its own:
+    ``evaluation`` is the code that evaluates closures.
     """
     frame = wrapper.f_back
-    while frame is not None:
+    while frame is not None and frame.f_code is not evaluation:
         if frame.f_code is wrapper.f_code:
             return True
         frame = frame.f_back

@@ -42,6 +42,8 @@ class Losses:
         self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
         #: The gradient scaler that scaled a loss since the step before.
         self.scaler: GradScaler | None = None
+        #: Backward passes so far.
+        self.passes = 0
 
     def of(self, groups: Iterable[Mapping[str, Any]]) -> tuple[float, int]:
         """What an optimizer with these parameter groups steps on.
@@ -77,6 +79,7 @@ class Losses:
 
     def backward(self, tensors: object, gradients: object) -> None:
         """A backward pass starts. It starts at a loss where it starts at one number, or at a multiple of one."""
+        self.passes += 1
         if self._used:
             self._all, self._since, self._clipped, self._used = _Sum(), {}, [], False
             self._sums = [self._all]

@@ -120,3 +120,17 @@ def test_two_optimizers_of_one_backward_pass_share_its_neural_gradients(tmp_path
     summary = session.finish("complete")
     assert (summary.rows, summary.neural_rows) == (4, 2)
     assert said == []
+
+
+def test_the_memory_of_an_optimizer_goes_with_it(tmp_path):
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr"))
+    session.start()
+    for _ in range(4):
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    layouts = session._recorder._layouts.values()
+    assert [layout.pool is None for layout in layouts] == [True, True, True, False]
+    summary = session.finish("complete")
+    assert (summary.rows, summary.optimizers, summary.tensors, summary.errors) == (4, 4, 8, 0)

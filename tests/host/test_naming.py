@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -152,8 +153,18 @@ def test_the_collector_takes_modules_that_cannot_be_hashed(collector):
     assert [module is odd for module in collector.modules()] == [True]
 
 
+def test_the_collector_sees_copies_and_unpickled_modules(collector):
+    net = Net()
+    twin, other = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    for one in (twin, other):
+        assert names(groups_of(*one.parameters()), collector.modules(), scan=False)[0] == "encoder.weight"
+
+
 def test_the_collector_stops(collector):
+    assert nn.Module.__setstate__.__module__ == "torch.nn.modules.module"
+    before = nn.Module.__setstate__.__wrapped__
     collector.remove()
+    assert nn.Module.__setstate__ is before
     net = Net()
     assert collector.modules() == []
     assert isinstance(net, nn.Module)

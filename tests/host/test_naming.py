@@ -69,6 +69,26 @@ def test_wrappers_leave_no_trace_in_names():
     wrapped = OptimizedModule(DistributedDataParallel(net))
     expected = [name for name, _ in net.named_parameters()]
     assert names(groups_of(*net.parameters()), [wrapped, net], scan=False) == expected
+    assert name_parameters(groups_of(*net.parameters()), [wrapped])[id(net.encoder.weight)].model == "Net"
+
+
+def test_a_wrapper_that_holds_its_model_twice_makes_no_aliases():
+    class _FabricModule(nn.Module):
+        def __init__(self, forward, original):
+            super().__init__()
+            self._forward_module, self._original_module = forward, original
+
+    net = Net()
+    table = name_parameters(groups_of(*net.parameters()), [_FabricModule(DistributedDataParallel(net), net)])
+    assert [(entry.name, entry.aliases) for entry in table.values()] == [
+        (name, ()) for name, _ in net.named_parameters()
+    ]
+
+
+def test_labels_are_those_of_the_models_inside_of_wrappers():
+    first, second = Net(), Net()
+    found = names(groups_of(first.encoder.weight, second.encoder.weight), [OptimizedModule(first), second], scan=False)
+    assert found == ["Net.encoder.weight", "Net_2.encoder.weight"]
 
 
 def test_a_users_own_attribute_called_module_stays():

@@ -61,6 +61,11 @@ class RowLayout:
         self._queue_bytes = queue_bytes
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Slot | None]] = {}
 
+    def release(self) -> None:
+        """The optimizer is gone, and the memory for its rows with it; what was recorded stays known."""
+        self.pool = None
+        self._known = {}
+
     @property
     def tensors(self) -> int:
         """Distinct tensors so far."""

@@ -210,12 +210,17 @@ class NeuralGradients:
         self._blocks.reuse(arrival.values for arrival in self._row.values() if arrival.values.device.type == "cpu")
         self._row, self._calls, self._bytes, self.dropped = {}, {}, 0, False
 
-    def collect(self) -> NeuralRow | None:
-        """What has arrived since the row began, as a row to be written; None when nothing has."""
+    def collect(self, *, expected: bool = True) -> NeuralRow | None:
+        """What has arrived since the row began, as a row to be written; None when nothing has.
+
+        Args:
+            expected: there was a backward pass, so something should have.
+        """
         if self._steps == 0:
             self._tell_compiled()
-        self._steps += 1
-        self._empty += not self._row
+        if expected:
+            self._steps += 1
+            self._empty += not self._row
         arrivals = sorted(self._row.values(), key=lambda arrival: arrival.output[1:])
         self._row, self._calls, self._bytes = {}, {}, 0
         if not arrivals:

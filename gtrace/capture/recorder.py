@@ -7,6 +7,7 @@ import math
 import queue
 import sys
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -237,8 +238,12 @@ class Recorder:
     def _take(self, step: OptimizerStep) -> None:
         layout = self._layouts.get(step.stream)
         if layout is None:
-            layout = RowLayout(lambda optimizer: self._names(optimizer, step.stream), self._keeps, self._queue_bytes)
+            # The number and not the step, which would keep the optimizer and its parameters alive.
+            name = functools.partial(self._names, stream=step.stream)
+            layout = RowLayout(name, self._keeps, self._queue_bytes)
             self._layouts[step.stream] = layout
+            # Some programs make an optimizer for each task of thousands.
+            weakref.finalize(step.optimizer, layout.release).atexit = False
         slots, gradients, parameters = layout.gradients(step) if self._weights else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
         size += self.neural.pending_bytes if self.neural is not None else 0
@@ -257,7 +262,7 @@ class Recorder:
             self.dropped.add(step.stream, step.step)
             return
         self._bytes += size
-        row = self.neural.collect() if self.neural is not None else None
+        row = self.neural.collect(expected=step.first) if self.neural is not None else None
         if buffer is not None:
             numbers = self._numbers(step, slots, parameters)
             self._take_weights(step, slots, gradients, buffer, scalars, numbers)

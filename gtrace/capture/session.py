@@ -8,8 +8,9 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
+from gtrace.capture.logs import quiet_logs
 from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.capture.policy import TensorSelection
 from gtrace.errors import GtraceError, UsageError
@@ -37,6 +38,7 @@ class CaptureSummary:
         torch_seen: the program imported torch.
         steps_seen: optimizer steps that the program took, of all optimizers.
         steps_wanted: those of them that were to be recorded.
+        backward_passes: how often it called ``backward``.
         rows: steps that were recorded.
         optimizers: optimizers of which steps were recorded.
         tensors: distinct weight tensors that were recorded.
@@ -58,6 +60,7 @@ class CaptureSummary:
     path: Path
     torch_seen: bool = False
     steps_seen: int = 0
+    backward_passes: int = 0
     steps_wanted: int = 0
     rows: int = 0
     optimizers: int = 0
@@ -117,6 +120,10 @@ class CaptureSession:
             optimizers: watch only these.
             models: name parameters by these modules only, instead of searching the process.
         """
+        with quiet_logs():
+            self._start(optimizers, models)
+
+    def _start(self, optimizers: Iterable[Optimizer] | None, models: Sequence[nn.Module] | None) -> None:
         from gtrace.capture.recorder import Recorder
         from gtrace.host.hooks import TrainingHooks
 
@@ -188,7 +195,8 @@ class CaptureSession:
             status: whether the run came to its proper end; stored in the trace.
         """
         if self._summary is None:
-            self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
+            with quiet_logs():
+                self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
         return self._summary
 
     def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
@@ -244,6 +252,7 @@ class CaptureSession:
             path=path,
             torch_seen=True,
             steps_seen=hooks.steps,
+            backward_passes=hooks.backward_passes,
             steps_wanted=recorder.wanted,
             rows=recorder.rows,
             optimizers=recorder.optimizers,
@@ -339,13 +348,14 @@ class CaptureSession:
         )
 
 
-def print_line(text: str) -> None:
-    """Tell the user something beside what the program prints."""
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Tell the user something beside what the program prints, on the present stderr or another stream."""
+    stream = sys.stderr if stream is None else stream
     # A closed stderr must neither stop training nor the thread that writes.
     with contextlib.suppress(OSError, ValueError):
         # In one piece: the thread that writes may warn.
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 def git_commit(folder: str) -> str | None:

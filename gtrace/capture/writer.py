@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gtrace.capture.gaps import Gaps
+from gtrace.capture.logs import quiet_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +97,10 @@ class AsyncWriter:
             self._trace.close(status)
 
     def _run(self) -> None:
+        with quiet_logs():
+            self._write_all()
+
+    def _write_all(self) -> None:
         while (row := self._queue.get()) is not None:
             written = False
             try:

@@ -70,21 +70,22 @@ def gtrace() -> None:
 
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line; every error that is not a bug ends in one line on stderr and its exit code."""
+    stderr = sys.stderr  # a script that is captured may put something else in its place
     try:
         code = gtrace.main(args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("gtrace: interrupted; what was finished is kept", err=True)
+        click.echo("gtrace: interrupted; what was finished is kept", file=stderr)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" ({context.command_path} --help shows the options)" if context else ""
-        click.echo(f"gtrace: {error.format_message()}{where}", err=True)
+        click.echo(f"gtrace: {error.format_message()}{where}", file=stderr)
         code = error.exit_code
     except GtraceError as error:
-        click.echo(f"gtrace: {error}", err=True)
+        click.echo(f"gtrace: {error}", file=stderr)
         code = error.exit_code
     except KeyboardInterrupt:
-        click.echo("gtrace: interrupted; what was finished is kept", err=True)
+        click.echo("gtrace: interrupted; what was finished is kept", file=stderr)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe (head, less) went away: not an error, and nothing may be printed any more.

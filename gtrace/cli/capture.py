@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import secrets
 import shlex
 import sys
@@ -13,6 +15,8 @@ import click
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gtrace.capture.session import CaptureSession, CaptureSummary
     from gtrace.host.launcher import Outcome, Program
 
@@ -141,7 +145,7 @@ def command(
         return run_program(program).exit_code
 
     from gtrace.capture import capture_options, children
-    from gtrace.capture.session import CaptureSession, git_commit
+    from gtrace.capture.session import CaptureSession, git_commit, print_line
     from gtrace.host.exits import before_abrupt_exit
     from gtrace.host.imports import after_import
 
@@ -168,23 +172,27 @@ def command(
     options = capture_options(shown, **chosen)
     argv = ["-m", script, *args] if is_module else [script, *args]
     attrs = {"argv": argv, "git_commit": git_commit(program.folder)}
-    session = CaptureSession(options, attrs, status=True)
+    # The script may put something else in the place of stderr, or close that.
+    say = functools.partial(print_line, stream=sys.stderr)
+    session = CaptureSession(options, attrs, say=say, status=True)
 
     def leave(exit_code: int) -> int:
         """The program ends the process by itself, so that nothing after ``run_program`` is reached."""
         try:
-            return _conclude(program, Outcome(exit_code), session, shown)
+            return _conclude(program, Outcome(exit_code), session, shown, say)
         except GtraceError as error:
-            click.echo(f"gtrace: {error}", err=True)
+            say(f"gtrace: {error}")
             return error.exit_code
 
     with before_abrupt_exit(leave):
         with after_import("torch", session.start_or_tell), children.captured(options.path, chosen, attrs):
             outcome = run_program(program)
-        return _conclude(program, outcome, session, shown)
+        return _conclude(program, outcome, session, shown, say)
 
 
-def _conclude(program: Program, outcome: Outcome, session: CaptureSession, path: Path) -> int:
+def _conclude(
+    program: Program, outcome: Outcome, session: CaptureSession, path: Path, say: Callable[[str], None]
+) -> int:
     """Finish the trace, say what came of it, and give the exit code."""
     from gtrace.host.processes import launched_place
 
@@ -195,18 +203,19 @@ def _conclude(program: Program, outcome: Outcome, session: CaptureSession, path:
         return outcome.exit_code
     if place.rank is None:
         summary = session.settle(status)
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # it may be anything by now; the interpreter flushes it at its end, too
+        sys.stdout.flush()
     result = _result(summary, path, place.rank if place.world_size > 1 else None)
     if outcome.exit_code and not outcome.interrupted:
         failed = f"{_called(program)} failed with exit code {outcome.exit_code}; {result}"
         if place.rank is None:
             raise ScriptError(failed)
         # Whoever launched this process goes by the code of what it launched.
-        click.echo(f"gtrace: {failed}", err=True)
+        say(f"gtrace: {failed}")
         return outcome.exit_code
     if place.rank and summary.rows and not summary.errors:
         return EXIT_OK  # one line is enough: rank 0 prints it
-    click.echo(f"gtrace: {result}{_next(summary, path)}", err=True)
+    say(f"gtrace: {result}{_next(summary, path)}")
     if outcome.interrupted:
         raise click.Abort
     if summary.complaints:
@@ -229,22 +238,26 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     if summary.optimizers > 1:
         parts.insert(0, f"{summary.optimizers} optimizers")
     if summary.skipped_steps:
-        parts.append(f"{summary.skipped_steps} steps skipped by the gradient scaler")
+        parts.append(f"{_counted(summary.skipped_steps)} skipped by the gradient scaler")
     if summary.over_budget:
         parts.append("stopped at the budget")
     if summary.dropped:
-        parts.append(f"{summary.dropped} steps dropped")
+        parts.append(f"{_counted(summary.dropped)} dropped")
     if summary.unwritten:
-        parts.append(f"{summary.unwritten} steps could not be written")
+        parts.append(f"{_counted(summary.unwritten)} could not be written")
     parts += summary.without
     if summary.errors:
-        parts.append(f"{summary.errors} errors")
+        parts.append(f"{summary.errors} error{'s' * (summary.errors != 1)}")
     rows = f"{summary.rows}" if summary.fewest_rows in (0, summary.rows) else f"{summary.fewest_rows} to {summary.rows}"
     seen = "" if summary.steps_seen in (0, summary.rows) else f" of {summary.steps_seen}"
     where = "" if rank is None else f" on rank {rank}"
     if summary.ranks > 1:
         where = f" on each of {summary.ranks} ranks"
     return f"{rows}{seen} steps captured{where} in {path} ({', '.join(parts)})"
+
+
+def _counted(steps: int) -> str:
+    return f"{steps} step{'s' * (steps != 1)}"
 
 
 def _tensors(summary: CaptureSummary) -> str:
@@ -262,7 +275,13 @@ def _why_nothing(summary: CaptureSummary) -> str:
     if not summary.torch_seen:
         return "it never imported torch"
     if not summary.steps_seen:
-        return "it took no step of a torch optimizer"
+        passes = summary.backward_passes
+        if not passes:
+            return "it took no step of a torch optimizer"
+        return (
+            f"it took no step of a torch optimizer, after {passes} backward pass{'es' * (passes != 1)}; "
+            "where it changes weights itself, it can append each p.grad to a gtrace.create_trace(PATH)"
+        )
     if summary.over_budget:
         return "a single step is larger than the budget; give a larger --budget or fewer --tensors"
     if not summary.steps_wanted:

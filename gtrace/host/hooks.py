@@ -29,7 +29,7 @@ from gtrace.host.rounds import Rounds, backward_in_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import FrameType
+    from types import CodeType, FrameType
     from typing import TypeAlias
 
     from torch.optim import Optimizer
@@ -48,15 +48,17 @@ class OptimizerStep:
         optimizer: the optimizer; its parameters' ``grad`` are those of this step.
         stream: its number, in the order of first steps.
         step: how many it has taken before, those included that a gradient scaler left out.
-        loss: sum of the scalars that were backpropagated since the step before, without a gradient scaler's
-            factor; NaN where there was none.
+        loss: sum of the scalars that were backpropagated since the step before, or since the optimizer's gradients
+            were set to zero, without a gradient scaler's factor; NaN where there was none.
         micro_batches: how many these were.
         lr: learning rate of the first parameter group.
         grad_scale: factor that the gradients still carry (1 but for a fused optimizer under a gradient scaler).
-        clip_norm: total norm that ``clip_grad_norm_`` measured in this step; NaN where it was not called.
+        clip_norm: total norm that ``clip_grad_norm_`` measured of the optimizer's gradients in this step; NaN where it
+            was not called.
         loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
         gradient: tells a parameter's gradient, None where it has none, and whether it is ``local`` or ``reduced``.
         replicas: tells how the gradients of a parameter's micro-batches scatter, None where that is not known.
+        first: no other optimizer has stepped since the last backward pass.
     """
 
     optimizer: Optimizer | Rounds
@@ -70,6 +72,7 @@ class OptimizerStep:
     loss_scale: float = 1.0
     gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
     replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
+    first: bool = True
 
 
 @dataclass(slots=True)
@@ -121,6 +124,7 @@ class TrainingHooks:
         self._rounds = Rounds(self._begin_round, self._end_round)
         #: A closure is being evaluated once more in one step: its gradients belong to no step.
         self.repeating = False
+        self._evaluation: CodeType | None = None
         self._only = None if optimizers is None else tuple(optimizers)
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
@@ -136,6 +140,11 @@ class TrainingHooks:
         return int(self._skipped)
 
     @property
+    def backward_passes(self) -> int:
+        """Backward passes so far."""
+        return self._losses.passes
+
+    @property
     def noise_seconds(self) -> float:
         """Time that backward passes waited for the look at micro-batches."""
         return 0.0 if self._micro_batches is None else self._micro_batches.seconds
@@ -147,8 +156,12 @@ class TrainingHooks:
         self._patch(torch.autograd, "backward", self._watch_backward)
         self._patch(GradScaler, "scale", self._watch_scale)
         self._patch(GradScaler, "step", self._watch_scaler_step)
-        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-            self._patch(module, "clip_grad_norm_", self._watch_clip)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            self._patch(owner, "zero_grad", self._watch_zero)
+        self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
+        # The same function under its other name: pickle looks for it where it says that it is from.
+        ours = torch.nn.utils.clip_grad.clip_grad_norm_
+        self._replace(torch.nn.utils, "clip_grad_norm_", ours)
         if not self._reduced:
             self._local.wanted = self._chooses(0)
             self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
@@ -175,8 +188,10 @@ class TrainingHooks:
     def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
         original = vars(owner)[name]
         # Not traced itself, but where a compiled region calls it, that region goes straight to the original.
-        ours = functools.wraps(original)(not_compiled_itself(make(original)))
-        self._patches.append((owner, name, original, ours))
+        self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
+
+    def _replace(self, owner: object, name: str, ours: _Function) -> None:
+        self._patches.append((owner, name, vars(owner)[name], ours))
         setattr(owner, name, ours)
 
     @never_compiled
@@ -215,12 +230,29 @@ class TrainingHooks:
 
         return step
 
+    def _watch_zero(self, original: _Function) -> _Function:
+        def zero_grad(owner: Optimizer | torch.nn.Module, *args: object, **kwargs: object) -> object:
+            result = original(owner, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._guarded(self._zeroed, owner)
+            return result
+
+        return zero_grad
+
+    def _zeroed(self, owner: Optimizer | torch.nn.Module) -> None:
+        if isinstance(owner, torch.nn.Module):
+            self._losses.zeroed(owner.parameters())
+        else:
+            self._losses.zeroed(parameter for group in owner.param_groups for parameter in group["params"])
+
     def _watch_clip(self, original: _Function) -> _Function:
-        def clip_grad_norm_(*args: object, **kwargs: object) -> object:
-            norm = original(*args, **kwargs)
+        def clip_grad_norm_(parameters: Iterable[torch.Tensor], *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
-                return norm
-            self._guarded(self._losses.clipped, norm)
+                return original(parameters, *args, **kwargs)
+            # Most give a generator, which can be read once.
+            several = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
+            norm = original(several or parameters, *args, **kwargs)
+            self._guarded(self._losses.clipped, several, norm)
             return norm
 
         return clip_grad_norm_
@@ -256,7 +288,7 @@ class TrainingHooks:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or _is_nested(sys._getframe(2)):
+        if not self._watches(optimizer) or _is_nested(sys._getframe(2), self._evaluation):
             return None
         self._started += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -278,7 +310,6 @@ class TrainingHooks:
     def _watch_closure(self, closure: _Function, optimizer: Optimizer) -> _Function:
         taken = False
 
-        @functools.wraps(closure, updated=())
         def watched() -> object:
             nonlocal taken
             self.repeating = taken
@@ -293,7 +324,8 @@ class TrainingHooks:
             self._losses.use()  # a line search's losses are no part of the next step's
             return result
 
-        return watched
+        self._evaluation = watched.__code__
+        return functools.wraps(closure, updated=())(watched)
 
     def _skip(self, optimizer: Optimizer) -> None:
         self._losses.use()
@@ -343,7 +375,7 @@ class TrainingHooks:
         return stream.number, stream.steps - 1
 
     def _take(self, optimizer: Optimizer | Rounds) -> None:
-        self._losses.use()
+        first = self._losses.use()
         stream, step = self._advance(optimizer)
         scaler, self._losses.scaler = self._losses.scaler, None
         # A fused optimizer finds out by itself whether it skips. The sum stays on its device: reading it at
@@ -353,6 +385,8 @@ class TrainingHooks:
             self._skipped = self._skipped + (found_inf > 0)
         if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
             return
+        groups = optimizer.param_groups
+        loss, micro_batches = self._losses.of(groups)
         loss_scale = 1.0 if scaler is None else scaler.get_scale()
         grad_scale = _grad_scale(optimizer)
         self._on_step(
@@ -360,14 +394,15 @@ class TrainingHooks:
                 optimizer=optimizer,
                 stream=stream,
                 step=step,
-                loss=self._losses.total,
-                micro_batches=self._losses.micro_batches,
-                lr=float(optimizer.param_groups[0].get("lr", math.nan)),
+                loss=loss,
+                micro_batches=micro_batches,
+                lr=float(groups[0].get("lr", math.nan)),
                 grad_scale=grad_scale,
-                clip_norm=self._losses.clip_norm,
+                clip_norm=self._losses.clip_norm(groups),
                 loss_scale=loss_scale,
                 gradient=self._gradients(optimizer, loss_scale / grad_scale),
                 replicas=self._replicas(loss_scale),
+                first=first,
             )
         )
 
@@ -393,14 +428,15 @@ def _grad_scale(optimizer: Optimizer | Rounds) -> float:
     return 1.0 if scale is None else float(scale)
 
 
-def _is_nested(wrapper: FrameType) -> bool:
-    """Whether this step runs inside another one: a subclass that calls super().step(), or a wrapper.
+def _is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
+    """Whether this step is a part of another one: a subclass that calls super().step(), or a wrapper.
 
     ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames and not a flag, because a
-    step that raises never comes to its end.
+    step that raises never comes to its end. A step that a closure takes while it is evaluated is its own:
+    ``evaluation`` is the code that evaluates closures.
     """
     frame = wrapper.f_back
-    while frame is not None:
+    while frame is not None and frame.f_code is not evaluation:
         if frame.f_code is wrapper.f_code:
             return True
         frame = frame.f_back

@@ -34,6 +34,15 @@ _MACHINERY = (
 )
 
 
+#: What people type before the name of a script -> what to type here.
+_COMMANDS = {
+    "python": "leave python out",
+    "python3": "leave python3 out",
+    "torchrun": "for torchrun write -m torch.distributed.run",
+    "accelerate": "for accelerate write -m accelerate.commands.accelerate_cli",
+}
+
+
 @dataclass(frozen=True)
 class Program:
     """What to run: a script (a file, or a folder or zip file with a ``__main__``) or a module; its arguments."""
@@ -68,6 +77,8 @@ class Program:
             hint = f"; did you mean {self.target}.py?"
         elif "." in self.target and os.path.exists(self.target.replace(".", os.sep) + ".py"):
             hint = f"; for a module write -m {self.target}"
+        elif self.target in _COMMANDS:
+            hint = f"; {_COMMANDS[self.target]}"
         raise UsageError(f"{self.target}: there is no such script{hint}")
 
 
@@ -106,7 +117,7 @@ def run_program(program: Program) -> Outcome:
         except BaseException as error:  # noqa: BLE001 - whatever ends the program is its outcome, not ours
             hide_machinery(error)
             if isinstance(error, ImportError) and error.__traceback__ is None:
-                raise UsageError(f"-m {program.target}: {error}") from None
+                raise UsageError(f"{'-m ' * program.is_module}{program.target}: {error}") from None
             sys.excepthook(type(error), error, error.__traceback__)
             return Outcome(1)
     return Outcome(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from gtrace.host.naming import _WRAPPERS, _all_live_modules
+from gtrace.host.naming import _all_live_modules, unwrapped, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +91,7 @@ class ModulePaths:
             paths = found.setdefault(id(module), (module, []))[1]
             if path not in paths:
                 paths.append(path)
-        bare = _unwrapped(root)
+        bare = unwrapped(root)
         prefix, own = self._label(bare)
         for module, paths in found.values():
             if not self._knows(module):
@@ -123,16 +123,11 @@ def _root_of(module: nn.Module, modules: list[nn.Module]) -> nn.Module | None:
     return None
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    inner = module._modules.get(_WRAPPERS.get(type(module).__name__, ""))
-    return module if inner is None else _unwrapped(inner)
-
-
 def _paths(module: nn.Module, path: str, above: set[int]) -> Iterator[tuple[str, nn.Module]]:
     """Every module of a tree under each of its paths, without the levels of wrappers."""
     yield path, module
-    wrapped = _WRAPPERS.get(type(module).__name__)
+    wrapped = wrapped_by(module)
     for name, child in module._modules.items():
         if child is not None and id(child) not in above:
-            below = path if name == wrapped else f"{path}.{name}" if path else name
+            below = path if name in wrapped else f"{path}.{name}" if path else name
             yield from _paths(child, below, above | {id(module)})

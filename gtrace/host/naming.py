@@ -6,6 +6,7 @@ were built, or else by one scan of the garbage collector's objects.
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from dataclasses import dataclass, field
@@ -23,16 +24,28 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.hooks import RemovableHandle
 
-#: Wrappers whose own level says nothing about the model: class name -> the attribute that holds the model.
+#: Wrappers whose own level says nothing about the model: class name -> the attributes that hold the model.
 _WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "AveragedModel": "module",
-    "DeepSpeedEngine": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": ("module",),
+    "DataParallel": ("module",),
+    "AveragedModel": ("module",),
+    "DeepSpeedEngine": ("module",),
+    "FullyShardedDataParallel": ("_fsdp_wrapped_module",),
+    "CheckpointWrapper": ("_checkpoint_wrapped_module",),
+    "OptimizedModule": ("_orig_mod",),
+    "_FabricModule": ("_forward_module", "_original_module"),
 }
+
+
+def wrapped_by(module: nn.Module) -> tuple[str, ...]:
+    """The attributes under which a wrapper holds the model; none for a module that is no wrapper."""
+    return _WRAPPERS.get(type(module).__name__, ())
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside of wrappers, or the module itself."""
+    inner = [module._modules[name] for name in wrapped_by(module) if module._modules.get(name) is not None]
+    return module if not inner or inner[0] is None else unwrapped(inner[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +72,20 @@ class _Place:
 
 
 class ModuleCollector:
-    """Remembers, by weak reference, every module that registers a child or a parameter."""
+    """Remembers, by weak reference, every module that registers a child or a parameter, is copied or unpickled."""
 
     def __init__(self) -> None:
         # By id and not in a WeakSet: a user's module may define __eq__ and be unhashable.
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handles: list[RemovableHandle] = []
+        self._original: Any = None
+        self._ours: Any = None
 
     def install(self) -> None:
         """Start to collect."""
+        self._original = nn.Module.__setstate__
+        nn.Module.__setstate__ = self._watch_setstate(self._original)  # type: ignore[method-assign]
+        self._ours = nn.Module.__setstate__
         self._handles = [
             register_module_module_registration_hook(self._saw),
             register_module_parameter_registration_hook(self._saw),
@@ -77,12 +95,23 @@ class ModuleCollector:
         """Stop; what was collected is kept."""
         for handle in self._handles:
             handle.remove()
+        if nn.Module.__setstate__ is self._ours:
+            nn.Module.__setstate__ = self._original  # type: ignore[method-assign]
         self._handles = []
 
     def modules(self) -> list[nn.Module]:
         """The collected modules that are still alive, in the order in which they were first seen."""
         alive = (reference() for reference in list(self._modules.values()))
         return [module for module in alive if module is not None]
+
+    def _watch_setstate(self, original: Any) -> Any:
+        # copy.deepcopy and pickle make a module without __init__, and put all that it holds into it at once.
+        @functools.wraps(original)
+        def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807
+            original(module, state)
+            self._saw(module, "", None)
+
+        return __setstate__
 
     def _saw(self, module: nn.Module, _name: str, _member: Any) -> None:
         key = id(module)
@@ -113,7 +142,7 @@ def name_parameters(
     for (label, places), (root, _) in zip(_labelled(models), models, strict=True):
         for key, place in places.items():
             first, *others = (label + path for path in place.paths)
-            names[key] = ParameterName(first, tuple(others), place.module_type, type(root).__name__)
+            names[key] = ParameterName(first, tuple(others), place.module_type, type(unwrapped(root)).__name__)
     _name_the_rest(names, groups, stream)
     return names
 
@@ -151,11 +180,11 @@ def _walk(module: nn.Module, prefix: str, above: set[int]) -> Iterator[tuple[str
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield prefix + name, module, parameter
-    wrapped = _WRAPPERS.get(type(module).__name__)
+    wrapped = wrapped_by(module)
     for name, child in module._modules.items():
         if child is None or id(child) in above:
             continue
-        below = prefix if name == wrapped else f"{prefix}{name}."
+        below = prefix if name in wrapped else f"{prefix}{name}."
         yield from _walk(child, below, above | {id(module)})
 
 
@@ -164,7 +193,7 @@ def _labelled(
 ) -> Iterator[tuple[str, dict[int, _Place]]]:
     seen: dict[str, int] = {}
     for module, places in models:
-        kind = type(module).__name__
+        kind = type(unwrapped(module)).__name__
         seen[kind] = seen.get(kind, 0) + 1
         if len(models) == 1:
             yield "", places

@@ -122,7 +122,7 @@ class OutputHooks:
         name = self._paths.of(module)
         if name is None or not self._keeps(name):
             return
-        tensors = [(place, tensor) for place, tensor in enumerate(_tensors(output, _DEEPEST)) if _has_gradient(tensor)]
+        tensors = [(place, tensor) for place, tensor in enumerate(output_tensors(output)) if _has_gradient(tensor)]
         if not tensors:
             self.idle[name.path] = None
             return
@@ -165,7 +165,7 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _tensors(output: object, depth: int) -> Iterator[torch.Tensor]:
+def output_tensors(output: object, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
     """The tensors of a structured output: of sequences, mappings, and dataclasses, in their order."""
     if isinstance(output, torch.Tensor):
         yield output
@@ -173,10 +173,10 @@ def _tensors(output: object, depth: int) -> Iterator[torch.Tensor]:
         return
     elif isinstance(output, dict) or (hasattr(output, "values") and hasattr(output, "keys")):
         for value in output.values():
-            yield from _tensors(value, depth - 1)
+            yield from output_tensors(value, depth - 1)
     elif isinstance(output, (tuple, list)):
         for value in output:
-            yield from _tensors(value, depth - 1)
+            yield from output_tensors(value, depth - 1)
     elif dataclasses.is_dataclass(output):
         for field in dataclasses.fields(output):
-            yield from _tensors(getattr(output, field.name), depth - 1)
+            yield from output_tensors(getattr(output, field.name), depth - 1)

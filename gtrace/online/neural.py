@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
 from gtrace.buckets import as_values
 from gtrace.errors import UsageError, suggest
+from gtrace.host.outputs import output_tensors
 from gtrace.online.exchange import Bad, Nonfinite, NonfiniteGradientError, Tally
 from gtrace.online.layers import LayerCodecs
 
@@ -152,7 +153,7 @@ class Batch:
     def watch(self, path: str, output: object) -> None:
         """Replace the gradients of a module's outputs once they arrive."""
         call = self._calls[path] = self._calls.get(path, -1) + 1
-        for place, tensor in enumerate(_tensors(output)):
+        for place, tensor in enumerate(output_tensors(output)):
             # A leaf is no output of a computation, and a hook on one would outlive the batch.
             if tensor.grad_fn is None or self._known(tensor):
                 continue
@@ -163,7 +164,7 @@ class Batch:
 
     def spare_last(self, output: object) -> None:
         """Leave the gradients alone that reach a layer from the model's output without passing another one."""
-        ahead: list[Node | None] = [tensor.grad_fn for tensor in _tensors(output)]
+        ahead: list[Node | None] = [tensor.grad_fn for tensor in output_tensors(output)]
         passed: set[Node] = set()
         while ahead:
             node = ahead.pop()
@@ -235,15 +236,3 @@ class Batch:
         tally.worker_squared_error += error
         tally.zeros += values.size - int(np.count_nonzero(decoded))
         return decoded
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module's output, through tuples, lists and mappings, in order."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, (tuple, list)):
-        for item in output:
-            yield from _tensors(item)
-    elif isinstance(output, dict):
-        for item in output.values():
-            yield from _tensors(item)

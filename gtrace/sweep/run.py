@@ -28,6 +28,7 @@ from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
 from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
+from gtrace.trace.names import printable
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ def _cautions(trace: Trace) -> list[str]:
         averages = f"gradients are averages over {world} processes; those that each of them would send have more noise"
         return [f"{averages}, so errors on the wire will be larger (capture --local records them)"]
     return []
+
+
+def _hidden(gradients: Gradients) -> list[str]:
+    """What a sweep by name does not see of a trace with several optimizers."""
+    hidden = gradients.hidden
+    if not hidden:
+        return []
+    first = f"{printable(hidden[0].name)} of optimizer {hidden[0].optimizer}"
+    return [f"left out, as an earlier optimizer has tensors of the same names: {len(hidden)} (first: {first})"]
 
 
 def run_sweep(
@@ -154,7 +164,7 @@ def run_sweep(
         runner = _runner(stack, scheduler, opened, tensors, gradients, settings, chosen, chunk, jobs)
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
-            cautions = _cautions(opened)
+            cautions = [*_cautions(opened), *_hidden(gradients)]
             store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
             done = store.done()
             if settings.optimal:

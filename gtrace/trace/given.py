@@ -53,13 +53,26 @@ def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], li
     Raises:
         UsageError: no real numbers.
     """
-    given = np.asarray(array)
+    array, kind = _of_torch(array)
+    try:
+        given = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"tensor '{printable(name)}': numpy cannot take it ({error}); pass an array") from error
     if given.dtype.kind not in "fiub":
         raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
     # A float64 beyond float32 becomes infinite here, and is counted as such.
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.ascontiguousarray(given, np.float32).reshape(-1)
-    return values, list(given.shape), given.dtype.name
+    return values, list(given.shape), kind or given.dtype.name
+
+
+def _of_torch(array: Any) -> tuple[Any, str]:
+    """A tensor of torch as numpy can take it, and its type; anything else as it is. Nothing here needs torch."""
+    if not (hasattr(array, "detach") and hasattr(array, "to_dense")):
+        return array, ""
+    tensor, kind = array.detach().to_dense().cpu(), str(array.dtype).removeprefix("torch.")
+    # numpy has no bfloat16 and no 8-bit floats, and all of their values are values of float32.
+    return (tensor.float() if "float" in kind and kind not in ("float32", "float64") else tensor), kind
 
 
 def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:

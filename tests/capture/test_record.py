@@ -112,3 +112,26 @@ def test_without_torch_there_is_one_clear_line():
         "gtrace.errors.UsageError: gtrace.capture needs PyTorch, which is not installed: pip install 'gtrace[torch]'"
     )
     assert result.stderr.splitlines()[-1] == message
+
+
+def test_gradients_appended_by_hand(tmp_path):
+    values = torch.tensor([1.0, -2.5, 3.0])
+    given = {
+        "float32": nn.Parameter(values),
+        "float64": values.double(),
+        "bfloat16": values.bfloat16(),
+        "float16": values.half(),
+        "float8_e5m2": values.to(torch.float8_e5m2),
+        "int64": values.long(),
+        "sparse": values.to_sparse(),
+    }
+    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
+        for name, tensor in given.items():
+            writer.append(0, name, tensor)
+        for wrong in (values * 1j, "text", [[1.0], [1.0, 2.0]]):
+            with pytest.raises(UsageError, match="tensor 'wrong': "):
+                writer.append(0, "wrong", wrong)
+    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    for info in trace.tensors:
+        assert info.dtype == ("float32" if info.name == "sparse" else info.name)
+        assert trace.read(info.name, 0).tolist() == given[info.name].detach().to_dense().float().tolist()

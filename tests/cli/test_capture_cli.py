@@ -258,11 +258,30 @@ def test_scripts_that_train_nothing(folder, capture):
     write_script(folder / "idle.py", "print('no torch here')\n")
     write_script(folder / "still.py", "import torch\nprint(torch.ones(2).sum().item())\n")
     assert capture("still.py") == (0, "2.0\n", "gtrace: nothing was captured: it took no step of a torch optimizer\n")
+    write_script(
+        folder / "bare.py",
+        """
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        for _ in range(3):
+            w.grad = None
+            w.square().sum().backward()
+            w.data.add_(w.grad, alpha=-0.1)
+        """,
+    )
+    assert capture("bare.py") == (
+        0,
+        "",
+        (
+            "gtrace: nothing was captured: it took no step of a torch optimizer, after 3 backward passes; where it "
+            "changes weights itself, it can append each p.grad to a gtrace.create_trace(PATH)\n"
+        ),
+    )
     # In a process of its own: here torch is imported already.
     result = run_gtrace("capture", "idle.py", cwd=folder)
     assert result.returncode == 0
     assert result.stderr == "gtrace: nothing was captured: it never imported torch\n"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 3
+    assert sorted(path.suffix for path in folder.iterdir()) == [".py"] * 4
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,21 @@ SCRIPT = """
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The weights of one process without capture."""
+    folder = tmp_path_factory.mktemp("plain")
+    write_script(folder / "train.py", SCRIPT)
+    done = run_python("train.py", "plain", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "plain0.pt")
+
+
+def same_as(plain, folder):
+    captured = torch.load(folder / "captured0.pt")
+    assert all(torch.equal(captured[name], value) for name, value in plain.items())
+
+
 def same_weights(folder, ranks):
     for rank in range(ranks):
         plain, captured = (torch.load(folder / f"{how}{rank}.pt") for how in ("plain", "captured"))
@@ -51,13 +66,11 @@ def same_weights(folder, ranks):
 
 
 @pytest.mark.capture_case("accelerate: accumulation and clipping", packages=("accelerate",))
-def test_one_process(tmp_path):
+def test_one_process(tmp_path, plain):
     write_script(tmp_path / "train.py", SCRIPT)
-    plain = run_python("train.py", "plain", cwd=tmp_path)
-    assert plain.returncode == 0, plain.stderr
     result = run_gtrace("capture", "-o", "run.zarr", "train.py", "captured", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    same_weights(tmp_path, 1)
+    same_as(plain, tmp_path)
     trace = open_trace(tmp_path / "run.zarr")
     assert [info.name for info in trace.tensors] == NAMES
     scalars = trace.scalars()
@@ -67,7 +80,7 @@ def test_one_process(tmp_path):
 
 
 @pytest.mark.capture_case("accelerate launch", packages=("accelerate",))
-def test_launched(tmp_path):
+def test_launched(tmp_path, plain):
     write_script(tmp_path / "train.py", SCRIPT)
     options = [
         "--cpu",
@@ -84,6 +97,7 @@ def test_launched(tmp_path):
     result = run_gtrace("capture", "-o", "run.zarr", "-m", *launch, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "gtrace: 4 steps captured in run.zarr (4 tensors" in result.stderr
+    same_as(plain, tmp_path)
     assert [info.name for info in open_trace(tmp_path / "run.zarr").tensors] == NAMES
 
 

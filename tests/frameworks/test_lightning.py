@@ -127,3 +127,41 @@ def test_fit(tmp_path, kind, options, steps):
             for name, gradient in zip(names, model.seen[number][step], strict=True):
                 assert np.array_equal(trace.read(name, step, optimizer=number), gradient.reshape(-1).numpy())
     assert np.isfinite(trace.scalars()["loss"]).all()
+
+
+def fit_with_fabric(seen):
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    fabric.launch()
+    fabric.seed_everything(0, verbose=False)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = DataLoader(TensorDataset(torch.randn(32, 4), torch.randint(2, (32,))), batch_size=8)
+    for number, (x, y) in enumerate(fabric.setup_dataloaders(data)):
+        accumulating = number % 2 == 0
+        with fabric.no_backward_sync(model, enabled=accumulating):
+            fabric.backward(nn.functional.cross_entropy(model(x), y) / 2)
+        if not accumulating:
+            fabric.clip_gradients(model, optimizer, max_norm=0.1)
+            seen.append([p.grad.clone() for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.capture_case("Lightning Fabric: accumulation, clipping, bf16", packages=("lightning",))
+def test_fabric(tmp_path):
+    plain = fit_with_fabric([])
+    said, seen = [], []
+    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
+    session.start()
+    trained = fit_with_fabric(seen)
+    session.finish("complete")
+    assert said == []
+    assert all(torch.equal(trained[name], value) for name, value in plain.items())
+    trace = open_trace(tmp_path / "run.zarr")
+    assert [info.name for info in trace.tensors] == list(plain)
+    for step, gradients in enumerate(seen):
+        for name, gradient in zip(plain, gradients, strict=True):
+            assert np.array_equal(trace.read(name, step), gradient.reshape(-1).numpy())
+    assert trace.scalars()["micro_batches"].tolist() == [2, 2]
+    assert np.isfinite(trace.scalars()["clip_norm"]).all()

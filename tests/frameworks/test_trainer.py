@@ -60,8 +60,13 @@ def fit(folder, **options):
 @pytest.mark.capture_case("Hugging Face Trainer", packages=("transformers", "accelerate"))
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [({}, 8), ({"gradient_accumulation_steps": 4}, 2), ({"bf16": True}, 8)],
-    ids=["plain", "accumulated", "bf16"],
+    [
+        ({}, 8),
+        ({"gradient_accumulation_steps": 4}, 2),
+        ({"bf16": True}, 8),
+        ({"gradient_checkpointing": True, "label_smoothing_factor": 0.1, "max_grad_norm": 0.5}, 8),
+    ],
+    ids=["plain", "accumulated", "bf16", "checkpointed and smoothed"],
 )
 def test_train(tmp_path, options, steps):
     plain, _ = fit(tmp_path, **options)

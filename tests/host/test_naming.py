@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
@@ -68,6 +69,26 @@ def test_wrappers_leave_no_trace_in_names():
     wrapped = OptimizedModule(DistributedDataParallel(net))
     expected = [name for name, _ in net.named_parameters()]
     assert names(groups_of(*net.parameters()), [wrapped, net], scan=False) == expected
+    assert name_parameters(groups_of(*net.parameters()), [wrapped])[id(net.encoder.weight)].model == "Net"
+
+
+def test_a_wrapper_that_holds_its_model_twice_makes_no_aliases():
+    class _FabricModule(nn.Module):
+        def __init__(self, forward, original):
+            super().__init__()
+            self._forward_module, self._original_module = forward, original
+
+    net = Net()
+    table = name_parameters(groups_of(*net.parameters()), [_FabricModule(DistributedDataParallel(net), net)])
+    assert [(entry.name, entry.aliases) for entry in table.values()] == [
+        (name, ()) for name, _ in net.named_parameters()
+    ]
+
+
+def test_labels_are_those_of_the_models_inside_of_wrappers():
+    first, second = Net(), Net()
+    found = names(groups_of(first.encoder.weight, second.encoder.weight), [OptimizedModule(first), second], scan=False)
+    assert found == ["Net.encoder.weight", "Net_2.encoder.weight"]
 
 
 def test_a_users_own_attribute_called_module_stays():
@@ -152,8 +173,18 @@ def test_the_collector_takes_modules_that_cannot_be_hashed(collector):
     assert [module is odd for module in collector.modules()] == [True]
 
 
+def test_the_collector_sees_copies_and_unpickled_modules(collector):
+    net = Net()
+    twin, other = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    for one in (twin, other):
+        assert names(groups_of(*one.parameters()), collector.modules(), scan=False)[0] == "encoder.weight"
+
+
 def test_the_collector_stops(collector):
+    assert nn.Module.__setstate__.__module__ == "torch.nn.modules.module"
+    before = nn.Module.__setstate__.__wrapped__
     collector.remove()
+    assert nn.Module.__setstate__ is before
     net = Net()
     assert collector.modules() == []
     assert isinstance(net, nn.Module)

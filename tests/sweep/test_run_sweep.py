@@ -395,3 +395,19 @@ def test_two_processes_may_read_while_one_writes(trace, tmp_path):
         assert os.path.exists(path)
         child.communicate(timeout=60)
     assert child.returncode == 0
+
+
+def test_names_that_two_optimizers_share_are_told(tmp_path):
+    """A GAN whose halves have layers of the same names: the first optimizer's are swept, and the rest is not silent."""
+    with gtrace.create_trace(tmp_path / "gan.zarr") as writer:
+        for optimizer, names in enumerate((("main.0.weight", "main.2.weight"), ("main.0.weight", "main.4.weight"))):
+            for name in names:
+                writer.append(0, name, [0.1, -0.2, 0.3], optimizer=optimizer)
+            writer.commit(0, optimizer=optimizer)
+    swept = gtrace.run_sweep(tmp_path / "gan.zarr", ["terngrad"], jobs=1)
+    assert sorted(set(swept["tensor"])) == ["main.0.weight", "main.2.weight", "main.4.weight"]
+    assert list(swept.warnings) == [
+        "left out, as an earlier optimizer has tensors of the same names: 1 (first: main.0.weight of optimizer 1)"
+    ]
+    alone = gtrace.run_sweep(tmp_path / "gan.zarr", ["terngrad"], tensors=["main.[24].weight"], jobs=1)
+    assert list(alone.warnings) == []

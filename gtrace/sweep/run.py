@@ -159,7 +159,7 @@ def run_sweep(
 
             def sink(block: Block) -> None:
                 nonlocal count
-                store.add(block.rows, block.times, block.warnings, block.details)
+                store.add(block.rows, block.times, block.warnings, block.details, block.tables)
                 count += 1
                 if progress is not None:
                     progress(count, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
@@ -22,17 +23,20 @@ if TYPE_CHECKING:
     from gtrace.codecs.base import Codec
 
 #: What must be the engine's own for a codec to be one of many.
-_ENGINE = ("init", "view", "fit", "fit_levels", "shared", "expect", "model_error", "allocates", "expects")
+_ENGINE = (
+    *("init", "view", "fit", "fit_levels", "shared", "expect", "model_error", "allocates", "expects", "stateful"),
+    *("_symbols", "_tell", "_expected_bits"),
+)
+
+
+@lru_cache
+def _is_engine(kind: type[Codec]) -> bool:
+    return issubclass(kind, LevelCodec) and all(getattr(kind, name) is getattr(LevelCodec, name) for name in _ENGINE)
 
 
 def has_fixed_levels(item: Codec) -> TypeGuard[LevelCodec]:
     """Whether a codec can be one of :class:`LevelSets`: its levels never change, and its coder knows no integers."""
-    return (
-        isinstance(item, LevelCodec)
-        and not item.stateful
-        and item.coder in ("huffman", "fixed")
-        and all(getattr(type(item), name) is getattr(LevelCodec, name) for name in _ENGINE)
-    )
+    return _is_engine(type(item)) and isinstance(item, LevelCodec) and item.coder in ("huffman", "fixed")
 
 
 class Judged(NamedTuple):

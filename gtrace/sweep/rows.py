@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+@lru_cache(maxsize=1024)
 def identity(codec: Codec) -> Row:
-    """The columns that say which codec a row is of."""
+    """The columns that say which codec a row is of; the same object for equal codecs, to be left as it is."""
     parameters = codec.parameters
     return {
         "codec": str(codec),

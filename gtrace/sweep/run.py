@@ -24,6 +24,7 @@ from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.large import CHUNK, Large
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.rows import identity
 from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
@@ -236,17 +237,18 @@ def _with_missing(
     job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: set[tuple[str, int, str, int]]
 ) -> Job:
     """The job with what is not done of it."""
+    draws_too = not (job.sketched or job.chunked)
+    rows = [
+        (item, str(identity(item)["codec"]), (EXPECTATION,) * expecting(item) + tuple(range(draws)) * draws_too)
+        for item in codecs
+    ]
     wanted = []
     for index, step in enumerate(job.steps):
         if step not in steps:
             continue
         missing = []
-        for item in codecs:
-            rows = [EXPECTATION] if expecting(item) else []
-            if not (job.sketched or job.chunked):
-                rows += range(draws)
-            spec = str(item)
-            left = tuple(draw for draw in rows if (job.tensor, step, spec, draw) not in done)
+        for item, spec, every in rows:
+            left = tuple(draw for draw in every if (job.tensor, step, spec, draw) not in done) if done else every
             if left:
                 missing.append((item, left))
         if missing:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from gtrace.codecs import Codec, LevelCodec, expecting
-from gtrace.codecs.level_sets import has_fixed_levels
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
@@ -20,7 +19,7 @@ from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Timing, Totals
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Row, draw_row, expectation_row, identity
-from gtrace.sweep.together import MANY, Schedule, Together
+from gtrace.sweep.together import MANY, Schedule, Together, Wanted
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class Replay:
             self._together.forget(keep)
             self._optima.clear()
 
-    def _block(self, index: int, wanted: Sequence[tuple[Codec, tuple[int, ...]]]) -> Block:
+    def _block(self, index: int, wanted: Wanted) -> Block:
         job, settings = self._job, self._settings
         step = job.steps[index]
         reference, bad = self._look(index)
@@ -169,32 +168,25 @@ class Replay:
 
     def _tables(
         self,
-        wanted: Sequence[tuple[Codec, tuple[int, ...]]],
+        wanted: Wanted,
         index: int,
         reference: Reference | Totals,
         common: Row,
         times: list[Timing],
-    ) -> tuple[list[Table], list[tuple[Codec, tuple[int, ...]]]]:
+    ) -> tuple[list[Table], Wanted]:
         """Expectations that are worked out together, by the sketch that they want, and what is left to do."""
-        groups: dict[SummarySpec, list[LevelCodec]] = {}
-        rest = []
-        for codec, draws in wanted:
-            if self._in_tables and EXPECTATION in draws and has_fixed_levels(codec):
-                groups.setdefault(codec.needs, []).append(codec)
-                draws = tuple(draw for draw in draws if draw != EXPECTATION)
-            if draws:
-                rest.append((codec, draws))
+        groups, rest = self._together.split(wanted) if self._in_tables else ([], wanted)
         source = self._settings.source(index, self._job.steps)
         before = self._settings.source(index - 1, self._job.steps) if index else None
         schedule = Schedule(source, before, self._label(index))
         values = reference.values if isinstance(reference, Reference) else None
         optimum = partial(self._optimum, index) if self._settings.optimal else None
         tables = []
-        for needs, codecs in groups.items():
+        for group in groups:
             clock = time.perf_counter()
-            self._summary(index, needs, values)
+            self._summary(index, group.sets.needs, values)
             sketched = time.perf_counter()
-            tables.append(self._together.table(codecs, index, schedule, common, optimum, self._job.dtype_bits))
+            tables.append(self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits))
             spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
             times.extend((self._job.tensor, common["step"], MANY, EXPECTATION, *stage) for stage in spent.items())
         return tables, rest

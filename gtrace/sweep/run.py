@@ -242,7 +242,7 @@ def _with_missing(
         (item, str(identity(item)["codec"]), (EXPECTATION,) * expecting(item) + tuple(range(draws)) * draws_too)
         for item in codecs
     ]
-    wanted = []
+    wanted: list[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]]] = []
     for index, step in enumerate(job.steps):
         if step not in steps:
             continue
@@ -252,5 +252,7 @@ def _with_missing(
             if left:
                 missing.append((item, left))
         if missing:
-            wanted.append((index, tuple(missing)))
+            # One object for all steps that want the same.
+            same = wanted[-1][1] if wanted and list(wanted[-1][1]) == missing else tuple(missing)
+            wanted.append((index, same))
     return replace(job, wanted=tuple(wanted))

@@ -12,15 +12,20 @@ import argparse
 import os
 import tempfile
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
 import gtrace
 from gtrace.codecs import codec
+from gtrace.codecs.level_sets import LevelSets
+from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
-from gtrace.sweep import expand
+from gtrace.sweep import ResultStore, expand, gradients, replay, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +73,52 @@ def least(tasks: dict[str, Callable[[], object]], turns: int, clock: Callable[[]
     return best
 
 
+#: where time goes: what is clocked -> the functions that do it
+STAGES: dict[str, tuple[tuple[object, str], ...]] = {
+    "read": ((gradients.Gradients, "read"),),
+    "totals and checks of values": ((replay, "count_nonfinite"), (Reference, "__init__")),
+    "sketch": ((MomentSketch, "from_spec"),),
+    "closed forms": ((LevelSets, "judge"), (LevelSets, "fit"), (LevelSets, "expect"), (LevelSets, "differ")),
+    "rows": ((together, "expectation_table"),),
+    "store": ((ResultStore, "create"), (ResultStore, "add"), (ResultStore, "close")),
+    "load": ((ResultStore, "load"),),
+}
+
+
+def stages(sweep: Callable[[], object], turns: int) -> dict[str, float]:
+    """Least CPU seconds of each stage of a sweep with one job, in its own thread, and of what is left."""
+    spent: dict[str, float] = {}
+
+    def clocked(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any, **named: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return function(*given, **named)
+            finally:
+                spent[stage] += time.thread_time() - start
+
+        return timed
+
+    best: dict[str, float] = {}
+    with ExitStack() as stack:
+        for stage, places in STAGES.items():
+            for owner, name in places:
+                raw = vars(owner)[name]
+                # A class method is bound already when it is asked for by its name.
+                shared = isinstance(raw, classmethod)
+                timed = clocked(stage, getattr(owner, name) if shared else raw)
+                stack.enter_context(mock.patch.object(owner, name, staticmethod(timed) if shared else timed))
+        for turn in range(turns + 1):
+            spent.update(dict.fromkeys(STAGES, 0.0))
+            start = time.process_time()
+            sweep()
+            whole = time.process_time() - start
+            found = {**spent, "everything else": whole - sum(spent.values()), "whole": whole}
+            if turn:
+                best = found if not best or whole < best["whole"] else best
+    return best
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,6 +155,11 @@ def main() -> None:
         print("|---|---|---|---|")
         for name, seconds in cpu.items():
             print(f"| {name} | {1e3 * seconds / cells:.2f} | {seconds / base:.2f} | {whole / seconds:.2f} |")
+        print("| stage of | " + " | ".join(f"{n} configuration{'s' * (n > 1)}" for n in (1, len(many))) + " |")
+        print("|---|---|---|")
+        found = [stages(partial(sweep, chosen), given.turns) for chosen in (many[:1], many)]
+        for stage in found[0]:
+            print(f"| {stage} | " + " | ".join(f"{1e3 * each[stage] / cells:.2f}" for each in found) + " |")
         wall = least(
             {"1 job": lambda: sweep(many[2:9], draws=1), "2 jobs": lambda: sweep(many[2:9], draws=1, jobs=2)},
             2,

@@ -26,6 +26,7 @@ from gtrace.buckets import (
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
+from gtrace.kernels import symbols as _symbols
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-_ROUNDING = 1e-12
+#: what rounding may add to a bound, as a share of the error
+ROUNDING = 1e-12
 #: attributes that merging adds up, besides the bins
 _ADDED = ("zeros", "zero_weight", "nonfinite", "size", "buckets", "dead", "clipped", "clip_error")
 _ADDED_EXACT = ("exact", "exact_energy", "exact_zeros")
@@ -368,25 +370,21 @@ class MomentSketch:
         return found
 
     def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
-        lower, upper = self._both_edges()
-        blocks = self.remember(
-            "blocks", lambda: (self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS))
-        )
         mass = np.empty(grid.size)
-        weighted, plain, bound = _sketching.expect_levels(
-            lower, upper, self.sums, blocks[0], blocks[1], grid, not zero, mass
-        )
-        if not zero:
-            weighted += self.zero_weight * grid[0] ** 2
-            plain += self.zeros * grid[0] ** 2
-        mass[0] += self.zeros
-        count = self.quantized
-        if count:
-            np.maximum(mass, 0.0, out=mass)
-            mass /= count
+        weighted, plain, bound = _symbols.judge_levels(*self.bins(), grid, not zero, mass)
         mass.flags.writeable = False
-        weighted = max(weighted, 0.0) + self.clip_error
-        return weighted, max(plain, 0.0), bound + _ROUNDING * weighted, mass
+        weighted += self.clip_error
+        return weighted, plain, bound + ROUNDING * weighted, mass
+
+    def bins(self) -> _symbols.Bins:
+        """What kernels need to know of the values that a level codec rounds."""
+        found: _symbols.Bins = self.remember("bins", self._bins)
+        return found
+
+    def _bins(self) -> _symbols.Bins:
+        blocks, large = self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS)
+        zeros = (self.zeros, float(self.zero_weight))
+        return _symbols.Bins(self.lower, self.upper, self.sums, blocks, large, *zeros, self.quantized)
 
     def _blocks(self, bins: int) -> NDArray[np.float64]:
         out = np.empty((-(-self.rows.size // bins), _sketching.COLUMNS))

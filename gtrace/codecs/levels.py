@@ -13,9 +13,9 @@ from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
 from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.coding import (
+    MAX_LENGTH,
     EliasCode,
     EliasKind,
-    entropy,
     fixed_size,
     huffman_code,
     huffman_lengths,
@@ -28,6 +28,7 @@ from gtrace.coding import (
 )
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import rounding as _rounding
+from gtrace.kernels import symbols as _symbols
 from gtrace.types import Expectation, Norm, Scope, State, SummarySpec, Tail
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ FLAG_FIXED = 1
 #: up to this many magnitudes, counting random thresholds beats a search
 FEW_LEVELS = 16
 _SHARED = struct.Struct("<HH")
+#: bytes of :meth:`LevelCodec.shared` ahead of levels and lengths
+SHARED_HEAD = _SHARED.size
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         if self.coder != "huffman" or summary.quantized == 0:
             return state
         symbols = self._symbols(self.levels(state), summary)
-        probabilities = symbols.probabilities
-        lengths = complete_lengths(probabilities, summary.quantized, symbols.lengths)
+        probabilities, lengths = symbols.probabilities, symbols.lengths
         old = state.arrays.get("lengths")
         if old is not None and old.size != probabilities.size:
             # Fitted levels became fewer or more: the old code names other symbols.
@@ -109,9 +111,8 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             kept = symbols.fixed
         else:
             kept = mean_length(old, probabilities)
-        gain = (kept - float(probabilities @ lengths)) * state.size
-        sent = 8 * packed_size(lengths)
-        return state.with_arrays(lengths=lengths) if gain > sent else state
+        gain = (kept - symbols.complete) * state.size
+        return state.with_arrays(lengths=lengths) if gain > symbols.sent else state
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """Norms (float32), then an exact tail (float32) where asked for, then the coded symbols."""
@@ -209,7 +210,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             bias=float(np.sqrt(sketch.clip_error)),
             sparsity=(float(zeros) + sketch.exact_zeros) / size,
             bits_fixed=symbols.fixed * share + norms,
-            bits_entropy=entropy(probabilities) * share + norms,
+            bits_entropy=symbols.entropy * share + norms,
             bits_huffman=symbols.huffman * share + norms,
             bits_payload=coded * share + norms,
             bits_norms=norms,
@@ -231,17 +232,16 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         return found
 
     def _tell(self, levels: NDArray[np.float32], sketch: MomentSketch) -> Symbols:
-        probabilities = self._signed(sketch.probabilities(levels, self.has_zero))
-        lengths = huffman_lengths(probabilities)
-        fixed = float(width_for(probabilities.size))
-        return Symbols(probabilities, lengths, fixed, float(probabilities @ lengths))
-
-    def _signed(self, magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probabilities of the signed symbols; the sketch has no sign, so both signs share alike."""
-        if self.has_zero:
-            half = magnitudes[1:] / 2
-            return np.concatenate([half[::-1], magnitudes[:1], half])
-        return np.concatenate([magnitudes[::-1], magnitudes]) / 2
+        magnitudes = sketch.probabilities(levels, self.has_zero)
+        # The sketch has no sign, so both signs share alike.
+        probabilities = np.empty(2 * magnitudes.size - int(self.has_zero))
+        tight, kept = np.empty(probabilities.size, np.uint8), np.empty(probabilities.size, np.uint8)
+        numbers = np.empty(_symbols.SYMBOL_NUMBERS)
+        _symbols.tell_symbols(
+            magnitudes, not self.has_zero, sketch.quantized, MAX_LENGTH, probabilities, tight, kept, numbers
+        )
+        bits, huffman, complete, sent = numbers.tolist()
+        return Symbols(probabilities, kept, float(width_for(kept.size)), bits, huffman, complete, sent)
 
     def _signed_values(self, state: State) -> NDArray[np.float32]:
         levels = self.levels(state)
@@ -341,33 +341,34 @@ class Symbols(NamedTuple):
 
     Attributes:
         probabilities: float64[m], of each.
-        lengths: uint8[m], of their Huffman code; 0 for those that do not occur.
+        lengths: uint8[m], of the code that :func:`complete_lengths` makes; 0 for symbols without one.
         fixed: bits per symbol at fixed width.
-        huffman: mean bits per symbol of that code.
+        entropy: bits per symbol.
+        huffman: mean bits per symbol of their Huffman code.
+        complete: mean bits per symbol of the code with ``lengths``.
+        sent: bits that sending ``lengths`` takes.
     """
 
     probabilities: NDArray[np.float64]
     lengths: NDArray[np.uint8]
     fixed: float
+    entropy: float
     huffman: float
+    complete: float
+    sent: float
 
 
-def complete_lengths(
-    probabilities: NDArray[np.float64], count: int, tight: NDArray[np.uint8] | None = None
-) -> NDArray[np.uint8]:
-    """Code lengths for symbols of these probabilities among ``count`` values; ``tight``: their Huffman lengths.
+def complete_lengths(probabilities: NDArray[np.float64], count: int) -> NDArray[np.uint8]:
+    """Code lengths for symbols of these probabilities among ``count`` values.
 
     Symbols that the fit gives no chance may still come with the next data. They get a code when that
     lengthens the mean by less than a hundredth; otherwise they get none, and an encoder that meets one
     falls back to fixed width.
     """
-    tight = huffman_lengths(probabilities) if tight is None else tight
-    if tight.all():
-        return tight
-    full = huffman_lengths(np.maximum(probabilities, 0.25 / max(1, count)))
-    if float(probabilities @ full) <= 1.01 * float(probabilities @ tight):
-        return full
-    return tight
+    tight = huffman_lengths(probabilities)
+    kept = np.empty_like(tight)
+    _symbols.complete(probabilities, count, MAX_LENGTH, tight, kept)
+    return kept
 
 
 def pack_lengths(lengths: NDArray[np.uint8]) -> bytes:
@@ -376,13 +377,6 @@ def pack_lengths(lengths: NDArray[np.uint8]) -> bytes:
     first, last = (int(used[0]), int(used[-1])) if used.size else (0, -1)
     span = lengths[first : last + 1].astype(np.uint16)
     return struct.pack("<HHH", lengths.size, first, span.size) + pack_fixed(span, 5)
-
-
-def packed_size(lengths: NDArray[np.uint8]) -> int:
-    """Bytes that :func:`pack_lengths` makes of these."""
-    used = np.flatnonzero(lengths)
-    span = int(used[-1] - used[0]) + 1 if used.size else 0
-    return 6 + fixed_size(span, 5)
 
 
 def unpack_lengths(data: bytes) -> NDArray[np.uint8]:

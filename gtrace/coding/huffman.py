@@ -9,6 +9,7 @@ import numpy as np
 
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import bits as _bits
+from gtrace.kernels import symbols as _symbols
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,9 +43,7 @@ def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
     """
     w = np.ascontiguousarray(weights, dtype=np.float64)
     lengths = np.empty(w.size, np.uint8)
-    if _bits.huffman_lengths(w, lengths) > MAX_LENGTH:
-        # A weight below 2^-MAX_LENGTH of the whole is what makes codes so long: raise it to that.
-        return huffman_lengths(np.where(w > 0, np.maximum(w, w.sum() * 2.0 ** (1 - MAX_LENGTH)), 0.0))
+    _symbols.limited_lengths(w, MAX_LENGTH, lengths)
     return lengths
 
 
@@ -137,9 +136,7 @@ class HuffmanCode:
 
 def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:
     """Mean bits per symbol of a code of these lengths; infinite when a symbol without one has a chance."""
-    if not lengths.all() and (probabilities[lengths == 0] > 0).any():
-        return float("inf")
-    return float(probabilities @ lengths)
+    return float(_symbols.mean_length(lengths, probabilities))
 
 
 @lru_cache(maxsize=512)

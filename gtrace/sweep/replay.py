@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
+from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Timing, Totals
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity
+from gtrace.sweep.together import MANY, Schedule, Together, Wanted
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -26,18 +28,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import TensorSums
     from gtrace.sweep.allocation import Allocation
+    from gtrace.sweep.results import Table
     from gtrace.sweep.sampled import Whole
-    from gtrace.trace.blocks import BlockSample
     from gtrace.types import State, SummarySpec
 
-Refit = Literal["previous", "each", "once"]
-Nonfinite = Literal["skip", "zero", "error"]
-#: tensor, step, what, JSON-ready value
-Detail = tuple[str, int, str, object]
-#: tensor, step, codec, draw, stage, seconds
-Timing = tuple[str, int, str, int, str, float]
+__all__ = [
+    "Block",
+    "Detail",
+    "Job",
+    "Nonfinite",
+    "Refit",
+    "Replay",
+    "Settings",
+    "Source",
+    "Timing",
+    "Totals",
+    "has_optimum",
+]
+
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
 
 
@@ -61,93 +70,6 @@ class Source(Protocol):
 
     def whole(self, name: str, step: int) -> Whole:
         """What the trace knows of a tensor of which it keeps a sample of blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What rows need to know of a tensor without its values.
-
-    Attributes:
-        size: number of values.
-        energy: ||g||^2 over the finite ones.
-        mean_abs: mean |g|, non-finite ones taken as zero.
-        sums: what parts of it have to know of the whole, where its values were looked at.
-    """
-
-    size: int
-    energy: float
-    mean_abs: float
-    sums: TensorSums | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One tensor's share of a sweep.
-
-    Attributes:
-        tensor: its name.
-        dtype_bits: bits per element of the run's own dtype.
-        steps: ascending steps that the trace holds for it.
-        wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
-        sketched: there are stored sketches and no values, so expectations alone.
-        chunked: values are taken chunk by chunk and never held as a whole.
-        size: the most elements that it has at a step.
-        sample: the blocks of which there are values, None where that is all.
-        final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
-    """
-
-    tensor: str
-    dtype_bits: int
-    steps: tuple[int, ...]
-    wanted: tuple[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]], ...]
-    sketched: bool = False
-    chunked: bool = False
-    size: int = 0
-    sample: BlockSample | None = None
-    final: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What one tensor at one step gave: the unit that is committed."""
-
-    rows: list[Row]
-    times: list[Timing]
-    warnings: list[str] = field(default_factory=list)
-    details: list[Detail] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a row depends on besides the data and the codec.
-
-    Attributes:
-        seed: of the encodings.
-        refit: which step's summary fits a codec, see :meth:`source`.
-        nonfinite: what happens to a tensor with NaN or infinite gradients.
-        optimal: work out the least error that any levels of the same number could have.
-    """
-
-    seed: int = 0
-    refit: Refit | tuple[int, ...] = "previous"
-    nonfinite: Nonfinite = "skip"
-    optimal: bool = False
-
-    def source(self, index: int, steps: Sequence[int]) -> int:
-        """Index of the step whose summary fits the codec that encodes step ``index``.
-
-        ``previous``: the preceding captured step, because fitting on the tensor that is then encoded flatters
-        every adaptive codec; the first step has only itself. ``each``: the step itself. ``once``: the first
-        one. A list of steps: the last listed step so far (the first one where there is none).
-        """
-        if self.refit == "previous":
-            return max(0, index - 1)
-        if self.refit == "each":
-            return index
-        if self.refit == "once":
-            return 0
-        due = [k for k in range(index + 1) if steps[k] in self.refit]
-        return due[-1] if due else 0
 
 
 class Ready(NamedTuple):
@@ -192,6 +114,9 @@ class Replay:
     tensor may have another size at each step; memories, which are of one size, then start afresh.
     """
 
+    #: Whether rows of closed forms may leave as tables, which nothing changes any more.
+    _in_tables = True
+
     def __init__(self, source: Source, job: Job, settings: Settings, allocation: Allocation | None = None) -> None:
         self._source = source
         self._job = job
@@ -202,6 +127,7 @@ class Replay:
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
         self._links: dict[tuple[str, int], _Link] = {}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
+        self._together = Together(self._summary)
 
     def blocks(self) -> Iterator[Block]:
         """Each wanted step's rows."""
@@ -211,9 +137,10 @@ class Replay:
             keep = {self._settings.source(k, self._job.steps) for k in near} | {index}
             self._summaries = {k: v for k, v in self._summaries.items() if k in keep}
             self._states = {key: state for key, state in self._states.items() if key[1] in keep}
+            self._together.forget(keep)
             self._optima.clear()
 
-    def _block(self, index: int, wanted: Sequence[tuple[Codec, tuple[int, ...]]]) -> Block:
+    def _block(self, index: int, wanted: Wanted) -> Block:
         job, settings = self._job, self._settings
         step = job.steps[index]
         reference, bad = self._look(index)
@@ -235,12 +162,38 @@ class Replay:
         common["mean_abs"] = reference.mean_abs
         rows: list[Row] = []
         times: list[Timing] = []
-        for codec, draws in wanted:
+        tables, rest = self._tables(wanted, index, reference, common, times)
+        for codec, draws in rest:
             for row, spent in self._codec_rows(codec, draws, index, reference, common):
                 rows.append(row)
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
         details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
-        return Block(rows, times, warnings, details)
+        return Block(rows, times, warnings, details, tables)
+
+    def _tables(
+        self,
+        wanted: Wanted,
+        index: int,
+        reference: Reference | Totals,
+        common: Row,
+        times: list[Timing],
+    ) -> tuple[list[Table], Wanted]:
+        """Expectations that are worked out together, by the sketch that they want, and what is left to do."""
+        groups, rest = self._together.split(wanted) if self._in_tables else ([], wanted)
+        source = self._settings.source(index, self._job.steps)
+        before = self._settings.source(index - 1, self._job.steps) if index else None
+        schedule = Schedule(source, before, self._label(index))
+        values = reference.values if isinstance(reference, Reference) else None
+        optimum = partial(self._optimum, index) if self._settings.optimal else None
+        tables = []
+        for group in groups:
+            clock = time.perf_counter()
+            self._summary(index, group.sets.needs, values)
+            sketched = time.perf_counter()
+            tables.append(self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits))
+            spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
+            times.extend((self._job.tensor, common["step"], MANY, EXPECTATION, *stage) for stage in spent.items())
+        return tables, rest
 
     def _codec_rows(
         self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference | Totals, common: Row
@@ -274,7 +227,9 @@ class Replay:
             if draw == EXPECTATION:
                 if expected is None:
                     continue
-                optimum = self._optimum(codec, ready.state, index)
+                optimum = None
+                if self._settings.optimal and isinstance(codec, LevelCodec):
+                    optimum = self._optimum(index, codec, codec.levels(ready.state).size)
                 row = expectation_row({**common, **fit}, expected, optimum, self._job.dtype_bits)
                 spent = {"fit": fitted - sketched}
                 yield row, {"sketch": sketched - clock, **spent} if built else spent
@@ -424,15 +379,18 @@ class Replay:
     def _fitted_on(self, index: int, ready: Ready) -> str:
         if not (ready.shared or ready.fitted):
             return "-"
-        if (source := self._settings.source(index, self._job.steps)) == index:
+        return self._label(index)
+
+    def _label(self, index: int) -> str:
+        source = self._settings.source(index, self._job.steps)
+        if source == index:
             return "itself"
         return "previous" if source == index - 1 else f"step {self._job.steps[source]}"
 
-    def _optimum(self, codec: Codec, state: State, index: int) -> float | None:
-        """The least expected error of any levels of the same number on this very tensor, with its own sketch."""
-        if not self._settings.optimal or not isinstance(codec, LevelCodec) or not has_optimum(codec):
+    def _optimum(self, index: int, codec: LevelCodec, count: int) -> float | None:
+        """The least expected error of any ``count`` levels on this very tensor, with the codec's own sketch."""
+        if not has_optimum(codec):
             return None
-        count = codec.levels(state).size
         key = (codec.needs, count, codec.has_zero)
         if key not in self._optima:
             sketch = self._summary(index, codec.needs)

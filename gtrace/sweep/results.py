@@ -7,11 +7,26 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.sweep.loading import read_rows, read_times
+from gtrace.sweep.schema import (
+    COLUMNS,
+    EXPECTATION,
+    FORMAT,
+    KEY,
+    MEASURED,
+    OF_CODEC,
+    TEXTS,
+    VERSION,
+    create,
+    present,
+    upgrade,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,72 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-FORMAT = "gtrace-sweep"
-VERSION = 1
+__all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "Table"]
 
-#: draw number of a row of expectations
-EXPECTATION = -1
-
-#: Columns of a row: name -> (SQL type, unit or meaning). REAL columns hold NULL for "not measured".
-COLUMNS: dict[str, tuple[str, str]] = {
-    "tensor": ("TEXT", "parameter name; * for the whole model"),
-    "step": ("INTEGER", "training step"),
-    "codec": ("TEXT", "canonical spec string"),
-    "draw": ("INTEGER", "-1: expectation; 0, 1, ...: one keyed encoding each"),
-    "method": ("TEXT", "codec name, with its prefixes: ef:topk"),
-    "bits": ("INTEGER", "nominal bits, NULL where the codec has none"),
-    "params": ("TEXT", "JSON object of all parameters"),
-    "n": ("INTEGER", "elements"),
-    "energy": ("REAL", "||g||^2"),
-    "squared_error": ("REAL", "||Q(g) - g||^2, expected or realized"),
-    "relative_variance": ("REAL", "squared_error / energy"),
-    "relative_variance_bound": ("REAL", "how far the expected one can be off (bins of the sketch)"),
-    "optimal_variance": ("REAL", "least relative variance of any levels of the same number on this tensor"),
-    "times_optimal": ("REAL", "relative_variance / optimal_variance"),
-    "model_variance": ("REAL", "what a parametric law promised for the levels that were fitted to it"),
-    "relative_bias": ("REAL", "||E Q(g) - g|| / ||g||"),
-    "mean_relative_error": ("REAL", "mean |Q(g) - g| / |g| over non-zero g"),
-    "mean_abs_error": ("REAL", "mean |Q(g) - g|"),
-    "mean_abs": ("REAL", "mean |g|"),
-    "cosine": ("REAL", "cosine of Q(g) and g"),
-    "snr_db": ("REAL", "10 log10(energy / squared_error)"),
-    "w1": ("REAL", "Wasserstein-1 of the value distributions"),
-    "w1_normalized": ("REAL", "w1 / mean |g|"),
-    "w1_mcgq": ("REAL", "W1 of g/||g||_1 and Q/||Q||_1, MCGQ's d_t"),
-    "w1_method": ("TEXT", "exact or sketch"),
-    "bits_fixed": ("REAL", "bits per coordinate, fixed width, norms included"),
-    "bits_entropy": ("REAL", "bits per coordinate at the entropy, norms included"),
-    "bits_huffman": ("REAL", "bits per coordinate, Huffman, norms included"),
-    "bits_payload": (
-        "REAL",
-        "bits per coordinate of the payload body: measured in a draw, expected otherwise",
-    ),
-    "bits_norms": ("REAL", "part of bits_payload that norms take"),
-    "bits_shared": ("REAL", "bits per coordinate of shared bytes sent at this step (0 when unchanged)"),
-    "bits_envelope": ("REAL", "bits per coordinate of the envelope, not in bits_payload"),
-    "max_bits": ("INTEGER", "widest symbol of the payload"),
-    "bits_total": ("REAL", "bits_payload + bits_shared: what is compared"),
-    "ratio_float32": ("REAL", "32 / bits_total"),
-    "ratio_dtype": ("REAL", "bits of the run's own dtype / bits_total"),
-    "sparsity_asked": (
-        "REAL",
-        "fraction of zeros asked of this tensor; one draw scatters by up to sqrt(s (1 - s) / n)",
-    ),
-    "sparsity": ("REAL", "fraction of zeros after decoding"),
-    "saturated": ("REAL", "fraction clipped or saturated"),
-    "flushed": ("REAL", "fraction of non-zeros that underflowed to zero"),
-    "fitted_on": ("TEXT", "itself | previous | step N | - : the data that levels and codes were fitted on"),
-    "note": ("TEXT", "why a value is missing, or open-loop"),
-}
-_POSITIONS = {name: position for position, name in enumerate(COLUMNS)}
-KEY = ("tensor", "step", "codec", "draw")
-#: columns of the table of times
-TIMES = [
-    *(("tensor", "TEXT"), ("step", "INTEGER"), ("codec", "TEXT"), ("draw", "INTEGER")),
-    *(("stage", "TEXT"), ("seconds", "REAL")),
-]
-_FETCHED = 1024
-Columns: TypeAlias = dict[str, "NDArray[Any]"]
+_MEASURED = frozenset(MEASURED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +83,34 @@ class SweepResult:
         return pd.DataFrame(self.columns)
 
 
+class Table(NamedTuple):
+    """Rows of one tensor at one step as columns.
+
+    Attributes:
+        tensor: its name.
+        step: the step.
+        draw: of all rows.
+        identities: of each row, the columns that say which codec it is of.
+        same: columns with one value for all rows.
+        numbers: columns, float64 each; what is not finite is stored as NULL.
+        texts: columns of text.
+    """
+
+    tensor: str
+    step: int
+    draw: int
+    identities: Sequence[Mapping[str, Any]]
+    same: Mapping[str, Any]
+    numbers: Mapping[str, NDArray[np.float64]]
+    texts: Mapping[str, Sequence[str | None]]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _cells(row: Mapping[str, Any]) -> list[Any]:
-    cells = [None] * len(COLUMNS)
-    for name, value in row.items():
-        position = _POSITIONS.get(name)
-        if position is not None:
-            cells[position] = value if type(value) in (str, int) else _plain(value)
-    return cells
 
 
 def _open_to_read(path: Path) -> sqlite3.Connection:
@@ -163,6 +128,8 @@ class ResultStore:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self.path = path
+        self._statements: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
+        self._number_texts()
 
     @classmethod
     def create(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str, *, force: bool) -> ResultStore:
@@ -180,7 +147,7 @@ class ResultStore:
             except TraceError:
                 found = None
             if found == fingerprint:
-                return cls(cls._connect(path), path)
+                return cls(cls._connect(path, cls._meta(path)["version"]), path)
             if not force:
                 why = "holds a sweep of other data or settings" if found else "is not a sweep"
                 raise OutputExistsError(
@@ -188,33 +155,24 @@ class ResultStore:
                 )
             for suffix in ("", "-wal", "-shm", "-journal"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-        store = cls(cls._connect(path), path)
-        columns = ", ".join(f"{name} {kind}" for name, (kind, _) in COLUMNS.items())
-        with store._connection as sql:
-            sql.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID")
-            sql.execute(f"CREATE TABLE rows ({columns}, PRIMARY KEY ({', '.join(KEY)})) WITHOUT ROWID")
-            sql.execute(
-                "CREATE TABLE times (tensor TEXT, step INTEGER, codec TEXT, draw INTEGER, stage TEXT, seconds REAL)"
-            )
-            sql.execute("CREATE TABLE warnings (text TEXT PRIMARY KEY) WITHOUT ROWID")
-            sql.execute(
-                "CREATE TABLE details (tensor TEXT, step INTEGER, what TEXT, value TEXT,"
-                " PRIMARY KEY (tensor, step, what)) WITHOUT ROWID"
-            )
-            meta = {
-                "format": FORMAT,
-                "version": VERSION,
-                "fingerprint": fingerprint,
-                "provenance": provenance,
-            }
+        connection = cls._connect(path)
+        meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}
+        with connection as sql:
+            # Python opens no transaction of its own for statements that define tables.
+            sql.execute("BEGIN")
+            create(sql)
             sql.executemany("INSERT INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in meta.items()])
-        return store
+        return cls(connection, path)
 
     @staticmethod
-    def _connect(path: Path) -> sqlite3.Connection:
+    def _connect(path: Path, version: int = VERSION) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=30)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
+        if version < VERSION:
+            with connection as sql:
+                sql.execute("BEGIN IMMEDIATE")
+                upgrade(sql)
         return connection
 
     @staticmethod
@@ -252,24 +210,103 @@ class ResultStore:
 
     def add(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Iterable[Mapping[str, Any]],
         times: Iterable[tuple[str, int, str, int, str, float]] = (),
         warnings: Iterable[str] = (),
         details: Iterable[tuple[str, int, str, object]] = (),
+        tables: Iterable[Table] = (),
     ) -> None:
-        """Commit rows (dictionaries by column name, absent ones NULL) in one transaction."""
-        marks = ", ".join("?" * len(COLUMNS))
-        with self._connection as sql:
-            sql.executemany(
-                f"INSERT OR REPLACE INTO rows VALUES ({marks})",  # noqa: S608
-                map(_cells, rows),
+        """Commit rows (dictionaries by column name, absent ones NULL), and rows in columns, in one transaction."""
+        try:
+            with self._connection as sql:
+                sql.execute("BEGIN")
+                self._add_rows(rows)
+                for table in tables:
+                    self._add_table(table)
+                sql.executemany(
+                    "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (self._text(tensor), step, self._codec({"codec": codec}), draw, self._text(stage), seconds)
+                        for tensor, step, codec, draw, stage, seconds in times
+                    ],
+                )
+                sql.executemany("INSERT OR IGNORE INTO warnings VALUES (?)", [(text,) for text in warnings])
+                sql.executemany(
+                    "INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?)",
+                    [(tensor, step, what, json.dumps(value)) for tensor, step, what, value in details],
+                )
+        except BaseException:
+            # Numbers that were given in what is now rolled back are free again.
+            self._number_texts()
+            raise
+
+    def _number_texts(self) -> None:
+        self._texts = {text: number for number, text in self._connection.execute("SELECT id, text FROM texts")}
+        self._codecs = {text: number for number, text in self._connection.execute("SELECT id, codec FROM codecs")}
+
+    def _text(self, name: str) -> int:
+        number = self._texts.get(name)
+        if number is None:
+            number = self._connection.execute("INSERT INTO texts (text) VALUES (?)", (name,)).lastrowid
+            assert number is not None
+            self._texts[name] = number
+        return number
+
+    def _codec(self, identity: Mapping[str, Any]) -> int:
+        spec = identity["codec"]
+        number = self._codecs.get(spec)
+        if number is None:
+            about = (spec, *(_plain(identity.get(name)) for name in OF_CODEC))
+            number = self._connection.execute(
+                "INSERT INTO codecs (codec, method, bits, params) VALUES (?, ?, ?, ?)", about
+            ).lastrowid
+            assert number is not None
+            self._codecs[spec] = number
+        return number
+
+    def _cell(self, name: str, value: Any) -> Any:
+        if name in TEXTS:
+            return None if value is None else self._text(value)
+        return _plain(value)
+
+    def _statement(self, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """The statement that inserts rows with these columns, and those of them that are measured."""
+        found = self._statements.get(given)
+        if found is None:
+            names = tuple(name for name in given if name in _MEASURED)
+            columns = ", ".join((*KEY, *names))
+            marks = ", ".join("?" * (4 + len(names)))
+            found = self._statements[given] = (f"INSERT OR REPLACE INTO cells ({columns}) VALUES ({marks})", names)  # noqa: S608
+        return found
+
+    def _add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+        for row in rows:
+            given = tuple(row)
+            key = (self._text(row["tensor"]), row["step"], self._codec(row), row["draw"])
+            groups.setdefault(given, []).append(
+                key + tuple(self._cell(name, row[name]) for name in self._statement(given)[1])
             )
-            sql.executemany("INSERT INTO times VALUES (?, ?, ?, ?, ?, ?)", times)
-            sql.executemany("INSERT OR IGNORE INTO warnings VALUES (?)", [(text,) for text in warnings])
-            sql.executemany(
-                "INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?)",
-                [(tensor, step, what, json.dumps(value)) for tensor, step, what, value in details],
-            )
+        for given, cells in groups.items():
+            self._connection.executemany(self._statement(given)[0], cells)
+
+    def _add_table(self, table: Table) -> None:
+        # SQLite takes NaN as NULL.
+        numbers = [np.where(np.isfinite(column), column, np.nan).tolist() for column in table.numbers.values()]
+        codecs = [self._codec(identity) for identity in table.identities]
+        statement, _ = self._statement((*table.same, *table.texts, *table.numbers))
+        self._connection.executemany(
+            statement,
+            zip(
+                repeat(self._text(table.tensor)),
+                repeat(table.step),
+                codecs,
+                repeat(table.draw),
+                *(repeat(self._cell(name, value)) for name, value in table.same.items()),
+                *([self._cell(name, value) for value in values] for name, values in table.texts.items()),
+                *numbers,
+            ),
+        )
 
     def close(self) -> None:
         """Close; the write-ahead log is folded into the one file, which readers then leave alone."""
@@ -288,10 +325,13 @@ class ResultStore:
         meta = cls._meta(path)
         try:
             with closing(_open_to_read(path)) as sql:
-                kinds = [(name, kind) for name, (kind, _) in COLUMNS.items()]
-                columns = _columns(sql, "rows", kinds, f" ORDER BY {', '.join(KEY)}")
-                times = _columns(sql, "times", TIMES)
+                # One moment of the file, whatever another process adds to it meanwhile.
+                sql.execute("BEGIN")
+                if meta["version"] < VERSION:
+                    present(sql)
+                columns = read_rows(sql)
                 warnings = tuple(text for (text,) in sql.execute("SELECT text FROM warnings ORDER BY text"))
+                times = read_times(sql)
                 details = {
                     (tensor, step, what): json.loads(value)
                     for tensor, step, what, value in sql.execute("SELECT * FROM details ORDER BY tensor, step, what")
@@ -299,21 +339,3 @@ class ResultStore:
         except (sqlite3.Error, ValueError) as error:
             raise TraceError(f"{path}: damaged sweep ({error}); run the sweep again with --force") from None
         return SweepResult(columns, dict(meta.get("provenance") or {}), warnings, times, details)
-
-
-def _columns(sql: sqlite3.Connection, table: str, kinds: Sequence[tuple[str, str]], order: str = "") -> Columns:
-    """A table as arrays, read a few rows at a time: Python's objects for all of them would be ten times as large."""
-    (count,) = sql.execute(f"SELECT COUNT(*) FROM {table}").fetchone()  # noqa: S608
-    out: Columns = {name: np.empty(count, object if kind == "TEXT" else np.float64) for name, kind in kinds}
-    known: dict[str, str] = {}
-    cursor = sql.execute(f"SELECT {', '.join(out)} FROM {table}{order}")  # noqa: S608
-    at = 0
-    while rows := cursor.fetchmany(_FETCHED):
-        for (name, kind), values in zip(kinds, zip(*rows, strict=True), strict=True):
-            # Names repeat from row to row; None becomes NaN.
-            out[name][at : at + len(rows)] = [known.setdefault(v, v) for v in values] if kind == "TEXT" else values
-        at += len(rows)
-    for name, kind in kinds:
-        if kind == "INTEGER" and not np.isnan(out[name]).any():
-            out[name] = out[name].astype(np.int64)
-    return out

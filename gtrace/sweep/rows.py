@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import ratio, snr_db
-from gtrace.sweep.results import EXPECTATION
+from gtrace.sweep.results import EXPECTATION, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from gtrace.codecs import Codec
+    from gtrace.codecs.level_sets import Expectations
     from gtrace.metrics import Comparison
     from gtrace.types import Expectation
 
@@ -20,8 +28,9 @@ Row = dict[str, Any]
 _DOUBTFUL = 1e-3
 
 
+@lru_cache(maxsize=1024)
 def identity(codec: Codec) -> Row:
-    """The columns that say which codec a row is of."""
+    """The columns that say which codec a row is of; the same object for equal codecs, to be left as it is."""
     parameters = codec.parameters
     return {
         "codec": str(codec),
@@ -83,6 +92,70 @@ class Drawn(NamedTuple):
     clipping: tuple[float, float] | None
     spent: dict[str, float]
     w1_doubt: float | None = None
+
+
+def expectation_table(
+    common: Row,
+    identities: Sequence[Row],
+    expected: Expectations,
+    sent: NDArray[np.int64],
+    fitted_on: Sequence[str],
+    optima: Sequence[float | None] | None,
+    dtype_bits: int,
+) -> Table:
+    """Many rows of closed forms at once: what :func:`expectation_row` makes of each codec.
+
+    Args:
+        common: the columns that they share, with ``tensor``, ``step``, ``energy`` and ``n``.
+        identities: of each codec.
+        expected: what the codecs say about themselves.
+        sent: int64, bytes that the receiver of each is told at this step.
+        fitted_on: as the column of that name.
+        optima: the least error of as many levels, where it was worked out.
+        dtype_bits: bits per element of the run's own dtype.
+    """
+    energy, count = common["energy"], len(identities)
+    errors = expected.squared_error.tolist()
+    variance = _relative(expected.squared_error, energy)
+    shared = 8.0 * sent / max(1, common["n"])
+    total = expected.bits_payload + shared
+    numbers = {
+        "squared_error": expected.squared_error,
+        "relative_variance": variance,
+        "relative_variance_bound": _relative(expected.error_bound, energy),
+        "snr_db": np.array([snr_db(energy, error) for error in errors]),
+        "bits_fixed": expected.bits_fixed,
+        "bits_entropy": expected.bits_entropy,
+        "bits_huffman": expected.bits_huffman,
+        "bits_payload": expected.bits_payload,
+        "bits_shared": shared,
+        "bits_total": total,
+        "sparsity": expected.sparsity,
+        "ratio_float32": _ratio(32.0, total),
+        "ratio_dtype": _ratio(float(dtype_bits), total),
+    }
+    if optima is not None:
+        best = np.array([math.nan if error is None else relative(error, energy) for error in optima])
+        numbers["optimal_variance"] = best
+        numbers["times_optimal"] = _ratio(variance, best)
+    same = {name: value for name, value in common.items() if name not in ("tensor", "step")} | {
+        "relative_bias": relative(expected.bias, math.sqrt(energy)),
+        "bits_norms": expected.bits_norms,
+        "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
+    }
+    assert all(column.shape == (count,) for column in numbers.values())
+    return Table(common["tensor"], common["step"], EXPECTATION, identities, same, numbers, {"fitted_on": fitted_on})
+
+
+def _ratio(numerator: float | NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
+    """:func:`gtrace.metrics.ratio` for many."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(denominator == 0, math.nan, numerator / denominator)
+
+
+def _relative(values: NDArray[np.float64], whole: float) -> NDArray[np.float64]:
+    """:func:`relative` for many."""
+    return np.where(values == 0, 0.0, _ratio(values, np.full(values.shape, whole)))
 
 
 def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bits: int) -> Row:

@@ -25,6 +25,7 @@ from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.large import CHUNK, Large
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.rows import identity
 from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
@@ -178,7 +179,7 @@ def run_sweep(
 
             def sink(block: Block) -> None:
                 nonlocal count
-                store.add(block.rows, block.times, block.warnings, block.details)
+                store.add(block.rows, block.times, block.warnings, block.details, block.tables)
                 count += 1
                 if progress is not None:
                     progress(count, total)
@@ -281,17 +282,20 @@ def _with_missing(
     job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: set[tuple[str, int, str, int]]
 ) -> Job:
     """The job with what is not done of it."""
-    wanted = []
+    rows = [
+        (item, str(identity(item)["codec"]), (EXPECTATION,) * expecting(item) + tuple(range(draws))) for item in codecs
+    ]
+    wanted: list[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]]] = []
     asked = [(index, step) for index, step in enumerate(job.steps) if step in steps]
     for index, step in asked:
         missing = []
-        for item in codecs:
-            rows = [*([EXPECTATION] if expecting(item) else []), *range(draws)]
-            spec = str(item)
-            left = tuple(draw for draw in rows if (job.tensor, step, spec, draw) not in done)
+        for item, spec, every in rows:
+            left = tuple(draw for draw in every if (job.tensor, step, spec, draw) not in done) if done else every
             if left:
                 missing.append((item, left))
         if missing:
-            wanted.append((index, tuple(missing)))
+            # One object for all steps that want the same.
+            same = wanted[-1][1] if wanted and list(wanted[-1][1]) == missing else tuple(missing)
+            wanted.append((index, same))
     # On a cluster the last step may be done before others.
     return replace(job, wanted=tuple(wanted), final=bool(wanted) and wanted[-1][0] == asked[-1][0])

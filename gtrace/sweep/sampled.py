@@ -112,6 +112,8 @@ class _Scatter(NamedTuple):
 class SampledReplay(Replay):
     """The rows of a sample, made to stand for the whole tensor, each with its sampling error."""
 
+    _in_tables = False
+
     def _codec_rows(
         self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference | Totals, common: Row
     ) -> Iterator[tuple[Row, dict[str, float]]]:

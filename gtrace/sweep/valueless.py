@@ -15,14 +15,13 @@ from gtrace.sweep.rows import Drawn
 from gtrace.types import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
     from gtrace.metrics import Reference
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.replay import Block, Ready
+    from gtrace.sweep.together import Wanted
     from gtrace.types import Key, SummarySpec
 
 #: Encodings that share a pass over a tensor; each holds a histogram of 8 MiB.
@@ -46,7 +45,7 @@ class SketchReplay(Replay):
 class ChunkReplay(Replay):
     """A tensor that is too large to be held: sketches of a step in one pass over its chunks, draws in another one."""
 
-    def _block(self, index: int, wanted: Sequence[tuple[Codec, tuple[int, ...]]]) -> Block:
+    def _block(self, index: int, wanted: Wanted) -> Block:
         self._drawn: dict[tuple[str, int], Drawn] = {}
         block = super()._block(index, wanted)
         self._drawn = {}

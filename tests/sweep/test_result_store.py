@@ -1,10 +1,15 @@
 import shutil
 import sqlite3
+from contextlib import closing
 
+import numpy as np
+import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.sweep import ResultStore
+from gtrace.errors import TraceError
+from gtrace.sweep import COLUMNS, ResultStore
+from gtrace.sweep.results import Table
 from gtrace.trace import Trace
 
 
@@ -17,7 +22,7 @@ def test_a_store_whose_writer_died_inside_a_transaction_is_read_and_resumed(tmp_
         # A cache of nothing spills to the file at once: what lies there is half a transaction and its journal.
         writer.execute("PRAGMA cache_size=0")
         writer.execute("PRAGMA cache_spill=1")
-        writer.execute("DELETE FROM rows")
+        writer.execute("DELETE FROM cells")
         writer.executemany("INSERT INTO warnings VALUES (?)", [(f"{k} " + "x" * 500,) for k in range(2000)])
         shutil.copy(whole, torn)
         shutil.copy(f"{whole}-journal", f"{torn}-journal")
@@ -27,3 +32,81 @@ def test_a_store_whose_writer_died_inside_a_transaction_is_read_and_resumed(tmp_
     assert rows_of(loaded) == expected
     assert loaded.warnings == ()
     assert rows_of(gtrace.run_sweep(trace, ["qsgdinf:bits=3"], output=torn)) == expected
+
+
+SPECS = ["qsgdinf:bits=3", "alq:bits=2", "ef:topk"]
+
+
+def make_old(path):
+    """Turn a result file into one of version 1: every text in every row."""
+    with closing(sqlite3.connect(path)) as sql, sql:
+        for name in ("rows", "times"):
+            sql.execute(f"CREATE TABLE old_{name} AS SELECT * FROM {name}")
+            sql.execute(f"DROP VIEW {name}")
+        for name in ("cells", "spent", "texts", "codecs"):
+            sql.execute(f"DROP TABLE {name}")
+        for name in ("rows", "times"):
+            sql.execute(f"ALTER TABLE old_{name} RENAME TO {name}")
+        sql.execute("UPDATE meta SET value = '1' WHERE key = 'version'")
+
+
+def test_files_of_the_first_version_are_read_and_resumed(tmp_path):
+    trace = Trace.from_arrays({"v": {0: [0.5, 2.0], 1: [1.0, 1.0]}, "a": {0: [1.0, -2.0], 1: [3.0, float("nan")]}})
+    path = tmp_path / "out.db"
+    found = gtrace.run_sweep(trace, SPECS[:2], output=path)
+    make_old(path)
+    before = path.read_bytes()
+    old = ResultStore.load(path)
+    assert path.read_bytes() == before, "reading changed the file"
+    assert rows_of(old) == rows_of(found)
+    assert sorted(old.times["seconds"]) == sorted(found.times["seconds"])
+    assert set(zip(old.times["tensor"], old.times["stage"], strict=True)) == set(
+        zip(found.times["tensor"], found.times["stage"], strict=True)
+    )
+    assert rows_of(gtrace.run_sweep(trace, SPECS, output=path)) == rows_of(gtrace.run_sweep(trace, SPECS))
+
+
+def test_any_sql_tool_sees_one_line_for_each_row(tmp_path):
+    trace = Trace.from_arrays({"w": {0: [0.5, 2.0], 1: [1.0, float("inf")]}})
+    found = gtrace.run_sweep(trace, SPECS, output=tmp_path / "out.db")
+    with closing(sqlite3.connect(tmp_path / "out.db")) as sql:
+        cursor = sql.execute("SELECT * FROM rows ORDER BY tensor, step, codec, draw")
+        assert [name for name, *_ in cursor.description] == list(COLUMNS)
+        assert cursor.fetchall() == rows_of(found)
+        assert sql.execute("SELECT DISTINCT tensor FROM times").fetchall() == [("w",)]
+
+
+def test_columns_have_the_types_of_what_they_hold(tmp_path):
+    store = ResultStore.create(tmp_path / "a.db", {}, "f", force=False)
+    codecs = [{"codec": name, "method": name, "bits": bits, "params": "{}"} for name, bits in (("b", 3), ("a", None))]
+    infinite = np.array([1.0, np.inf])
+    store.add([], tables=[Table("w", 2**40, -1, codecs, {"n": 7}, {"snr_db": infinite}, {"note": ["x", None]})])
+    store.add([{"tensor": "w", "step": 3, "draw": 0, **codecs[0], "n": 8, "cosine": np.float32(0.5), "w1": np.nan}])
+    store.close()
+    found = ResultStore.load(tmp_path / "a.db")
+    assert found["step"].tolist() == [3, 2**40, 2**40]
+    assert found["codec"].tolist() == ["b", "a", "b"]
+    assert found["n"].dtype == np.int64
+    assert found["n"].tolist() == [8, 7, 7]
+    assert found["bits"].dtype == np.float64
+    np.testing.assert_array_equal(found["bits"], [3, np.nan, 3])
+    np.testing.assert_array_equal(found["snr_db"], [np.nan, np.nan, 1])
+    np.testing.assert_array_equal(found["cosine"], [0.5, np.nan, np.nan])
+    assert found["note"].tolist() == [None, None, "x"]
+    assert np.isnan(found["w1"]).all()
+
+
+def test_numbers_given_in_a_transaction_that_failed_are_given_again(tmp_path):
+    store = ResultStore.create(tmp_path / "a.db", {}, "f", force=False)
+    row = {"tensor": "lost", "step": 0, "codec": "c", "draw": 0, "note": "never kept"}
+    with pytest.raises(sqlite3.Error):
+        store.add([row, {**row, "step": None}])
+    store.add([{**row, "tensor": "kept", "note": "here"}])
+    store.close()
+    found = ResultStore.load(tmp_path / "a.db")
+    assert found["tensor"].tolist() == ["kept"]
+    assert found["note"].tolist() == ["here"]
+    with closing(sqlite3.connect(tmp_path / "a.db")) as sql, sql:
+        sql.execute("DELETE FROM texts")
+    with pytest.raises(TraceError, match="damaged sweep"):
+        ResultStore.load(tmp_path / "a.db")

@@ -1,0 +1,109 @@
+"""What a sweep is made of: jobs, settings that they share, and blocks of what they give. All of it can be pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.codecs import Codec, TensorSums
+    from gtrace.sweep.results import Table
+    from gtrace.sweep.rows import Row
+    from gtrace.trace.blocks import BlockSample
+
+Refit = Literal["previous", "each", "once"]
+Nonfinite = Literal["skip", "zero", "error"]
+#: tensor, step, what, JSON-ready value
+Detail = tuple[str, int, str, object]
+#: tensor, step, codec, draw, stage, seconds
+Timing = tuple[str, int, str, int, str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What rows need to know of a tensor without its values.
+
+    Attributes:
+        size: number of values.
+        energy: ||g||^2 over the finite ones.
+        mean_abs: mean |g|, non-finite ones taken as zero.
+        sums: what parts of it have to know of the whole, where its values were looked at.
+    """
+
+    size: int
+    energy: float
+    mean_abs: float
+    sums: TensorSums | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One tensor's share of a sweep.
+
+    Attributes:
+        tensor: its name.
+        dtype_bits: bits per element of the run's own dtype.
+        steps: ascending steps that the trace holds for it.
+        wanted: (index into ``steps``, codecs with the draws that are missing), steps ascending.
+        sketched: there are stored sketches and no values, so expectations alone.
+        chunked: values are taken chunk by chunk and never held as a whole.
+        size: the most elements that it has at a step.
+        sample: the blocks of which there are values, None where that is all.
+        final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
+    """
+
+    tensor: str
+    dtype_bits: int
+    steps: tuple[int, ...]
+    wanted: tuple[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]], ...]
+    sketched: bool = False
+    chunked: bool = False
+    size: int = 0
+    sample: BlockSample | None = None
+    final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one tensor at one step gave, in rows and in tables of rows: the unit that is committed."""
+
+    rows: list[Row]
+    times: list[Timing]
+    warnings: list[str] = field(default_factory=list)
+    details: list[Detail] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a row depends on besides the data and the codec.
+
+    Attributes:
+        seed: of the encodings.
+        refit: which step's summary fits a codec, see :meth:`source`.
+        nonfinite: what happens to a tensor with NaN or infinite gradients.
+        optimal: work out the least error that any levels of the same number could have.
+    """
+
+    seed: int = 0
+    refit: Refit | tuple[int, ...] = "previous"
+    nonfinite: Nonfinite = "skip"
+    optimal: bool = False
+
+    def source(self, index: int, steps: Sequence[int]) -> int:
+        """Index of the step whose summary fits the codec that encodes step ``index``.
+
+        ``previous``: the preceding captured step, because fitting on the tensor that is then encoded flatters
+        every adaptive codec; the first step has only itself. ``each``: the step itself. ``once``: the first
+        one. A list of steps: the last listed step so far (the first one where there is none).
+        """
+        if self.refit == "previous":
+            return max(0, index - 1)
+        if self.refit == "each":
+            return index
+        if self.refit == "once":
+            return 0
+        due = [k for k in range(index + 1) if steps[k] in self.refit]
+        return due[-1] if due else 0

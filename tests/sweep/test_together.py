@@ -1,0 +1,111 @@
+"""Codecs that are judged together give the rows that each gives alone."""
+
+import pickle
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of
+
+import gtrace
+from gtrace.codecs import expecting
+from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
+from gtrace.errors import UsageError
+from gtrace.sketch import MomentSketch
+from gtrace.sweep.gradients import Gradients
+from gtrace.sweep.jobs import Job, Settings
+from gtrace.sweep.replay import Replay
+from gtrace.trace import Trace
+
+VARIANTS = [
+    "qsgd:bits=2",
+    "qsgd:bits=8",
+    "qsgd:bits=3,zero=False",
+    "qsgd:bits=3,coder=fixed",
+    "qsgd:bits=3,coder=elias",
+    "qsgd:bits=3,bucket_size=none",
+    "qsgd:bits=3,bucket_size=7,tail=exact",
+    "qsgdinf:bits=5,zero=False,bucket_size=1",
+    "nuqsgd:bits=8,p=0.1",
+    "nuqsgd:bits=4,p=0.9,zero=False",
+    "terngrad:clip=2.5",
+    "natural",
+    "alq:bits=3",
+]
+
+
+@pytest.fixture(scope="module")
+def trace():
+    rng = np.random.default_rng(0)
+    t = {k: (rng.standard_t(3, 5000) * 10.0 ** (-k)).astype(np.float32) for k in range(4)}
+    steps = {name: {} for name in ("t", "empty of news", "one", "tiny", "huge", "infinite")}
+    for k in range(4):
+        steps["t"][k] = t[k]
+        # The same twice: nothing new is sent at the second step.
+        steps["empty of news"][k] = t[k // 2] if k < 3 else np.zeros(5000)
+        steps["one"][k] = [float(k)]
+        steps["tiny"][k] = t[k][:300] * np.float32(1e-42)
+        steps["huge"][k] = np.full(100, 3e38 if k % 2 else -1.0)
+        steps["infinite"][k] = np.where(np.arange(100) == k, np.inf, t[k][:100]) if k == 2 else t[k][:100]
+    return Trace.from_arrays(steps)
+
+
+def sweep(trace, together, specs, monkeypatch, **options):
+    monkeypatch.setattr(Replay, "_in_tables", together)
+    return gtrace.run_sweep(trace, specs, jobs=1, **options)
+
+
+def both_ways(trace, specs, monkeypatch, **options):
+    return (rows_of(sweep(trace, each, specs, monkeypatch, **options)) for each in (False, True))
+
+
+@pytest.mark.parametrize("refit", ["previous", "each", "once", [1, 3]])
+def test_a_table_holds_the_rows_of_its_codecs(trace, monkeypatch, refit):
+    options = {"draws": 0, "refit": refit, "nonfinite": "zero" if refit == "each" else "skip"}
+    alone, together = both_ways(trace, VARIANTS[:-1], monkeypatch, **options)
+    assert len(together) == 12 * 6 * 4
+    assert together == alone
+
+
+def test_every_codec_of_the_registry_gives_the_same_rows(trace, monkeypatch):
+    codecs = [gtrace.codec(name) for name in gtrace.codec_names()]
+    codecs = [item for item in codecs if expecting(item) and not item.stateful]
+    assert sum(map(has_fixed_levels, codecs)) >= 5
+    alone, together = both_ways(trace, codecs, monkeypatch, draws=0, tensors=["t"], steps=[0, 1])
+    assert len(together) == len(codecs) * 2
+    assert together == alone
+
+
+def test_draws_stand_beside_a_table(trace, monkeypatch):
+    specs = ["qsgd:bits=3", "nuqsgd:bits=3", "alq:bits=2"]
+    alone, together = both_ways(trace, specs, monkeypatch, draws=1, tensors=["t", "one"])
+    assert together == alone
+
+
+def test_what_is_judged_together(trace, monkeypatch):
+    chosen = [spec for spec in VARIANTS if has_fixed_levels(gtrace.codec(spec))]
+    assert chosen == [spec for spec in VARIANTS if spec not in ("alq:bits=3", "qsgd:bits=3,coder=elias")]
+    found = sweep(trace, True, ["qsgd:bits=3", "nuqsgd:bits=3", "alq:bits=3"], monkeypatch, draws=0)
+    assert set(zip(found.times["codec"], found.times["stage"], strict=True)) == {
+        ("*", "sketch"),
+        ("*", "expect"),
+        ("alq:bits=3", "fit"),
+    }
+    with pytest.raises(UsageError, match="the same sketch"):
+        LevelSets([gtrace.codec("qsgd"), gtrace.codec("qsgdinf")])
+    with pytest.raises(UsageError, match="wants a sketch"):
+        LevelSets([gtrace.codec("qsgd")]).judge(MomentSketch.of([1.0], "linf", 8192))
+
+
+def test_jobs_settings_and_blocks_travel_between_processes(trace):
+    wanted = tuple((index, tuple((gtrace.codec(spec), (-1, 0)) for spec in VARIANTS)) for index in range(4))
+    job = Job("t", 32, (0, 1, 2, 3), wanted, size=5000)
+    sent_job, settings = pickle.loads(pickle.dumps((job, Settings(seed=3, optimal=True))))
+    assert sent_job == job
+    source = Gradients(trace, None, None, 1 << 20)
+    here = list(Replay(source, job, Settings(seed=3, optimal=True)).blocks())
+    there = pickle.loads(pickle.dumps(list(Replay(source, sent_job, settings).blocks())))
+    for a, b in zip(here, there, strict=True):
+        assert repr(a.rows) == repr(b.rows)
+        assert [repr(table) for table in a.tables] == [repr(table) for table in b.tables]
+        assert a.details == b.details
+        assert len(a.tables) > 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 #: Columns of a pipe or a file, where nothing says how wide it is.
-PIPE_WIDTH = 132
+PIPE_WIDTH = 160
 
 
 @click.command("report")

@@ -8,6 +8,7 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gtrace.report.evidence_tables import comparison_table, phase_table, seed_table
 from gtrace.report.law_tables import law_tables
 from gtrace.report.names import MISSING, literal
 from gtrace.report.tables import (
@@ -17,6 +18,7 @@ from gtrace.report.tables import (
     Table,
     configuration_table,
     equal_bits_table,
+    layer_table,
     run_table,
     shadow_table,
     trace_table,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 #: The first column may fold down to the first width; columns are dropped until it has the second.
 _NARROWEST, _READABLE = 16, 32
+#: Lines of the table of layers; files have them all.
+MOST_LAYERS = 24
 #: Characters between two columns.
 _GAP = 3
 #: Stand-ins for what an encoding without Unicode lacks; everything else becomes an escape.
@@ -55,6 +59,12 @@ def print_report(report: Report, console: Console) -> None:
         page.verdict(sweep_verdict(sweep))
         if sweep.measured:
             page.table(equal_bits_table(sweep))
+        if sweep.comparisons:
+            page.table(comparison_table(sweep))
+        if sweep.phases and sweep.comparisons:
+            page.table(phase_table(sweep))
+        if sweep.measured and len(sweep.tensors) > 1:
+            page.table(layer_table(sweep, MOST_LAYERS))
         if sweep.configurations:
             page.table(configuration_table(sweep))
         page.lines(sweep.notes, "note")
@@ -64,6 +74,8 @@ def print_report(report: Report, console: Console) -> None:
         page.verdict(runs_verdict(run))
         if run.runs:
             page.table(run_table(run))
+        if len({r.seed for r in run.runs}) > 1 and run.groups:
+            page.table(seed_table(run.groups, run.workers, neural=run.neural))
         if run.has_shadow:
             page.table(shadow_table(run))
         page.lines(run.notes, "note")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.seeds import SeedGroup
+    from gtrace.report.side_by_side import SideBySide
     from gtrace.report.statistics import Interval
 
 _MISSING = Cell(MISSING, mark="missing")
@@ -154,3 +155,39 @@ def _points(metric: str, value: float) -> str:
     if math.isnan(value):
         return MISSING
     return f"{100 * value:+.2f} points" if metric == "test accuracy" else f"{value:+.3g}"
+
+
+def side_by_side_table(pair: SideBySide) -> Table:
+    """One line per configuration that two sweeps share."""
+    columns = (
+        Column("configuration", numeric=False),
+        Column(pair.first, f"relative variance in {pair.first}, over what both have"),
+        Column(pair.second, f"relative variance in {pair.second}, over what both have"),
+        Column("ratio", f"{pair.second} / {pair.first}"),
+        Column("95% interval", "of the ratio in the average step that both have"),
+        Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
+        Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2),
+        Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2),
+        Column("cells", "tensors at steps that both have", rank=3),
+    )
+    rows = []
+    for c in pair.shared:
+        mark: Mark = "best" if c.differs else ""
+        rows.append(
+            (
+                Cell(c.spec),
+                Cell(number(c.first)),
+                Cell(number(c.second)),
+                Cell(number(c.ratio), mark=mark),
+                interval_cell(c.by_elements),
+                Cell(MISSING if math.isnan(c.p_holm) else _p(c.p_holm), mark=mark),
+                Cell(number(c.first_bits)),
+                Cell(number(c.second_bits)),
+                Cell(f"{c.cells:,}"),
+            )
+        )
+    reasons = dict.fromkeys(c.by_elements.why for c in pair.shared if c.by_elements.why)
+    notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, one worker each."]
+    if reasons:
+        notes.append(f"No interval: {'; '.join(reasons)}.")
+    return Table("The same configurations in both", columns, tuple(rows), tuple(notes), "No codec is in both sweeps.")

@@ -134,6 +134,11 @@ class RunLogAnalysis:
         """Whether shadow passes compared weight gradients in any run."""
         return any(run.shadow for run in self.runs)
 
+    @property
+    def several_seeds(self) -> bool:
+        """Whether any codec finished with more than one seed."""
+        return any(len(group.seeds) > 1 for group in self.groups)
+
     def baseline(self, run: Run) -> Run | None:
         """The uncompressed run with the same seed, None where there is none or ``run`` is it."""
         if run.spec == BASELINE:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gtrace.report.evidence import Comparison
     from gtrace.report.runs import Run, RunLogAnalysis
     from gtrace.report.seeds import SeedGroup
+    from gtrace.report.side_by_side import SideBySide
     from gtrace.report.statistics import Interval
 
 #: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
@@ -191,7 +192,7 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     """What each codec reached, what the uncompressed run reached, what was sent; over seeds where there are several."""
     if not analysis.runs:
         return ["No training step was logged."]
-    if len({run.seed for run in analysis.runs}) > 1 and analysis.groups:
+    if analysis.several_seeds:
         return seeds_verdict(analysis.groups, analysis.workers, neural=analysis.neural)
     sentences = []
     for run in analysis.runs:
@@ -282,3 +283,35 @@ def bits_in_words(target: float) -> str:
 def signed_percent(change: float) -> str:
     """``-18%``, ``+4.2%``: two digits are all that such a mean is good for."""
     return f"{100 * change:+.{0 if abs(change) >= 0.0995 else 1}f}%"
+
+
+def side_by_side_verdict(pair: SideBySide) -> list[str]:
+    """How much more or less error the same codecs make in a second sweep, and what only one of them has."""
+    sentences = []
+    known = sorted(c.ratio for c in pair.shared if math.isfinite(c.ratio))
+    if not pair.shared:
+        sentences.append("No codec is in both sweeps.")
+    elif not known:
+        sentences.append(f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare.")
+    else:
+        middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
+        sentences.append(
+            f"{count(len(pair.shared), 'configuration')} in both: {pair.second} has {number(middle)} times the error "
+            f"of {pair.first} in the median, {number(known[0])} to {number(known[-1])} times."
+        )
+        if pair.paired:
+            sure = sum(c.differs for c in pair.shared)
+            none = sum(not c.by_elements.known for c in pair.shared)
+            unsure = f"; {none} have too few steps to tell" if none else ""
+            sentences.append(
+                f"Paired on {count(pair.tensors, 'tensor')} and {count(pair.steps, 'step')} that both have: "
+                f"{sure} differ beyond the noise of steps{unsure}."
+            )
+        else:
+            sentences.append("No tensor at any step is in both, so these are ratios of sums over different gradients.")
+    if pair.same_trace is False:
+        sentences.append("The sweeps are of different traces: the ratios hold the difference of the runs as well.")
+    for name, specs in ((pair.first, pair.only_first), (pair.second, pair.only_second)):
+        if specs:
+            sentences.append(f"Only in {name}: {listed(specs)}.")
+    return sentences

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 #: The first column may fold down to the first width; columns are dropped until it has the second.
-_NARROWEST, _READABLE = 16, 32
+_NARROWEST, _READABLE = 14, 32
 #: Lines of the table of layers; files have them all.
 MOST_LAYERS = 24
 #: Characters between two columns.
@@ -88,11 +88,12 @@ class _Page:
             return
         kept, dropped, needed = _fit(table, self._console.width)
         grid = RichTable(box=SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
+        names = _width(table.columns[0], [row[0] for row in table.rows])
         for k in kept:
             column = table.columns[k]
             heading = Text("\n".join(self.safe(column.heading).rsplit(" ", 1)))
             if k == 0:
-                grid.add_column(heading, overflow="fold", min_width=_NARROWEST)
+                grid.add_column(heading, overflow="fold", min_width=min(_NARROWEST, names))
             else:
                 grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
         for row in table.rows:

@@ -30,7 +30,7 @@ def sweep(tmp_path):
 def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
     code, out, err = call(sweep)
     assert (code, err) == (0, "")
-    assert out.lstrip().startswith("At 2 measured bits per coordinate, qsgdinf")
+    assert out.lstrip().startswith("At 2 measured bits per coordinate, relative variance: qsgdinf")
     assert out.endswith("\nnet.report.html\n")
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 

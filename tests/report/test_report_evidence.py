@@ -43,7 +43,7 @@ def constant(value):
 def test_paired_differences_do_not_see_what_moves_all_methods_alike():
     analysis = analyze(result_of(swept({"qsgd": constant(1.0), "nuqsgd": constant(1.1)})))
     (compared,) = [c for c in analysis.comparisons if c.bits == 3]
-    ratio, low, high = compared.by_elements.exp()
+    _, low, high = compared.by_elements.exp()
     assert (compared.first, compared.second) == ("qsgd", "nuqsgd")
     assert low < 1 / 1.1 < high
     assert high - low < 0.06

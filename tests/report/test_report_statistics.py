@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def naive_weights(steps):
             bursts[-1].append(step)
         else:
             bursts.append([step])
-    gaps = [b[0] - a[-1] for a, b in zip(bursts, bursts[1:], strict=False)]
+    gaps = [b[0] - a[-1] for a, b in pairwise(bursts)]
     margin = min(gaps) / 2 if gaps else 0.5
     out = []
     for k, burst in enumerate(bursts):

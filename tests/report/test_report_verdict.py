@@ -24,8 +24,10 @@ def test_the_least_error_at_the_bits_most_methods_reach():
     assert analysis.targets[decisive_target(analysis)] == 2
     assert sweep_verdict(analysis) == [
         "At 2 measured bits per coordinate, relative variance: alq 1.00, qsgd 2.00 and nuqsgd 8.00.",
-        "alq adds 0.50 times the error of qsgd in the average step, less in 100% of training; "
-        "no interval (1 step, fewer than 12).",
+        (
+            "alq adds 0.50 times the error of qsgd in the average step, less in 100% of training; "
+            "no interval (1 step, fewer than 12)."
+        ),
         "qsgd leads at 1 and 3 bits.",
     ]
 

@@ -10,6 +10,7 @@ from gtrace.report.comparison import OUTCOMES
 from gtrace.report.laws import section_json
 from gtrace.report.names import literal
 from gtrace.report.records import flat, run_row
+from gtrace.report.records import to_csv as to_csv
 from gtrace.report.sections import sections
 from gtrace.report.verdict import runs_verdict, side_by_side_verdict, sweep_verdict
 

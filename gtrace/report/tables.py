@@ -334,7 +334,10 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         )
         for run in analysis.runs
     )
-    return Table("Training runs", columns, rows, (), "No training step was logged.")
+    whose = "one worker" if analysis.workers == 1 else f"all {analysis.workers} workers"
+    compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both of {whose}."
+    error = "Relative variance: of the neural gradients." if neural else f"Relative variance: of the mean over {whose}."
+    return Table("Training runs", columns, rows, (compared, error), "No training step was logged.")
 
 
 def shadow_table(analysis: RunLogAnalysis) -> Table:

@@ -136,7 +136,7 @@ def test_latex_prints_what_stands_there(text, expected):
 def test_latex_tables_have_one_width_each_and_no_sparklines():
     text = to_latex(make_report([result_of(rows_of())]))
     for spec, body in re.findall(
-        r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}(.*?)\\end\{(?:tabular|longtable)\}", text, re.S
+        r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}(.*?)\\end\{(?:tabular|longtable)\}", text, re.DOTALL
     ):
         rows = [line for line in body.splitlines() if line.endswith(r"\\") and "caption" not in line]
         assert rows

@@ -13,10 +13,11 @@ from gtrace.report.verdict import sweep_verdict
 STEPS = tuple(range(0, 400, 10))
 
 
-def swept(
-    factors, layers=(("a", 1000, 4.0), ("b", 3000, 1.0)), steps=STEPS, noise=0.05, shared=1.0, seed=0, bits=(2, 4)
-):
-    """Rows of methods whose variance is ``factor(layer, step)`` times 4^-bits; ``shared`` noise moves all methods alike."""
+LAYERS = (("a", 1000, 4.0), ("b", 3000, 1.0))
+
+
+def swept(factors, layers=LAYERS, steps=STEPS, noise=0.05, shared=1.0, seed=0, bits=(2, 4)):
+    """Rows of methods of variance ``factor(layer, step)`` times 4^-bits; ``shared`` noise moves all of them alike."""
     random = np.random.default_rng(seed)
     for step in steps:
         for layer, n, energy in layers:

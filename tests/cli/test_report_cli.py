@@ -206,7 +206,7 @@ def test_one_figure_alone(call, sweep, tmp_path, suffix, start):
         (["--figure", "rate-distortion", "--json"], "leave out --json and --pair"),
         (
             ["--pair", "qsgd:bits=2", "alq"],
-            "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits=2,bucket",
+            "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits=",
         ),
         (["-o", "x.docx"], ".html, .md, .csv, .jsonl, .parquet, .tex"),
     ],

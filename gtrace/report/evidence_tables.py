@@ -145,9 +145,8 @@ def seed_table(groups: Sequence[SeedGroup], workers: int, *, neural: bool, notes
             )
         )
     few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
-    said = [
-        f"{workers} {'worker' if workers == 1 else 'workers'}; finished runs only. Differences to the uncompressed runs are paired by seed."
-    ]
+    whose = f"{workers} {'worker' if workers == 1 else 'workers'}; finished runs only."
+    said = [f"{whose} Differences to the uncompressed runs are paired by seed."]
     if few:
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
     return Table("Over seeds", columns, tuple(rows), (*said, *notes), "No run was finished.")

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, UsageError
-from gtrace.report.export import to_csv, to_markdown
+from gtrace.report.export import to_markdown
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
+from gtrace.report.latex import to_latex
+from gtrace.report.records import to_csv, to_json_lines, to_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from gtrace.report.gallery import Plate
     from gtrace.sweep.results import SweepResult
 
-KINDS = (".html", ".md", ".csv")
+KINDS = (".html", ".md", ".csv", ".jsonl", ".parquet", ".tex")
 PAGE = ".report.html"
 
 
@@ -53,7 +55,7 @@ def write_html(
 
 
 def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
-    """Write a report as the suffix of ``output`` says: a page, Markdown, CSV, or a folder with everything.
+    """Write a report as the suffix of ``output`` says: a page, tables of any kind, or a folder with everything.
 
     A folder gets the page and every figure as PNG and SVG. Nothing is written when anything would be
     overwritten that may not be, and every file appears whole or not at all.
@@ -69,13 +71,13 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
     if not output.parent.is_dir():
         raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
     if kind:
-        _refuse([output], force=force)
-        _put(output, _render(report, kind))
+        refuse([output], force=force)
+        put(output, _render(report, kind))
         return [output]
     plates = _plates(report)
     page = output / "report.html"
     drawings = [output / f"{name}.{suffix}" for name, _ in plates for suffix in ("png", "svg")]
-    _refuse([page, *drawings], force=force)
+    refuse([page, *drawings], force=force)
     from gtrace.report.svg import render
 
     # Rendering is what takes time and may be interrupted: the folder appears after it.
@@ -86,7 +88,7 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         contents[output / f"{name}.svg"] = render(figure, "svg")
     output.mkdir(exist_ok=True)
     for path, data in contents.items():
-        _put(path, data)
+        put(path, data)
     return [page, *drawings]
 
 
@@ -120,6 +122,12 @@ def _render(report: Report, kind: str) -> bytes:
         return to_markdown(report).encode()
     if kind == ".csv":
         return to_csv(report).encode()
+    if kind == ".jsonl":
+        return to_json_lines(report).encode()
+    if kind == ".parquet":
+        return to_parquet(report)
+    if kind == ".tex":
+        return to_latex(report).encode()
     # matplotlib takes half a second to load; tables do without.
     from gtrace.report.html import to_html
 
@@ -150,7 +158,8 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"
 
 
-def _refuse(paths: Sequence[Path], *, force: bool) -> None:
+def refuse(paths: Sequence[Path], *, force: bool) -> None:
+    """Raise :class:`OutputExistsError` for a folder, and for a file unless ``force`` is on."""
     for path in paths:
         if path.is_dir():
             raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
@@ -158,7 +167,7 @@ def _refuse(paths: Sequence[Path], *, force: bool) -> None:
             raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
 
 
-def _put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes) -> None:
     """Write beside the place and move in, so that a reader never sees half a file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

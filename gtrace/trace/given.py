@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -56,10 +57,18 @@ def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], li
     given = np.asarray(array)
     if given.dtype.kind not in "fiub":
         raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
-    # A float64 beyond float32 becomes infinite here, and is counted as such.
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.ascontiguousarray(given, np.float32).reshape(-1)
-    return values, list(given.shape), given.dtype.name
+    if given.dtype == np.float32:
+        values = np.ascontiguousarray(given).reshape(-1)
+    else:
+        # A float64 beyond float32 becomes infinite here, and is counted as such.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.ascontiguousarray(given, np.float32).reshape(-1)
+    return values, list(given.shape), _dtype_name(given.dtype)
+
+
+@functools.cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
 
 
 def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:

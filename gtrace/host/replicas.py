@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,8 +66,6 @@ class MicroBatches:
     def __init__(self, guarded: Callable[..., None]) -> None:
         #: Whether the step that is being put together is to be recorded.
         self.wanted = True
-        #: Seconds that backward passes waited in here.
-        self.seconds = 0.0
         self._guarded = guarded
         self._sums: Any = WeakTensorKeyDictionary()
         self._handles: list[Any] = []
@@ -111,21 +108,16 @@ class MicroBatches:
     def _add_hooks(self, parameter: Any, sums: _Sums) -> None:
         def arrives(_gradient: torch.Tensor) -> None:
             if self.wanted:
-                self._timed(self._remember, owner(), sums)
+                self._guarded(self._remember, owner(), sums)
 
         def accumulated(parameter: torch.Tensor) -> None:
             if self.wanted:
-                self._timed(self._add, parameter, sums)
+                self._guarded(self._add, parameter, sums)
 
         # A strong reference would keep the parameter alive through its own hook.
         owner = TensorWeakRef(parameter)
         self._handles.append(parameter.register_hook(arrives))
         self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
-
-    def _timed(self, function: Callable[..., None], *args: object) -> None:
-        started = time.perf_counter()
-        self._guarded(function, *args)
-        self.seconds += time.perf_counter() - started
 
     @torch.no_grad()
     def _remember(self, parameter: torch.Tensor | None, sums: _Sums) -> None:

@@ -276,7 +276,7 @@ class Recorder:
     ) -> None:
         started = time.perf_counter()
         try:
-            torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
+            buffer.fill([slot.index for slot in slots], gradients)
         except BaseException:
             buffer.release()
             raise

@@ -2,12 +2,11 @@
 
     python benchmarks/capture_overhead.py [--pairs N] [--scale F] [--json]
 
-Two models: the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million parameters. Each is trained in a
-process of its own, by turns without capture and with it (every step, every tenth step), so that both see the same
-machine. Torch computes in one thread. ``blocked`` is what training waited for copies and buffers, as a share of its
-steps; ``CPU`` is the ratio of the user and system time of the training loop and what follows until the trace is closed,
-all threads; ``wall`` is that of its duration. Ratios are medians over pairs of neighbouring runs. ``cores`` 1 pins a
-run to a single core, so that the writer has none of its own.
+Two models: the CNN of ``samples/digits_cnn.py`` and a transformer with 3.7 million parameters. Each is trained with all
+steps captured, and every tenth one, in a process of its own; there, stretches of some seconds without and with capture
+take turns, so that both see the same machine. Torch computes in one thread. Prints the Markdown table of
+docs/capture-overhead.md, which says what its columns mean. Traces go to a temporary folder, in BENCH_DIR where that is
+set.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,8 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
-#: model -> steps of a run, chosen to take some seconds
-STEPS = {"cnn": 400, "transformer": 60}
+#: model -> steps of a stretch, chosen to take one to some seconds on an idle machine
+STEPS = {"cnn": 300, "transformer": 20}
 WARM_UP = 5
 
 
@@ -66,8 +66,34 @@ def transformer():
 MODELS = {"cnn": cnn, "transformer": transformer}
 
 
-def worker(name, steps, every, path):
-    """One run in this process; ``every`` 0 captures nothing. Prints its figures as JSON."""
+def asleep():
+    """Seconds that this thread has neither run nor waited for a core, so far: it waited for locks and disks."""
+    with open("/proc/thread-self/schedstat") as file:
+        _, queued, _ = map(int, file.read().split())
+    return time.perf_counter() - time.thread_time() - queued / 1e9
+
+
+class Stretch:
+    """What a number of steps took."""
+
+    def __init__(self):
+        self._before = time.perf_counter(), time.process_time(), time.thread_time(), asleep()
+
+    def trained(self):
+        """The last step is done."""
+        self.loop, _, self.thread, self.asleep = self._since()
+
+    def closed(self):
+        """So is what was still to be written."""
+        self.wall, self.cpu, _, _ = self._since()
+
+    def _since(self):
+        now = time.perf_counter(), time.process_time(), time.thread_time(), asleep()
+        return [after - before for after, before in zip(now, self._before, strict=True)]
+
+
+def worker(name, steps, every, pairs, folder):
+    """Pairs of stretches in this process, without capture and with it. Prints their figures as JSON."""
     import torch
 
     from gtrace.capture import CaptureSession
@@ -83,40 +109,39 @@ def worker(name, steps, every, path):
             loss_of().backward()
             optimizer.step()
 
+    def measure(count, captured):
+        path = Path(folder, "run.zarr")
+        if captured:
+            session = CaptureSession(capture_options(path, every=every, force=True))
+            session.start([optimizer], [model])
+        stretch = Stretch()
+        train(count)
+        stretch.trained()
+        hooks = 0.0
+        if captured:
+            summary = session.finish("complete")
+            hooks = summary.blocked * stretch.loop
+            if summary.errors or summary.rows != -(-count // every):
+                raise SystemExit(f"capture failed: {summary}")
+        stretch.closed()
+        shutil.rmtree(path, ignore_errors=True)
+        return vars(stretch) | {"hooks": hooks}
+
+    # Imports, the first trace of a process, and first touches of memory are no cost of a step.
     train(WARM_UP)
-    if every:
-        # Imports and the first trace of a process are no cost of a step.
-        session = CaptureSession(capture_options(Path(path, "warm.zarr"), every=1))
-        session.start([optimizer], [model])
-        train(WARM_UP)
-        session.finish("complete")
-        session = CaptureSession(capture_options(Path(path, "run.zarr"), every=every))
-        session.start([optimizer], [model])
-    else:
-        train(WARM_UP)
-    wall, cpu = time.perf_counter(), time.process_time()
-    train(steps)
-    looped = time.perf_counter() - wall
-    blocked = 0.0
-    if every:
-        summary = session.finish("complete")
-        blocked = summary.blocked
-        if summary.errors or summary.rows != -(-steps // every):
-            raise SystemExit(f"capture failed: {summary}")
-    figures = {
-        "wall": time.perf_counter() - wall,
-        "cpu": time.process_time() - cpu,
-        "step_ms": 1e3 * looped / steps,
-        "blocked": blocked,
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
-    print(json.dumps(figures))
+    measure(max(WARM_UP, steps // 4), True)
+    out = []
+    for pair in range(pairs):
+        order = (False, True) if pair % 2 else (True, False)
+        found = {captured: measure(steps, captured) for captured in order}
+        out.append((found[False], found[True]))
+    print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "pairs": out}))
 
 
-def run(name, steps, every, cores):
-    """The figures of one run in a new process on so many cores."""
+def run(name, steps, every, cores, pairs):
+    """The figures of one process on so many cores."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
-        command = [sys.executable, __file__, "--worker", name, str(steps), str(every), folder]
+        command = [sys.executable, __file__, "--worker", name, str(steps), str(every), str(pairs), folder]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         chosen = sorted(os.sched_getaffinity(0))[:cores]
         done = subprocess.run(
@@ -130,51 +155,66 @@ def run(name, steps, every, cores):
         return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(pairs, scale):
-    """A row for each model, distance of captured steps and number of cores."""
-    for name in MODELS:
-        steps = max(int(STEPS[name] * scale), 20)
+def row(name, steps, every, cores, pairs):
+    """One line of the table."""
+    found = run(name, steps, every, cores, pairs)
+
+    def median(figure):
+        return statistics.median(figure(plain, captured) for plain, captured in found["pairs"])
+
+    return {
+        "model": name,
+        "parameters": found["parameters"],
+        "cores": cores,
+        "every": every,
+        "step_ms": 1e3 / steps * median(lambda plain, _: plain["thread"]),
+        "blocked": median(lambda _, captured: captured["hooks"] / captured["loop"]),
+        "asleep": median(
+            lambda plain, captured: (
+                max(0.0, captured["asleep"] - plain["asleep"]) / (captured["thread"] + captured["asleep"])
+            )
+        ),
+        "thread": median(lambda plain, captured: captured["thread"] / plain["thread"]),
+        "cpu": median(lambda plain, captured: captured["cpu"] / plain["cpu"]),
+        "wall": median(lambda plain, captured: captured["wall"] / plain["wall"]),
+    }
+
+
+def rows(pairs, scale):
+    """A line for each model, distance of captured steps and number of cores."""
+    for name, steps in STEPS.items():
         for cores in (2, 1):
             if len(os.sched_getaffinity(0)) < cores:
                 continue
             for every in (1, 10):
-                runs = [(run(name, steps, 0, cores), run(name, steps, every, cores)) for _ in range(pairs)]
-                yield {
-                    "model": name,
-                    "parameters": runs[0][0]["parameters"],
-                    "cores": cores,
-                    "every": every,
-                    "step_ms": statistics.median(plain["step_ms"] for plain, _ in runs),
-                    "blocked": statistics.median(captured["blocked"] for _, captured in runs),
-                    "cpu": statistics.median(captured["cpu"] / plain["cpu"] for plain, captured in runs),
-                    "wall": statistics.median(captured["wall"] / plain["wall"] for plain, captured in runs),
-                }
+                yield row(name, max(int(steps * scale), 20), every, cores, pairs)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs for each row (default 5)")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of stretches for each row (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many steps")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        name, steps, every, path = args.worker
-        worker(name, int(steps), int(every), path)
+        name, steps, every, pairs, folder = args.worker
+        worker(name, int(steps), int(every), int(pairs), folder)
         return
     if not args.json:
         load = os.getloadavg()[0]
-        print(f"{os.cpu_count()} cores, load {load:.1f} at the start, {args.pairs} pairs of runs per row\n")
-        print("| model | parameters | cores | captured steps | step without | blocked | CPU | wall |")
-        print("|---|---|---|---|---|---|---|---|")
-    for row in measure(args.pairs, args.scale):
+        print(f"{os.cpu_count()} cores, load {load:.1f} at the start, {args.pairs} pairs of stretches per row\n")
+        print("| model | parameters | cores | captured steps | step | blocked | asleep | thread | CPU | wall |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
+    for line in rows(args.pairs, args.scale):
         if args.json:
-            print(json.dumps(row), flush=True)
+            print(json.dumps(line), flush=True)
             continue
-        which = "every" if row["every"] == 1 else f"every {row['every']}th"
+        which = "every" if line["every"] == 1 else f"every {line['every']}th"
         print(
-            f"| {row['model']} | {row['parameters']:,} | {row['cores']} | {which} | {row['step_ms']:.1f} ms | "
-            f"{row['blocked']:.1%} | {row['cpu']:.2f} | {row['wall']:.2f} |",
+            f"| {line['model']} | {line['parameters']:,} | {line['cores']} | {which} | {line['step_ms']:.1f} ms | "
+            f"{line['blocked']:.1%} | {line['asleep']:.1%} | {line['thread']:.2f} | {line['cpu']:.2f} | "
+            f"{line['wall']:.2f} |",
             flush=True,
         )
 

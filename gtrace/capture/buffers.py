@@ -4,30 +4,54 @@ from __future__ import annotations
 
 import math
 import queue
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from gtrace.capture.staging import parts_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gtrace.capture.staging import Event, Staging
 
-@dataclass(frozen=True, slots=True)
+
 class RowBuffer:
     """Room for one row of gradients.
 
-    Attributes:
+    Args:
         pool: where it belongs.
-        targets: float32 tensors on the host, one per gradient, with its shape; parts of one block.
+        block: float32 on the host.
+        targets: its parts, one per gradient, with its shape.
     """
 
-    pool: BufferPool
-    targets: Sequence[torch.Tensor]
+    def __init__(self, pool: BufferPool, block: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+        self.targets = targets
+        self._pool = pool
+        self._block = block
+        self._arrived: Event | None = None
+
+    def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        """Copy gradients, or have the device copy them that the pool is made for.
+
+        Args:
+            places: of the gradients among the targets.
+            gradients: strided and real, with the targets' shapes.
+        """
+        self._arrived, staging = None, self._pool.staging
+        if staging is not None and all(gradient.device == staging.device for gradient in gradients):
+            self._arrived = staging.copy(self._block, places, gradients)
+        else:
+            torch._foreach_copy_([self.targets[place] for place in places], list(gradients))
+
+    def wait(self) -> None:
+        """Wait until the copies are there; called in the writer's thread."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
 
     def release(self) -> None:
         """Give it back to its pool."""
-        self.pool.release(self)
+        self._pool.release(self)
 
 
 class BufferPool:
@@ -40,12 +64,14 @@ class BufferPool:
     Args:
         shapes: of the gradients of a row.
         limit: bytes that all buffers together may take.
+        staging: through which a device copies them, None for those on the host.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], limit: int, staging: Staging | None = None) -> None:
+        self.staging = staging
         self._shapes = shapes
-        self._sizes = [math.prod(shape) for shape in shapes]
-        self._unborn = max(1, limit // max(1, 4 * sum(self._sizes)))
+        self._elements = sum(map(math.prod, shapes))
+        self._unborn = max(1, limit // max(1, 4 * self._elements))
         self._free: queue.SimpleQueue[RowBuffer] = queue.SimpleQueue()
 
     def acquire(self, *, wait: bool = True) -> RowBuffer | None:
@@ -56,14 +82,12 @@ class BufferPool:
             if self._unborn == 0:
                 return self._free.get() if wait else None
         self._unborn -= 1
-        # The device and dtype are spelled out because the script may have set other defaults.
-        total = sum(self._sizes)
-        block = torch.empty(total, dtype=torch.float32, device="cpu")
-        targets, start = [], 0
-        for shape, size in zip(self._shapes, self._sizes, strict=True):
-            targets.append(block[start : start + size].view(shape))
-            start += size
-        return RowBuffer(self, targets)
+        if self.staging is not None:
+            block = self.staging.room(self._elements)
+        else:
+            # The device and dtype are spelled out because the script may have set other defaults.
+            block = torch.empty(self._elements, dtype=torch.float32, device="cpu")
+        return RowBuffer(self, block, parts_of(block, self._shapes))
 
     def release(self, buffer: RowBuffer) -> None:
         """Give a buffer back."""

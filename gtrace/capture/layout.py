@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.buffers import BufferPool, as_real_dense
+from gtrace.capture.staging import staging_for
 from gtrace.host.sharded import local_part, sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from torch.optim import Optimizer
@@ -99,14 +100,16 @@ class RowLayout:
         entry = self._known.get(id(parameter))
         return entry is not None and entry[0]() is parameter
 
-    def _extend(self, optimizer: Optimizer | Rounds, found: Iterable[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
+    def _extend(self, optimizer: Optimizer | Rounds, found: Sequence[tuple[torch.Tensor, torch.Tensor, str]]) -> None:
         """Name the parameters that have a gradient for the first time, and give each its place."""
         names = self._names(optimizer)
         for parameter, gradient, stage in found:
             if not self._knows(parameter):
                 slot = self._new_slot(names[id(parameter)], gradient, {"stage": stage, **sharding(parameter)})
                 self._known[id(parameter)] = (weakref.ref(parameter), slot)
-        self.pool = BufferPool([slot.shape for slot in self.slots], self._queue_bytes)
+        shapes = [slot.shape for slot in self.slots]
+        staging = staging_for((gradient.device for _, gradient, _ in found), shapes)
+        self.pool = BufferPool(shapes, self._queue_bytes, staging)
 
     def _new_slot(self, entry: ParameterName, gradient: torch.Tensor, attrs: Mapping[str, Any]) -> Slot | None:
         if gradient.numel() == 0 or not self._keeps(entry):

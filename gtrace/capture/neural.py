@@ -61,6 +61,9 @@ class NeuralRow:
     targets: Sequence[torch.Tensor]
     pool: HostBlocks
 
+    def wait(self) -> None:
+        """The copies are there already."""
+
     def release(self) -> None:
         """Give the blocks back."""
         self.pool.release(self.targets)
@@ -158,8 +161,7 @@ class NeuralGradients:
         say: Callable[[str], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        #: Seconds that backward passes waited in here.
-        self.seconds = 0.0
+        self._seconds = 0.0
         #: Names of tensors that were recorded.
         self.tensors: set[str] = set()
         #: Bytes of the largest row so far.
@@ -198,6 +200,11 @@ class NeuralGradients:
     def listen(self, wanted: bool) -> None:
         """Watch the coming forward passes or not."""
         self._hooks.listening = wanted
+
+    @property
+    def seconds(self) -> float:
+        """How long forward and backward passes waited in here."""
+        return self._seconds + self._hooks.seconds
 
     @property
     def pending_bytes(self) -> int:
@@ -268,7 +275,7 @@ class NeuralGradients:
         started = time.perf_counter()
         with self._lock, torch.no_grad():
             self._store(output, gradient)
-        self.seconds += time.perf_counter() - started
+        self._seconds += time.perf_counter() - started
 
     def _store(self, output: Output, given: torch.Tensor) -> None:
         if self.dropped or given.device.type == "meta" or given.numel() == 0 or not self._is_among_first(output):

@@ -93,8 +93,8 @@ class Recorder:
         self.over_budget = False
         #: Gathers the gradients of module outputs, where these are recorded.
         self.neural: NeuralGradients | None = None
-        #: Tells how long backward passes waited for a look at micro-batches.
-        self.noise_seconds: Callable[[], float] = lambda: 0.0
+        #: Tells how long training waited for the hooks that lead here.
+        self.hook_seconds: Callable[[], float] = lambda: 0.0
         self._weights = weights
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, max_elements))
@@ -125,7 +125,6 @@ class Recorder:
         self._layouts: dict[int, RowLayout] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
-        self._blocked = 0.0
         self._first: float | None = None
         self._last = 0.0
 
@@ -163,8 +162,7 @@ class Recorder:
     def blocked(self) -> float:
         """Share of the time between the first and the last step that training waited for capture."""
         span = self._last - (self._first or 0.0)
-        blocked = self._blocked + self.noise_seconds()
-        blocked += self.neural.seconds if self.neural is not None else 0.0
+        blocked = self.hook_seconds() + (self.neural.seconds if self.neural is not None else 0.0)
         return min(1.0, blocked / span) if span > 0 else 0.0
 
     def share_budget(self, processes: int) -> None:
@@ -192,12 +190,10 @@ class Recorder:
 
     def take(self, step: OptimizerStep) -> None:
         """Copy the gradients of a step and queue them."""
-        started = time.perf_counter()
         try:
             self._take(step)
         finally:
             self._last = time.perf_counter()
-            self._blocked += self._last - started
 
     def error(self, error: Exception) -> None:
         """Count an error of capture and tell the user about the first few that differ."""
@@ -285,7 +281,7 @@ class Recorder:
     ) -> None:
         started = time.perf_counter()
         try:
-            torch._foreach_copy_([buffer.targets[slot.index] for slot in slots], gradients)
+            buffer.fill([slot.index for slot in slots], gradients)
         except BaseException:
             buffer.release()
             raise

@@ -155,25 +155,29 @@ class CaptureSession:
             reduced=self._options.reduced,
             noise=self._options.noise,
         )
-        recorder.noise_seconds = lambda: hooks.noise_seconds
-        hooks.install()
-        if self._options.kind != "weight":
-            from gtrace.capture.neural import NeuralGradients
+        recorder.hook_seconds = lambda: hooks.seconds
+        try:
+            hooks.install()
+            if self._options.kind != "weight":
+                from gtrace.capture.neural import NeuralGradients
 
-            recorder.neural = NeuralGradients(
-                lambda: hooks.modules.modules() if models is None else list(models),
-                selection=recorder.selection,
-                scan=models is None,
-                closed=models is not None,
-                max_elements=self._options.max_elements or MAX_ELEMENTS,
-                queue_bytes=self._options.queue_bytes,
-                drop=self._options.drop,
-                paused=lambda: hooks.repeating,
-                say=self._say,
-                on_error=recorder.error,
-            )
-            recorder.neural.install()
-            recorder.prepare([0])
+                recorder.neural = NeuralGradients(
+                    lambda: hooks.modules.modules() if models is None else list(models),
+                    selection=recorder.selection,
+                    scan=models is None,
+                    closed=models is not None,
+                    max_elements=self._options.max_elements or MAX_ELEMENTS,
+                    queue_bytes=self._options.queue_bytes,
+                    drop=self._options.drop,
+                    paused=lambda: hooks.repeating,
+                    say=self._say,
+                    on_error=recorder.error,
+                )
+                recorder.neural.install()
+                recorder.prepare([0])
+        except BaseException:
+            _let_go(recorder, hooks)
+            raise
         self._recorder, self._hooks = recorder, hooks
 
     def start_or_tell(self) -> None:
@@ -232,10 +236,7 @@ class CaptureSession:
         path, recorder, hooks = self._options.path, self._recorder, self._hooks
         if recorder is None or hooks is None:
             return CaptureSummary(path, errors=int(self._broken))
-        hooks.remove()
-        if recorder.neural is not None:
-            recorder.neural.remove()
-        recorder.drain()
+        _let_go(recorder, hooks)
         for note in recorder.neural.notes() if recorder.neural is not None else ():
             self._say(f"gtrace: note: {note}")
         outcome: dict[str, object] = {
@@ -346,6 +347,16 @@ class CaptureSession:
             force=options.force,
             attrs=attrs,
         )
+
+
+def _let_go(recorder: Recorder, hooks: TrainingHooks) -> None:
+    """Leave the training alone, and wait until all is written that it gave so far."""
+    try:
+        hooks.remove()
+        if recorder.neural is not None:
+            recorder.neural.remove()
+    finally:
+        recorder.drain()
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:

@@ -132,6 +132,7 @@ class AsyncWriter:
                 self._trace, self._rank = self._open_trace()
             finally:
                 self.failed = self._trace is None
+        row.buffer.wait()
         place: dict[str, Any] = {"kind": row.kind, "optimizer": row.stream, "rank": self._rank}
         for slot in row.slots:
             gradient = row.buffer.targets[slot.index].numpy()

@@ -185,8 +185,13 @@ def command(
             return error.exit_code
 
     with before_abrupt_exit(leave):
-        with after_import("torch", session.start_or_tell), children.captured(options.path, chosen, attrs):
-            outcome = run_program(program)
+        try:
+            with after_import("torch", session.start_or_tell), children.captured(options.path, chosen, attrs):
+                outcome = run_program(program)
+        except BaseException:
+            # There is no such module, or Ctrl-C came between the program's end and here: nothing must stay hooked.
+            session.finish("interrupted")
+            raise
         return _conclude(program, outcome, session, shown, say)
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import sys
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,9 @@ class TrainingHooks:
         self.modules = ModuleCollector()
         #: Steps of all optimizers so far, those included that a gradient scaler left out.
         self.steps = 0
+        #: Seconds that training waited in here.
+        self.seconds = 0.0
+        self._inside = False
         self._skipped: int | torch.Tensor = 0
         self._wants = wants
         self._on_step = on_step
@@ -131,6 +135,7 @@ class TrainingHooks:
         self._started = 0
         self._losses = Losses()
         self._owner = os.getpid()
+        self._watching = False
         self._handles: list[RemovableHandle] = []
         self._patches: list[tuple[object, str, _Function, _Function]] = []
 
@@ -144,13 +149,9 @@ class TrainingHooks:
         """Backward passes so far."""
         return self._losses.passes
 
-    @property
-    def noise_seconds(self) -> float:
-        """Time that backward passes waited for the look at micro-batches."""
-        return 0.0 if self._micro_batches is None else self._micro_batches.seconds
-
     def install(self) -> None:
         """Start to watch."""
+        self._watching = True
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._patch(torch.autograd, "backward", self._watch_backward)
@@ -173,7 +174,8 @@ class TrainingHooks:
                 self._guarded(self._watch_parameters, optimizer.param_groups)
 
     def remove(self) -> None:
-        """Stop to watch, and put everything back."""
+        """Stop to watch, and put everything back; a wrapper that another one has wrapped stays and does nothing."""
+        self._watching = False
         self.modules.remove()
         self._local.remove()
         if self._micro_batches is not None:
@@ -196,11 +198,18 @@ class TrainingHooks:
 
     @never_compiled
     def _guarded(self, function: Callable[..., None], *args: object) -> None:
+        if not self._watching or os.getpid() != self._owner:
+            return
+        outermost, self._inside = not self._inside, True
+        started = time.perf_counter()
         try:
-            if os.getpid() == self._owner:
-                function(*args)
+            function(*args)
         except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
             self._on_error(error)
+        finally:
+            if outermost:
+                self._inside = False
+                self.seconds += time.perf_counter() - started
 
     def _watch_backward(self, original: _Function) -> _Function:
         def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:

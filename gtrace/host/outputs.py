@@ -6,9 +6,11 @@ autograd, with which a ReLU that works in place ends training.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
+import time
 import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,6 +67,8 @@ class OutputHooks:
         on_error: Callable[[Exception], None],
     ) -> None:
         self.listening = False
+        #: Seconds that forward passes waited in here.
+        self.seconds = 0.0
         #: Paths of watched modules -> whether a gradient of theirs has arrived.
         self.watched: dict[str, bool] = {}
         #: Paths of modules whose outputs need no gradient.
@@ -87,12 +91,18 @@ class OutputHooks:
         # torch says that a hook is called once more for a compiled module. A script in which warnings are errors
         # would end there.
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._filter = warnings.filters[0]
         self._handle = register_module_forward_hook(self._after_forward)
 
     def remove(self) -> None:
-        """Stop to watch."""
+        """Stop to watch. Graphs that are kept tell nothing more, either."""
+        self.listening = False
         if self._handle is not None:
             self._handle.remove()
+            self._handle = None
+            # The program may have set filters of its own, or started anew.
+            with contextlib.suppress(ValueError):
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
         self.forget()
 
     def forget(self) -> None:
@@ -105,11 +115,14 @@ class OutputHooks:
         # First of all: while a graph is being compiled, nothing of this may end up in it.
         if torch.compiler.is_compiling() or not self.listening or not torch.is_grad_enabled():
             return
+        started = time.perf_counter()
         try:
             if os.getpid() == self._owner and not torch.jit.is_tracing() and not self._paused():  # type: ignore[attr-defined,no-untyped-call]
                 self._watch(module, output)
         except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
             self._on_error(error)
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def _watch(self, module: nn.Module, output: object) -> None:
         if is_compiled(module):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from gtrace.host.processes import process_place
+from gtrace.host.rounds import backward_in_progress
 from gtrace.host.sharded import is_sharded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -36,29 +38,42 @@ class Replicas(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one parameter, since its gradient was last zero. Tensors stay for the next step: fresh memory costs time.
+    """Of one parameter, since its gradient was last zero or its optimizer stepped.
 
     Attributes:
-        count: micro-batches.
-        norm2: sum of their squared norms, float64 on the gradient's device.
-        total: their sum; of arbitrary content while ``count`` is 0.
-        before: what ``grad`` was when the present micro-batch arrived, where it was something.
-        met: it was something.
+        looks: where the norm of each micro-batch's gradient is: in which look, at which place.
+        last: copy of ``grad`` after the last look; stays for the next step, because fresh memory costs time.
+        offset: what has come into ``grad`` beside the micro-batches; None for nothing.
+        seen: ``grad`` at the last look, and how often it had been changed then.
+        before: ``grad`` as the present micro-batch found it, where it was not as the last look left it.
     """
 
-    count: int = 0
-    norm2: torch.Tensor | None = None
-    total: torch.Tensor | None = None
+    looks: list[tuple[_Look, int]] = field(default_factory=list)
+    last: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    seen: tuple[TensorWeakRef, int] | None = None
     before: torch.Tensor | None = None
-    met: bool = False
+
+
+class _Look:
+    """The norms of the gradients that one backward pass added, on their devices until somebody asks."""
+
+    def __init__(self, norms: Sequence[torch.Tensor]) -> None:
+        self._norms = norms
+
+    @functools.cached_property
+    def values(self) -> list[float]:
+        """One norm per parameter."""
+        return _numbers(self._norms)
 
 
 class MicroBatches:
     """Takes the gradient of each micro-batch as the difference that it makes, when it has been accumulated.
 
-    That happens before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
+    All parameters of a backward pass are looked at together when it ends. Where several processes train, each is looked
+    at at once: before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
     and without ``no_sync``. A gradient that is set to zero or None starts anew. Sharded parameters are left out.
-    Two copies of the gradients are held.
+    One copy of the gradients is held.
 
     Args:
         guarded: calls a function with arguments and catches its errors.
@@ -67,11 +82,15 @@ class MicroBatches:
     def __init__(self, guarded: Callable[..., None]) -> None:
         #: Whether the step that is being put together is to be recorded.
         self.wanted = True
-        #: Seconds that backward passes waited in here.
-        self.seconds = 0.0
         self._guarded = guarded
         self._sums: Any = WeakTensorKeyDictionary()
         self._handles: list[Any] = []
+        #: The backward pass that is under way, and whether its gradients cannot wait for its end.
+        self._task = -1
+        self._at_once = False
+        self._arrived: list[tuple[torch.Tensor, _Sums]] = []
+        #: norms of the sums of micro-batches, by the identity of their ``_Sums``
+        self._totals: dict[int, float] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Watch these parameters, too."""
@@ -90,73 +109,152 @@ class MicroBatches:
             scale: what a gradient scaler multiplied the loss with; taken out.
         """
         sums = self._sums.get(parameter)
-        if sums is None or sums.count < 2 or sums.norm2 is None or sums.total is None:
+        if sums is None or len(sums.looks) < 2:
             return None
-        return Replicas(sums.count, float(sums.norm2) / scale**2, float(_norm2(sums.total)) / scale**2)
+        if id(sums) not in self._totals:
+            self._measure_totals()
+        norm2 = sum(look.values[place] ** 2 for look, place in sums.looks)
+        return Replicas(len(sums.looks), norm2 / scale**2, self._totals[id(sums)] ** 2 / scale**2)
 
     def consume(self, optimizer: Optimizer) -> None:
         """The optimizer has used its gradients; the next backward pass starts a new step."""
+        self._totals.clear()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 sums = self._sums.get(parameter)
                 if sums is not None:
-                    sums.count = 0
+                    sums.looks = []
 
     def remove(self) -> None:
         """Stop to watch."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._arrived = [], []
 
     def _add_hooks(self, parameter: Any, sums: _Sums) -> None:
+        # Called for each parameter and micro-batch: the usual case is decided here.
         def arrives(_gradient: torch.Tensor) -> None:
-            if self.wanted:
-                self._timed(self._remember, owner(), sums)
+            if not self.wanted:
+                return
+            parameter = owner()
+            gradient = None if parameter is None else parameter.grad
+            sums.before = None
+            if gradient is None:
+                sums.seen = None
+            elif not _is_as_seen(gradient, sums):
+                self._guarded(self._remember, gradient, sums)
 
         def accumulated(parameter: torch.Tensor) -> None:
-            if self.wanted:
-                self._timed(self._add, parameter, sums)
+            if not self.wanted:
+                return
+            self._arrived.append((parameter, sums))
+            if self._at_once or backward_in_progress() != self._task:
+                self._guarded(self._begin_pass)
 
         # A strong reference would keep the parameter alive through its own hook.
         owner = TensorWeakRef(parameter)
         self._handles.append(parameter.register_hook(arrives))
         self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
 
-    def _timed(self, function: Callable[..., None], *args: object) -> None:
-        started = time.perf_counter()
-        self._guarded(function, *args)
-        self.seconds += time.perf_counter() - started
+    def _remember(self, gradient: torch.Tensor, sums: _Sums) -> None:
+        """Something changed ``grad`` since the last look."""
+        sums.seen = None
+        before = _real(gradient.detach())
+        if bool(before.any()):
+            sums.before = before.clone()
+
+    def _begin_pass(self) -> None:
+        """The first gradient of a backward pass has been accumulated, or any where they are looked at one by one."""
+        task = backward_in_progress()
+        if task != self._task:
+            # A pass that raised never came to its end: what it left is found in ``grad`` by the next one.
+            self._task, self._arrived = task, self._arrived[-1:]
+            self._at_once = process_place().world_size > 1
+            if not self._at_once:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self._at_once:
+            self._look()
+
+    def _end(self) -> None:
+        self._task = -1
+        self._guarded(self._look)
 
     @torch.no_grad()
-    def _remember(self, parameter: torch.Tensor | None, sums: _Sums) -> None:
-        gradient = None if parameter is None else parameter.grad
-        sums.met = gradient is not None
-        if gradient is not None:
-            sums.before = _copied(_real(gradient.detach()), sums.before)
-
-    @torch.no_grad()
-    def _add(self, parameter: torch.Tensor, sums: _Sums) -> None:
-        met, sums.met = sums.met, False
-        if parameter.grad is None:
+    def _look(self) -> None:
+        """Look at the gradients that have been accumulated."""
+        arrived, self._arrived = self._arrived, []
+        present, gradients, added, changed, lasts = [], [], [], [], []
+        for parameter, sums in arrived:
+            if parameter.grad is None:
+                continue
+            gradient = _real(parameter.grad.detach())
+            present.append(sums)
+            gradients.append(gradient)
+            fits = sums.last is not None and _fits(sums.last, gradient)
+            last = sums.last if fits and sums.last is not None else torch.empty_like(gradient)
+            if sums.seen is None:
+                self._begin(sums, fits)
+            elif not sums.looks:
+                # The optimizer stepped, and its gradients were kept.
+                sums.offset = last.clone()
+            if sums.seen is None and sums.before is None:
+                added.append(gradient)
+            else:
+                # In place of the copy, which is made anew below.
+                if sums.before is not None:
+                    last.copy_(sums.before)
+                changed.append((last, gradient))
+                added.append(last)
+            sums.last, sums.before = last, None
+            sums.seen = TensorWeakRef(parameter.grad), parameter.grad._version
+            lasts.append(last)
+        if not present:
             return
-        added = _real(parameter.grad.detach())
-        if not met or sums.before is None or not bool(sums.before.any()):
-            sums.count = 0
+        if changed:
+            differences, minuends = map(list, zip(*changed, strict=True))
+            torch._foreach_sub_(differences, minuends)
+        look = _Look(torch._foreach_norm(added, 2, torch.float64))
+        for place, sums in enumerate(present):
+            sums.looks.append((look, place))
+        torch._foreach_copy_(lasts, gradients)
+
+    @staticmethod
+    def _begin(sums: _Sums, fits: bool) -> None:
+        """What is in ``grad`` beside micro-batches is another than at the last look."""
+        if sums.before is None:
+            sums.looks, sums.offset = [], None
+        elif not sums.looks or not fits or sums.last is None:
+            sums.looks, sums.offset = [], sums.before
         else:
-            added = torch.sub(added, sums.before, out=sums.before)
-        norm2 = _norm2(added)
-        if sums.count == 0 or sums.total is None or sums.norm2 is None:
-            sums.count, sums.norm2, sums.total = 1, norm2, _copied(added, sums.total)
-            return
-        sums.count += 1
-        sums.norm2 = sums.norm2 + norm2
-        sums.total.add_(added)
+            more = sums.before - sums.last
+            sums.offset = more if sums.offset is None else sums.offset + more
+
+    @torch.no_grad()
+    def _measure_totals(self) -> None:
+        several = [sums for sums in self._sums.values() if len(sums.looks) > 1 and sums.last is not None]
+        parts = [sums.last if sums.offset is None else sums.last - sums.offset for sums in several]
+        norms = _numbers(torch._foreach_norm(parts, 2, torch.float64))
+        self._totals = {id(sums): norm for sums, norm in zip(several, norms, strict=True)}
 
 
-def _copied(values: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
-    """A copy, in ``room`` where that fits."""
-    fits = room is not None and room.shape == values.shape and room.dtype == values.dtype
-    return room.copy_(values) if room is not None and fits and room.device == values.device else values.clone()
+def _is_as_seen(gradient: torch.Tensor, sums: _Sums) -> bool:
+    """Whether nothing has changed ``grad`` since the last look."""
+    return sums.seen is not None and sums.seen[0]() is gradient and sums.seen[1] == gradient._version
+
+
+def _fits(room: torch.Tensor, values: torch.Tensor) -> bool:
+    return room.shape == values.shape and room.dtype == values.dtype and room.device == values.device
+
+
+def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
+    """The values of tensors with one element, each device waited for once."""
+    out = [0.0] * len(values)
+    devices = {value.device for value in values}
+    for device in devices:
+        places = [place for place, value in enumerate(values) if value.device == device]
+        for place, number in zip(places, torch.stack([values[p] for p in places]).tolist(), strict=True):
+            out[place] = number
+    return out
 
 
 def _real(gradient: torch.Tensor) -> torch.Tensor:
@@ -164,8 +262,3 @@ def _real(gradient: torch.Tensor) -> torch.Tensor:
     if gradient.layout != torch.strided:
         gradient = gradient.to_dense()
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
-
-
-def _norm2(gradient: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(gradient, 2, dtype=torch.float64)
-    return norm.square()

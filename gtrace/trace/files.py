@@ -18,6 +18,7 @@ from gtrace.trace.names import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from types import TracebackType
 
 _PARTIAL = ".partial"
 #: What of an address such as s3://bucket/run.zarr is a folder, once it was taken for a path.
@@ -200,6 +201,31 @@ def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:
     if number is None and (told := _HDF5_ERRNO.search(str(error))):
         number = int(told[1])
     return TraceError(f"{path}: cannot be written ({os.strerror(number) if number else printable(str(error))})")
+
+
+class Storing:
+    """A block that writes to a trace: errors of the system become a TraceError.
+
+    A class, since it is entered for each tensor of each step: a generator would take several times as long.
+
+    Args:
+        path: of the trace, for messages.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        #: Something could not be written, so the trace may miss a part of what it was given.
+        self.failed = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, (OSError, RuntimeError)):
+            self.failed = True
+            raise write_error(self._path, error) from error
 
 
 def check_place(path: Path, *, force: bool, is_trace: Callable[[Path], bool]) -> None:

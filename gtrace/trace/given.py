@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -60,10 +61,13 @@ def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], li
         raise UsageError(f"tensor '{printable(name)}': numpy cannot take it ({error}); pass an array") from error
     if given.dtype.kind not in "fiub":
         raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
-    # A float64 beyond float32 becomes infinite here, and is counted as such.
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.ascontiguousarray(given, np.float32).reshape(-1)
-    return values, list(given.shape), kind or given.dtype.name
+    if given.dtype == np.float32:
+        values = np.ascontiguousarray(given).reshape(-1)
+    else:
+        # A float64 beyond float32 becomes infinite here, and is counted as such.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.ascontiguousarray(given, np.float32).reshape(-1)
+    return values, list(given.shape), kind or _dtype_name(given.dtype)
 
 
 def _of_torch(array: Any) -> tuple[Any, str]:
@@ -73,6 +77,11 @@ def _of_torch(array: Any) -> tuple[Any, str]:
     tensor, kind = array.detach().to_dense().cpu(), str(array.dtype).removeprefix("torch.")
     # numpy has no bfloat16 and no 8-bit floats, and all of their values are values of float32.
     return (tensor.float() if "float" in kind and kind not in ("float32", "float64") else tensor), kind
+
+
+@functools.cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
 
 
 def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:

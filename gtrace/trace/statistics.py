@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,14 +14,15 @@ from gtrace.trace.format import VALUES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK = 1 << 20
+#: Elements that are looked at together: their squares stay in the processor's cache.
+_BLOCK = 1 << 15
 
 
 class RowStatistics(NamedTuple):
     """What a trace keeps about one tensor at one step.
 
     Attributes:
-        norm2: sum of squares of the finite values, float64 sums over blocks of 2^20 elements in index order.
+        norm2: sum of squares of the finite values, float64 sums over blocks of 2^15 elements in index order.
         absmax: largest magnitude of the finite values; 0 when there is none.
         zeros: values that are 0 or -0.
         nonfinite: values that are NaN or infinite.
@@ -44,30 +46,42 @@ def checksum(values: NDArray[np.float32]) -> int:
     return checksum_bytes(np.ascontiguousarray(values, VALUES).view(np.uint8))
 
 
+class _Scratch(threading.local):
+    """Memory for one block, one of each per thread: fresh memory would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self.squares = np.empty(_BLOCK)
+        self.zero = np.empty(_BLOCK, np.bool_)
+
+
+_scratch = _Scratch()
+
+
 def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
     """Statistics of a contiguous 1-D float32 array."""
-    zeros = values.size - int(np.count_nonzero(values))
-    crc = checksum(values)
-    squares = np.empty(min(values.size, _BLOCK))
-    norm2, absmax, nonfinite = 0.0, 0.0, 0
-    for start in range(0, values.size, _BLOCK):
-        block = values[start : start + _BLOCK]
-        total = _sum_of_squares(block, squares)
-        # Squares of finite float32 values never overflow float64, so a finite sum proves all of them finite.
-        if not math.isfinite(total):
-            nonfinite += block.size
-            block = block[np.isfinite(block)]
-            nonfinite -= block.size
-            total = _sum_of_squares(block, squares)
-        norm2 += total
-        if block.size:
-            absmax = max(absmax, float(block.max()), -float(block.min()))
-    return RowStatistics(norm2, absmax, zeros, nonfinite, crc)
-
-
-def _sum_of_squares(block: NDArray[np.float32], squares: NDArray[np.float64]) -> float:
-    room = squares[: block.size]
+    norm2, absmax, zeros, nonfinite = 0.0, 0.0, 0, 0
+    zero = _scratch.zero
     # A signaling NaN is no reason to warn: it is counted.
     with np.errstate(invalid="ignore"):
-        np.multiply(block, block, out=room, dtype=np.float64)
-    return float(room.sum())
+        for start in range(0, values.size, _BLOCK):
+            block = values[start : start + _BLOCK]
+            zeros += int(np.count_nonzero(np.equal(block, 0.0, out=zero[: block.size])))
+            total = _sum_of_squares(block)
+            # Squares of finite float32 values never overflow float64, so a finite sum proves all of them finite.
+            if not math.isfinite(total):
+                nonfinite += block.size
+                block = block[np.isfinite(block)]
+                nonfinite -= block.size
+                total = _sum_of_squares(block)
+            norm2 += total
+            if block.size:
+                absmax = max(absmax, float(np.maximum.reduce(block)), -float(np.minimum.reduce(block)))
+    return RowStatistics(norm2, absmax, zeros, nonfinite, checksum(values))
+
+
+def _sum_of_squares(block: NDArray[np.float32]) -> float:
+    room = _scratch.squares[: block.size]
+    # Cast and multiplied apart: in one call, numpy would do both through a small buffer.
+    room[...] = block
+    np.multiply(room, room, out=room)
+    return float(np.add.reduce(room))

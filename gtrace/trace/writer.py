@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.errors import UsageError, suggest
-from gtrace.trace.files import write_error
+from gtrace.trace.files import Storing, write_error
 from gtrace.trace.format import (
     FORMAT,
     KINDS,
@@ -30,7 +29,7 @@ from gtrace.trace.statistics import checksum_bytes, row_statistics
 from gtrace.trace.storage import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -71,11 +70,11 @@ class TraceWriter:
         self._attrs = dict(attrs)
         self._plan = SketchPlan.read(attrs[SKETCH]) if SKETCH in attrs else None
         self._streams: dict[StreamKey, StreamState] = {}
+        self._keys: dict[tuple[int, str, int], StreamKey] = {}
         self._open_bytes = 0
         self._lock = threading.RLock()
         self._closed = False
-        #: Something could not be written, so the trace may miss a part of what it was given.
-        self._failed = False
+        self._storing = Storing(path)
         self._pid = os.getpid()
 
     def append(
@@ -122,7 +121,7 @@ class TraceWriter:
         """
         with self._lock:
             key = self._key(kind, optimizer, rank)
-            stream = self._streams.setdefault(key, StreamState(kind))
+            stream = self._stream(key)
             values, shape, dtype = float32_values(array, name)
             further = extras_of(numbers or {}, name)
             told = {"shape": shape, "dtype": dtype} | attrs
@@ -184,7 +183,7 @@ class TraceWriter:
         """
         with self._lock:
             key = self._key(kind, optimizer, rank)
-            self._streams.setdefault(key, StreamState(kind))
+            self._stream(key)
             if self._plan is None or tuple(sketch.spec for sketch in row.sketches) != self._plan.specs:
                 raise UsageError(
                     f"tensor '{printable(name)}': the trace keeps other sketches; see create_trace(sketch=)"
@@ -238,7 +237,7 @@ class TraceWriter:
                 if self._streams[key].pending != step:
                     raise UsageError(f"commit of step {step}, but step {self._streams[key].pending} was appended to")
             if not chosen:
-                self._begin(default, self._streams.setdefault(default, StreamState(default.kind)), step)
+                self._begin(default, self._stream(default), step)
                 chosen = [default]
             for key in chosen:
                 self._commit(key, self._streams[key], numbers)
@@ -254,7 +253,7 @@ class TraceWriter:
                 if stream.pending is not None:
                     begun = [spec for spec in stream.specs.values() if spec.index in stream.values]
                     stream.pending, stream.values = None, {}
-                    with self._storing():
+                    with self._storing:
                         self._sink.discard(key, stream.rows, begun)
 
     def set_attrs(self, **attrs: object) -> None:
@@ -307,8 +306,8 @@ class TraceWriter:
 
     def _finish(self, status: Status) -> None:
         self._closed = True
-        with self._storing():
-            self._sink.close({**self._attrs, "status": "interrupted" if self._failed else status})
+        with self._storing:
+            self._sink.close({**self._attrs, "status": "interrupted" if self._storing.failed else status})
 
     def _check_open(self) -> None:
         if self._closed:
@@ -318,12 +317,22 @@ class TraceWriter:
 
     def _key(self, kind: str, optimizer: int, rank: int) -> StreamKey:
         self._check_open()
+        known = self._keys.get((rank, kind, optimizer))
+        if known is not None:
+            return known
         if kind not in KINDS:
             raise UsageError(f"kind '{printable(kind)}' of gradient; {suggest(kind, KINDS)}")
         for what, number in (("optimizer", optimizer), ("rank", rank)):
             if not 0 <= number < 10**9:
                 raise UsageError(f"{what} {number}: must be a number from 0 up")
-        return StreamKey(int(rank), kind, int(optimizer))
+        key = self._keys[rank, kind, optimizer] = StreamKey(int(rank), kind, int(optimizer))
+        return key
+
+    def _stream(self, key: StreamKey) -> StreamState:
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = StreamState(key.kind)
+        return stream
 
     def _begin(self, key: StreamKey, stream: StreamState, step: int) -> None:
         """Make ``step`` the pending one; an earlier one that is pending is whole now."""
@@ -371,30 +380,22 @@ class TraceWriter:
             raise UsageError(f"tensor '{printable(spec.name)}', step {step}: appended twice")
         self._begin(key, stream, step)
         if spec.name not in stream.specs:
-            with self._storing():
+            with self._storing:
                 self._sink.add_tensor(key, spec)
             stream.specs[spec.name] = spec
             self._open_bytes += open_chunk_bytes(spec)
-        with self._storing():
+        with self._storing:
             self._sink.write_row(key, spec, stream.rows, values)
         stream.add(spec.index, spec.name, statistics)
 
     def _commit(self, key: StreamKey, stream: StreamState, scalars: Mapping[str, float]) -> None:
         assert stream.pending is not None
         record = Record(stream.pending, scalars, stream.statistics())
-        with self._storing():
+        with self._storing:
             self._sink.commit(key, stream.rows, record)
         stream.last_step, stream.pending = stream.pending, None
         stream.rows += 1
         stream.values = {}
-
-    @contextmanager
-    def _storing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:
-            self._failed = True
-            raise write_error(self.path, error) from error
 
 
 def create_trace(

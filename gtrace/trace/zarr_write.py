@@ -61,7 +61,9 @@ class _TensorArray(Array):
             return
         if self._rows is None or block != self._block:
             self.flush()
-            self._rows = np.full(self.chunks, np.nan, layout.VALUES)
+            # The same memory for every chunk: fresh memory costs more than what is done with it.
+            self._rows = np.empty(self.chunks, layout.VALUES) if self._rows is None else self._rows
+            self._rows.fill(np.nan)
             self._block = block
         self._rows[offset, : values.size] = values
         self._dirty = True

@@ -256,7 +256,7 @@ class TrainingHooks:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or _is_nested(sys._getframe(2)):
+        if not self._watches(optimizer) or is_nested(sys._getframe(2)):
             return None
         self._started += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -354,7 +354,7 @@ class TrainingHooks:
         if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
             return
         loss_scale = 1.0 if scaler is None else scaler.get_scale()
-        grad_scale = _grad_scale(optimizer)
+        grad_scale = grad_scale_of(optimizer)
         self._on_step(
             OptimizerStep(
                 optimizer=optimizer,
@@ -387,13 +387,13 @@ class TrainingHooks:
         return lambda parameter: self._local.gradient(parameter, scale)
 
 
-def _grad_scale(optimizer: Optimizer | Rounds) -> float:
+def grad_scale_of(optimizer: Optimizer | Rounds) -> float:
     """What a gradient scaler leaves on a fused optimizer for the time of a step."""
     scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)
 
 
-def _is_nested(wrapper: FrameType) -> bool:
+def is_nested(wrapper: FrameType) -> bool:
     """Whether this step runs inside another one: a subclass that calls super().step(), or a wrapper.
 
     ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames and not a flag, because a

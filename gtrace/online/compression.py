@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -15,6 +14,7 @@ from gtrace.codecs import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.host.naming import name_parameters
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
+from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.schedule import DEFAULT_REFIT
 
 if TYPE_CHECKING:
@@ -71,13 +71,16 @@ class Compression:
         held = {name: p for name, p in ours.items() if p.grad is not None}
         if not held:
             return
-        exchanged = self._exchange.step(self.steps, [{name: _array(name, p) for name, p in held.items()}])
+        for name, parameter in held.items():
+            if not is_dense(parameter):
+                raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
+        exchanged = self._exchange.step(self.steps, [{name: read_gradient(p) for name, p in held.items()}])
         for name, parameter in held.items():
             decoded = exchanged.gradients.get(name)
             if decoded is None:
                 parameter.grad = None
             else:
-                parameter.grad.copy_(torch.from_numpy(decoded))
+                write_gradient(parameter, decoded)
         self._warn(exchanged)
         self.steps += 1
         self.tally.add(exchanged.tally)
@@ -124,11 +127,3 @@ def compress(
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
     chosen = build_codec(codec) if isinstance(codec, str) else codec
     return Compression(optimizer_or_model, Exchange(chosen, seed=seed, refit=refit, nonfinite=nonfinite))
-
-
-def _array(name: str, parameter: torch.Tensor) -> Any:
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout != torch.strided:
-        raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
-    return gradient.detach().to("cpu", torch.float32).numpy()

@@ -147,6 +147,9 @@ def _conclude(
             print_json(_as_dict(summary, told))
         for line in _lines(summary, told):
             click.echo(line, err=True)
+    elif not trained and rank is None:
+        for line in _of_children(log, told):
+            click.echo(line, err=True)
     if outcome.interrupted:
         raise click.Abort
     if outcome.exit_code:
@@ -156,7 +159,7 @@ def _conclude(
             raise ScriptError(failed)
         click.echo(f"gtrace: {failed}", err=True)
         return outcome.exit_code
-    if not trained and not log.exists():
+    if not trained and rank is None and not _of_children(log, told):
         why = "it never imported torch" if summary is None else "it took no step of a torch optimizer"
         raise UsageError(f"{program.target}: nothing went through the codec: {why}")
     return EXIT_OK
@@ -201,11 +204,40 @@ def _lines(summary: ScriptSummary, told: dict[str, Any]) -> list[str]:
             f"{tally.relative_variance:.3g}; that is optimistic, because real workers' gradients differ"
         )
     if summary.seconds:
-        lines.append(f"gtrace: the codec took {tally.codec_seconds / summary.seconds:.0%} of the training's CPU time")
+        lines.append(
+            f"gtrace: the codec took {summary.codec_seconds / summary.seconds:.0%} of the CPU time after the first step"
+        )
     if summary.log is not None:
         shown = shlex.quote(str(_near(summary.log)))
         lines.append(f"gtrace: {shown}; next: gtrace report {shown}")
     return lines
+
+
+def _of_children(log: Path, told: dict[str, Any]) -> list[str]:
+    """What a user reads where processes that the program launched did the training: their run log says it."""
+    from gtrace.runlog import read_runlog
+
+    try:
+        records = read_runlog(log)
+    except GtraceError:
+        return []
+    if records[0].get("launch") != told["launch"]:
+        return []
+    steps = [record for record in records if record["type"] == "step"]
+    bits = sum(record["bits"] for record in steps)
+    values = sum(record["bits_float32"] for record in steps) / 32
+    ranks = records[0]["world_size"]
+    shown = shlex.quote(str(_near(log)))
+    return [
+        f"gtrace: {len(steps)} steps through {told['codec']} in a launched process"
+        + (f", the first of {ranks} ranks" if ranks > 1 else "")
+        + (
+            f": {bits / values:.2f} bits per value ({32 * values / bits:.1f} times smaller than float32)"
+            if bits
+            else ""
+        ),
+        f"gtrace: {shown}; next: gtrace report {shown}",
+    ]
 
 
 def _near(path: Path) -> Path:

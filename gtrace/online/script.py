@@ -89,7 +89,8 @@ class ScriptSummary:
         optimizers: how many optimizers took them.
         elements: values of all tensors.
         tally: summed over the steps, of this process.
-        seconds: CPU time of this process from the first step on.
+        codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
+        seconds: CPU time of this process after the first step.
         rank: of this process, None where there is only one.
         world_size: processes that trained together.
         exchanged: gradients travelled between ranks as bytes.
@@ -103,12 +104,21 @@ class ScriptSummary:
     elements: int = 0
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0
+    codec_seconds: float = 0.0
     rank: int | None = None
     world_size: int = 1
     exchanged: bool = False
     comparisons: list[Comparison] = field(default_factory=list)
     log: Path | None = None
     warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Count:
+    """Number of an optimizer, and how many times its gradients went through the codec."""
+
+    number: int
+    evaluations: int = 0
 
 
 class ScriptTraining:
@@ -138,7 +148,7 @@ class ScriptTraining:
         self._handle: Any = None
         self._patches: list[tuple[str, Any, Any]] = []
         self._owner = os.getpid()
-        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._counts: weakref.WeakKeyDictionary[Optimizer, _Count] = weakref.WeakKeyDictionary()
         self._names: dict[int, str] = {}
         self._sizes: dict[str, int] = {}
         self._wrapped: Any = WeakTensorKeyDictionary()
@@ -168,7 +178,6 @@ class ScriptTraining:
                     setattr(DistributedDataParallel, name, original)
             self._hooks.remove()
             self.summary.elements = sum(self._sizes.values())
-            self.summary.optimizers = len(self._counts)
             self.summary.log = self._log.close(self.summary)
         return self.summary
 
@@ -258,9 +267,12 @@ class ScriptTraining:
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them in the place of the gradients, unless ranks have done so."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        count = self._counts.get(optimizer, 0)
-        self._counts[optimizer] = count + 1
-        self._name(optimizer, parameters)
+        if optimizer not in self._counts:
+            self._counts[optimizer] = _Count(self.summary.optimizers)
+            self.summary.optimizers += 1
+        known = self._counts[optimizer]
+        count, known.evaluations = known.evaluations, known.evaluations + 1
+        self._name(optimizer, parameters, known.number)
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
             state = self._wrapped.get(parameter)
@@ -292,10 +304,9 @@ class ScriptTraining:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
         self._pending.add(exchanged.tally)
 
-    def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> None:
+    def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
         if all(id(parameter) in self._names for parameter in parameters):
             return
-        number = list(self._counts).index(optimizer)
         found = name_parameters(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
         for parameter in parameters:
             if id(parameter) not in self._names:
@@ -331,6 +342,7 @@ class ScriptTraining:
         summary.tally.add(tally)
         if seconds == seconds:
             summary.seconds += seconds
+            summary.codec_seconds += tally.codec_seconds
         place = process_place()
         summary.rank, summary.world_size = place.rank, place.world_size
         comparison, self._comparison = self._comparison, None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gtrace.online.run import Kind
 
 DEFAULT_TASK = "digits-cnn"
-_TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
+_TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
 
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")

@@ -286,6 +286,8 @@ class Run:
     def _learning_rate(self, step: int) -> float:
         if self._task.recipe.decay == "none":
             return self._settings.lr
+        if self._task.recipe.decay == "drop":
+            return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
         return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
 
     def evaluate(self) -> Evaluation:

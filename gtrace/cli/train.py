@@ -15,6 +15,7 @@ from gtrace.online.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
     from gtrace.codecs import Codec
+    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.run import Kind
 
@@ -23,7 +24,12 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
 
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
-@click.option("--codec", required=True, help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
+@click.option("--codec", help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
+@click.option(
+    "--compare",
+    metavar="CODECS",
+    help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
+)
 @click.option("--bits", type=int, default=None, help="Nominal bits of a codec that has them.")
 @click.option("--sparsity", type=float, default=None, help="Sparsity of a codec that has it, as in 0.8.")
 @codec_options
@@ -65,6 +71,32 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
     default=0,
     show_default=True,
     help="Of the model, the batches and the rounding.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="For a task: train with N seeds, one after the other, and say how sure the differences are.",
+)
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="For a task: sgd, momentum, nesterov, adam, amsgrad or adamw instead of its own.",
+)
+@click.option("--clip", type=float, metavar="NORM", help="For a task: largest norm of the averaged gradient.")
+@click.option(
+    "--network", metavar="RATE", help="For a task: what steps would take over links of this speed, as in 1Gbit/s."
+)
+@click.option("--latency", default="0s", show_default=True, metavar="TIME", help="Of a message there, as in 50us.")
+@click.option(
+    "--topology",
+    type=click.Choice(["ring", "allgather", "ps"]),
+    default="ring",
+    show_default=True,
+    help="How gradients travel there: ring (all-reduce of exact ones, all-gather of payloads), all-gather, or a "
+    "parameter server.",
 )
 @click.option(
     "--refit",
@@ -152,10 +184,13 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn
       gtrace train --codec nuqsgd:bits=4,bucket_size=512 --task char-lstm --steps 100
       gtrace train --codec int8 --kind neural --shadow 10
+      gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
     chosen = _chosen(options)
+    if script is not None and len(chosen) > 1:
+        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
     if script is None:
         _refuse(options, _OF_SCRIPTS, "is for a SCRIPT")
         if is_module:
@@ -166,7 +201,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     from gtrace.cli.train_script import run_script
 
     return run_script(
-        chosen, script, args, is_module=is_module, **{k: v for k, v in options.items() if k not in _OF_TASKS}
+        chosen[0], script, args, is_module=is_module, **{k: v for k, v in options.items() if k not in _OF_TASKS}
     )
 
 
@@ -187,6 +222,12 @@ _OF_TASKS: dict[str, Any] = {
     "lr": None,
     "eval_every": None,
     "shadow": None,
+    "seeds": 1,
+    "optimizer": None,
+    "clip": None,
+    "network": None,
+    "latency": "0s",
+    "topology": "ring",
 }
 
 
@@ -196,18 +237,28 @@ def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
             raise UsageError(f"--{name.removesuffix('s') if name == 'rules' else name.replace('_', '-')} {why}")
 
 
-def _chosen(options: dict[str, Any]) -> Codec:
-    """The codec of the options, which are taken out."""
+def _chosen(options: dict[str, Any]) -> list[Codec]:
+    """The codecs of the options, which are taken out."""
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
     plugin = options["plugin"]
     load_plugins(plugin)
     spec, given = options.pop("codec"), {name: options.pop(name) for name in ("bits", "sparsity")}
     RefitSchedule.parse(options["refit"])
-    return _codec(f"ef:{spec}" if options.pop("error_feedback") else spec, given)
+    several, feedback = options.pop("compare"), options.pop("error_feedback")
+    if (spec is None) == (several is None):
+        raise UsageError("--codec or --compare: give one of them" + (", not both" if spec else ""))
+    if several is None:
+        specs = [spec]
+    else:
+        from gtrace.codecs import split_specs
+
+        specs = split_specs(several)
+        given = {"bits": None, "sparsity": None} if len(specs) > 1 and not any(given.values()) else given
+    return [_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs]
 
 
 def run(
-    chosen: Codec,
+    chosen: list[Codec],
     *,
     plugin: tuple[Path, ...],
     kind: Kind,
@@ -222,6 +273,12 @@ def run(
     nonfinite: str | None,
     eval_every: int | None,
     shadow: int | None,
+    seeds: int,
+    optimizer: str | None,
+    clip: float | None,
+    network: str | None,
+    latency: str,
+    topology: str,
     output: Path | None,
     force: bool,
     as_json: bool,
@@ -230,15 +287,18 @@ def run(
     del plugin
     task = task or DEFAULT_TASK
     describe_task(task)
-    path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{file_name(str(chosen))}.jsonl")
-    check_output(path, force=force)
+    named = file_name(str(chosen[0])) if len(chosen) == 1 else "compare"
+    path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
+    links = _network(network, latency, topology)
+    # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
+    check_output(path, force=force or path.with_name(path.name + ".checkpoint").exists())
 
     from gtrace.cli.train_task import progress, show
     from gtrace.online import Study
 
     study = Study(
         task,
-        [chosen],
+        chosen,
         kind=kind,
         layers=layers,
         workers=workers,
@@ -250,7 +310,13 @@ def run(
         nonfinite=nonfinite or "skip",  # type: ignore[arg-type]
         eval_every=eval_every,
         shadow=shadow,
+        seeds=seeds,
+        optimizer=optimizer or "",
+        clip=clip,
+        network=links,
     )
+    if not force and study.can_resume(path):
+        click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)
     try:
         with progress(study, as_json=as_json) as on_record:
             study.run(path, force=force, on_record=on_record)
@@ -259,6 +325,16 @@ def run(
             show(study, path, as_json=as_json)
         raise
     show(study, path, as_json=as_json)
+
+
+def _network(rate: str | None, latency: str, topology: str) -> Network | None:
+    from gtrace.online.network import Network
+
+    if rate is None:
+        if latency != "0s" or topology != "ring":
+            raise UsageError("--latency and --topology are of a --network; give its speed, as in --network 1Gbit/s")
+        return None
+    return Network.parse(rate, latency, topology)
 
 
 def _codec(spec: str, options: dict[str, float | None]) -> Codec:

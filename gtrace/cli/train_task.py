@@ -39,6 +39,8 @@ _NAME = 16
 def show(study: Study, path: Path, *, as_json: bool) -> None:
     """The results so far, on stdout."""
     settings = study.settings
+    from gtrace.cli.train_seeds import print_seeds, summarize
+
     if as_json:
         print_json(
             {
@@ -48,6 +50,8 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
                 "workers": settings.workers,
                 "steps": settings.steps,
                 "seed": settings.seed,
+                "seeds": list(study.seeds),
+                "codecs": summarize(study) if len(study.seeds) > 1 else None,
                 "runs": [_as_dict(result, settings.workers) for result in study.results],
                 "warnings": study.warnings,
             }
@@ -55,10 +59,14 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
         return
     for text in study.warnings:
         click.echo(f"gtrace: warning: {text}", err=True)
-    _print_table(study)
+    if len(study.seeds) > 1:
+        print_seeds(study)
+    else:
+        _print_table(study)
     unfinished = [result for result in study.results if not result.finished]
     if unfinished:
-        click.echo(f"interrupted after {unfinished[-1].steps} of {settings.steps} steps")
+        seed = f" of seed {unfinished[-1].seed}" if len(study.seeds) > 1 else ""
+        click.echo(f"interrupted after {unfinished[-1].steps} of {settings.steps} steps{seed}")
     click.echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
 
 
@@ -75,6 +83,8 @@ def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
     }
     return {
         "run": result.run,
+        "seed": result.seed,
+        "sim_seconds": result.sim_seconds,
         "steps": result.steps,
         "finished": result.finished,
         "diverged": bool(result.diverged),
@@ -109,7 +119,9 @@ def _print_table(study: Study) -> None:
     accuracy = ["accuracy"] if has_accuracy else []
     cosine = ["cosine", "worst"] if has_shadow else []
     size = "a step" if neural else "sent"
-    for header in (*accuracy, "loss", "bits", size, "smaller", "variance", *cosine, "codec CPU"):
+    timed = ["time"] if settings.network is not None else []
+    smaller = [] if timed else ["smaller"]
+    for header in (*accuracy, "loss", "bits", size, *smaller, "variance", *cosine, "codec CPU", *timed):
         table.add_column(header, justify="right", no_wrap=True)
     for result in results:
         tally = result.tally
@@ -120,10 +132,11 @@ def _print_table(study: Study) -> None:
             _number(result.loss, "{:.4f}"),
             _number(tally.bits_per_element, "{:.2f}"),
             _bytes(tally.bits / 8 / (settings.workers * max(1, result.steps))),
-            _number(tally.ratio, "{:.1f}x"),
+            *([] if timed else [_number(tally.ratio, "{:.1f}x")]),
             _number(result.relative_variance, "{:.3g}"),
             *(_cosines(result.shadow) if has_shadow else []),
             f"{100 * tally.codec_seconds / result.seconds:.0f} %" if result.seconds else "-",
+            *([f"{1000 * result.sim_seconds / max(1, result.steps):.3g} ms"] if timed else []),
         ]
         table.add_row(*cells)
     Console(highlight=False).print(table)
@@ -132,12 +145,27 @@ def _print_table(study: Study) -> None:
         f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
         f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED[settings.kind]}"
     )
+    if settings.network is not None:
+        click.echo(
+            f"time: of a step over {settings.network}; measured CPU time, simulated links. A bf16 all-reduce: "
+            f"{1000 * _bf16(study):.3g} ms."
+        )
     for result in results:
         if result.shadow.worst is not None:
             click.echo(
                 "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
                 f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
             )
+
+
+def _bf16(study: Study) -> float:
+    """Seconds of a step in which half of float32's bits travelled and nothing else cost anything."""
+    network, plain = study.settings.network, study.results[0]
+    assert network is not None
+    steps, workers = max(1, plain.steps), study.settings.workers
+    values = plain.tally.float32_bits // 32 // workers // steps
+    computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
+    return computed + network.transfer(workers, 16.0 * values, values, exact=True)
 
 
 def _cosines(shadow: ShadowSummary) -> list[str]:
@@ -176,13 +204,18 @@ def progress(study: Study, *, as_json: bool) -> Iterator[Callable[[dict[str, Any
         TimeRemainingColumn(),
     )
     losses: dict[str, float] = {}
+    shown_seed = [study.settings.seed]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=study.settings.steps)
+        task = bar.add_task("", total=study.settings.steps * len(study.seeds))
 
         def update(record: dict[str, Any]) -> None:
             if record["type"] == "step":
+                if record["seed"] != shown_seed[0]:
+                    shown_seed[0] = record["seed"]
+                    losses.clear()
                 losses[record["run"]] = record["loss"]
                 shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items())
-                bar.update(task, completed=record["step"] + 1, description=f"loss {shown}")
+                done = (record["seed"] - study.seeds[0]) * study.settings.steps + record["step"] + 1
+                bar.update(task, completed=done, description=f"loss {shown}")
 
         yield update

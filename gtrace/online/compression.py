@@ -13,11 +13,14 @@ from gtrace.codecs import Codec
 from gtrace.codecs import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.host.naming import name_parameters
+from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
 from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.schedule import DEFAULT_REFIT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gtrace.online.exchange import Exchanged
 
 _WARNINGS = 3
@@ -47,6 +50,15 @@ class Compression:
     def remove(self) -> None:
         """Leave the gradients of later steps alone."""
         self._handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and codec states, as numbers, text and tensors for ``torch.save``."""
+        return {"steps": self.steps, **as_tensors(self._exchange.to_arrays())}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same codec and settings."""
+        self.steps = int(saved["steps"])
+        self._exchange.load_arrays(as_arrays({name: value for name, value in saved.items() if name != "steps"}))
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Tally:
         nonfinite: gradient values that were NaN or infinite.
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
+        decode_seconds: the part of it that decoding and aggregating took.
         down_bits: bits that were sent on after a sum, where ranks exchange in two shots.
         down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
         down_energy: ||sum||^2 of those pieces.
@@ -73,6 +74,7 @@ class Tally:
     nonfinite: int = 0
     codec_seconds: float = 0.0
     fit_seconds: float = 0.0
+    decode_seconds: float = 0.0
     down_bits: int = 0
     down_squared_error: float = 0.0
     down_energy: float = 0.0
@@ -218,25 +220,52 @@ class Exchange:
             if decoded:
                 start = time.thread_time()
                 aggregated[name] = self.rules.choose(name, exact[0].size).aggregate(decoded)
-                tally.codec_seconds += time.thread_time() - start
+                seconds = time.thread_time() - start
+                tally.codec_seconds += seconds
+                tally.decode_seconds += seconds
                 _measure(tally, exact, decoded, aggregated[name])
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything that later steps depend on, as plain values and arrays."""
+        return {
+            "layout": None if self._layout is None else [[name, list(shape)] for name, shape in self._layout.items()],
+            "links": [
+                [name, worker, sender.to_arrays(), np.frombuffer(receiver.shared, np.uint8).copy()]
+                for (name, worker), (sender, receiver) in self._links.items()
+            ],
+        }
+
+    def load_arrays(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`to_arrays`, for an exchange with the same arguments."""
+        layout = saved["layout"]
+        self._layout = None if layout is None else {name: tuple(shape) for name, shape in layout}
+        self._links = {}
+        for name, worker, arrays, shared in saved["links"]:
+            sender, receiver = self._link(name, worker, int(arrays["state"]["size"]))
+            sender.load_arrays(arrays)
+            receiver.shared = np.asarray(shared, np.uint8).tobytes()
+
+    def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
+        link = self._links.get((name, worker))
+        if link is None:
+            codec = self.rules.choose(name, size)
+            sender = Sender(codec, size, tensor=name, worker=worker, seed=self._seed, refit=self._refit)
+            link = self._links[name, worker] = (sender, Receiver(codec, size))
+        return link
 
     def _carry(
         self, name: str, worker: int, values: NDArray[np.float32], step: int, tally: Tally
     ) -> NDArray[np.float32]:
         """One tensor from one worker to the other end."""
         start = time.thread_time()
-        link = self._links.get((name, worker))
-        if link is None:
-            codec = self.rules.choose(name, values.size)
-            sender = Sender(codec, values.size, tensor=name, worker=worker, seed=self._seed, refit=self._refit)
-            link = self._links[name, worker] = (sender, Receiver(codec, values.size))
-        sender, receiver = link
+        sender, receiver = self._link(name, worker, values.size)
         fitting = sender.fit_seconds
         message = sender.send(values, step)
+        sent = time.thread_time()
         arrived = receiver.receive(message)
+        tally.decode_seconds += time.thread_time() - sent
         sender.settle(values, arrived)
         tally.codec_seconds += time.thread_time() - start
         tally.fit_seconds += sender.fit_seconds - fitting

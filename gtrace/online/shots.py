@@ -13,6 +13,7 @@ import torch
 from gtrace.codecs import codec as build_codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
+from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Tally
 from gtrace.online.frames import HEADER_BYTES, NOT_FINITE, NotFinite, join, pack, split, unpack
 from gtrace.online.links import CodecRules, Message, Receiver, Sender
@@ -122,7 +123,7 @@ class Shots:
         """Codec states and what receivers hold, as numbers, text and tensors."""
         return {
             "senders": [
-                [role, name, str(one.codec), _tensors(one.to_arrays())] for (role, name), one in self._senders.items()
+                [role, name, str(one.codec), as_tensors(one.to_arrays())] for (role, name), one in self._senders.items()
             ],
             "receivers": [
                 [role, name, rank, str(one.codec), one.size, torch.frombuffer(bytearray(one.shared), dtype=torch.uint8)]
@@ -135,7 +136,7 @@ class Shots:
         """Undo :meth:`to_lists` on this rank."""
         self._senders, self._receivers = {}, {}
         for role, name, spec, tensors in saved["senders"]:
-            arrays = _arrays(tensors)
+            arrays = as_arrays(tensors)
             size = int(arrays["state"]["size"])
             self._sender(Piece(name, rank, 0, size, build_codec(spec)), role, rank).load_arrays(arrays)
         for role, name, sender, spec, size, shared in saved["receivers"]:
@@ -255,22 +256,3 @@ def _mean(piece: Piece, arrived: Sequence[Values]) -> NDArray[np.float32]:
         return np.full(piece.size, np.nan, np.float32)
     decoded = [one for one in arrived if isinstance(one, np.ndarray)]
     return piece.codec.aggregate(decoded) if decoded else np.zeros(piece.size, np.float32)
-
-
-def _tensors(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays as tensors, which ``torch.load(weights_only=True)`` takes."""
-    return {
-        name: _tensors(value)
-        if isinstance(value, dict)
-        else torch.from_numpy(np.array(value))
-        if isinstance(value, np.ndarray)
-        else value
-        for name, value in tree.items()
-    }
-
-
-def _arrays(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _arrays(value) if isinstance(value, dict) else value.numpy() if torch.is_tensor(value) else value
-        for name, value in tree.items()
-    }

@@ -76,6 +76,28 @@ class RunLogWriter:
         except OSError as error:
             raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another path") from None
 
+    @classmethod
+    def reopen(cls, path: Path, size: int) -> Self:
+        """Go on with a log after its first ``size`` bytes; what follows them was written after the checkpoint.
+
+        Raises:
+            UsageError: nothing can be written there.
+        """
+        writer = cls.__new__(cls)
+        writer.path = path
+        try:
+            os.truncate(path, size)
+            writer._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written ({error.strerror})") from None
+        return writer
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        self._file.flush()
+        return os.fstat(self._file.fileno()).st_size
+
     def __enter__(self) -> Self:
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-_INJECTED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
-
 
 def captured(path: Path, options: Mapping[str, Any], attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Inside the block, Python processes that are launched record into the trace at ``path``, each its own rank.
@@ -30,7 +27,7 @@ def captured(path: Path, options: Mapping[str, Any], attrs: Mapping[str, Any]) -
         options: keyword arguments of ``capture_options``.
         attrs: attributes of the trace.
     """
-    return children_call(__name__, _INJECTED, {"path": str(path), "options": dict(options), "attrs": dict(attrs)})
+    return children_call(__name__, {"path": str(path), "options": dict(options), "attrs": dict(attrs)})
 
 
 def start(told: Mapping[str, Any]) -> None:

@@ -1,50 +1,35 @@
-"""``gtrace train``: train with a codec on the gradients, beside the same training without."""
+"""``gtrace train``: train with a codec on the gradients: a built-in task, or a program of one's own."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import math
-import os
 import re
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import check_output, codec_options, load_plugins, print_json
+from gtrace.cli.options import check_output, codec_options, load_plugins
 from gtrace.errors import UsageError
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from gtrace.codecs import Codec
-    from gtrace.online import RunResult, Study
+    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.run import Kind
-    from gtrace.online.shadow import ShadowSummary
+
+DEFAULT_TASK = "digits-cnn"
+_TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
 
 
-#: what stands below the table
-_EXPLAINED: dict[Kind, str] = {
-    "weight": "accuracy and loss: held-out data. bits: per value. sent: by one worker in a step. smaller: than\n"
-    "float32. variance: squared error of the averaged gradient over its energy, mean over the steps.\n"
-    "codec CPU: its part of the steps' CPU time.",
-    "neural": "accuracy and loss: held-out data. bits: per value of the gradients of layers' outputs. a step: bytes\n"
-    "of them, one worker. smaller: than float32. variance: their squared error over their energy, mean over\n"
-    "the steps. codec CPU: its part of the steps' CPU time.",
-}
-#: longest spec that is shown on one line
-_NAME = 16
-_TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
-
-
-@click.command("train", epilog=f"\b\nTasks:\n{_TASKS}")
-@click.option("--codec", required=True, help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
+@click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
+@click.option("--codec", help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
+@click.option(
+    "--compare",
+    metavar="CODECS",
+    help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
+)
 @click.option("--bits", type=int, default=None, help="Nominal bits of a codec that has them.")
 @click.option("--sparsity", type=float, default=None, help="Sparsity of a codec that has it, as in 0.8.")
 @codec_options
@@ -62,12 +47,15 @@ _TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
     show_default=True,
     help="With --kind neural: inner leaves the gradient alone that the last layer gets from the loss.",
 )
-@click.option("--task", default="digits-cnn", show_default=True, metavar="NAME", help="What to train, see below.")
+@click.option(
+    "--task", metavar="NAME", help=f"What to train, see below, where there is no SCRIPT.  [default: {DEFAULT_TASK}]"
+)
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=None,
-    help="Simulated workers, each with its own mini-batch.  [default: 4; 1 for --kind neural]",
+    help="Simulated workers, each with its own mini-batch; for a SCRIPT, encodings of the same gradient that are "
+    "averaged.  [default: 4; 1 for --kind neural and for a SCRIPT]",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps.  [default: the task's]")
 @click.option(
@@ -85,6 +73,32 @@ _TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
     help="Of the model, the batches and the rounding.",
 )
 @click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="For a task: train with N seeds, one after the other, and say how sure the differences are.",
+)
+@click.option(
+    "--optimizer",
+    metavar="NAME",
+    help="For a task: sgd, momentum, nesterov, adam, amsgrad or adamw instead of its own.",
+)
+@click.option("--clip", type=float, metavar="NORM", help="For a task: largest norm of the averaged gradient.")
+@click.option(
+    "--network", metavar="RATE", help="For a task: what steps would take over links of this speed, as in 1Gbit/s."
+)
+@click.option("--latency", default="0s", show_default=True, metavar="TIME", help="Of a message there, as in 50us.")
+@click.option(
+    "--topology",
+    type=click.Choice(["ring", "allgather", "ps"]),
+    default="ring",
+    show_default=True,
+    help="How gradients travel there: ring (all-reduce of exact ones, all-gather of payloads), all-gather, or a "
+    "parameter server.",
+)
+@click.option(
     "--refit",
     default=DEFAULT_REFIT,
     show_default=True,
@@ -92,11 +106,48 @@ _TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
 )
 @click.option(
     "--nonfinite",
-    type=click.Choice(["skip", "zero", "error"]),
-    default="skip",
-    show_default=True,
-    help="What to do with a gradient that holds NaN or infinity.",
+    type=click.Choice(["skip", "zero", "error", "pass"]),
+    default=None,
+    help="What to do with a gradient that holds NaN or infinity; pass leaves it to the training.  "
+    "[default: skip; for a SCRIPT pass]",
 )
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="GLOB=CODEC",
+    help="For a SCRIPT: another codec for some tensors, as in bias=none; the first that fits counts.",
+)
+@click.option(
+    "--min-size",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="For a SCRIPT: smaller tensors go uncompressed.",
+)
+@click.option(
+    "--exchange",
+    type=click.Choice(["allgather", "two-shot"]),
+    default="allgather",
+    show_default=True,
+    help="For a SCRIPT whose ranks train together: every payload to all, or to the rank that sums a piece up.",
+)
+@click.option(
+    "--levels",
+    type=click.Choice(["own", "common"]),
+    default="own",
+    show_default=True,
+    help="For such a SCRIPT: each rank's own levels, or those that fit the sum of all ranks' sketches.",
+)
+@click.option(
+    "--compare-every",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; 0: never.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option(
     "--eval-every",
     type=click.IntRange(min=1),
@@ -115,59 +166,139 @@ _TASKS = "".join(f"  {name:12}{describe_task(name)}\n" for name in task_names())
 )
 @click.option("--force", is_flag=True, help="Overwrite an existing run log.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON summary instead of a table.")
-def command(**options: Any) -> None:
-    """Train a task with a codec on every worker's gradients, and beside it the same without.
+@click.argument("script", required=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **options: Any) -> int | None:
+    """Train with a codec on the gradients: a built-in task, or your own SCRIPT with its ARGS.
 
-    Every gradient travels as bytes: each worker encodes its own, they are decoded from the bytes alone, averaged,
-    and one optimizer step follows. With --kind neural the gradient with respect to each layer's output takes that
-    way inside the backward pass, and weight gradients are averaged exactly.
+    A task is trained twice, with the codec on every worker's gradients and without, beside each other. Every gradient
+    travels as bytes: each worker encodes its own, they are decoded from the bytes alone, averaged, and one optimizer
+    step follows. With --kind neural the gradient with respect to each layer's output takes that way inside the backward
+    pass, and weight gradients are averaged exactly.
+
+    A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
+    DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
 
     \b
     Examples:
       gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn
       gtrace train --codec nuqsgd:bits=4,bucket_size=512 --task char-lstm --steps 100
       gtrace train --codec int8 --kind neural --shadow 10
+      gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
+      gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
+      torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
-    run(**options)
+    chosen = _chosen(options)
+    if script is not None and len(chosen) > 1:
+        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
+    if script is None:
+        _refuse(options, _OF_SCRIPTS, "is for a SCRIPT")
+        if is_module:
+            raise UsageError("-m: name the module that is to be run")
+        run(chosen, **{name: value for name, value in options.items() if name not in _OF_SCRIPTS})
+        return None
+    _refuse(options, _OF_TASKS, f"is for built-in tasks; {script} has its own")
+    from gtrace.cli.train_script import run_script
+
+    return run_script(
+        chosen[0], script, args, is_module=is_module, **{k: v for k, v in options.items() if k not in _OF_TASKS}
+    )
+
+
+#: options that only one of the two kinds of training has, with the values that mean "not given"
+_OF_SCRIPTS: dict[str, Any] = {
+    "rules": (),
+    "min_size": 0,
+    "exchange": "allgather",
+    "levels": "own",
+    "compare_every": 100,
+}
+_OF_TASKS: dict[str, Any] = {
+    "kind": "weight",
+    "layers": "inner",
+    "task": None,
+    "steps": None,
+    "batch_size": None,
+    "lr": None,
+    "eval_every": None,
+    "shadow": None,
+    "seeds": 1,
+    "optimizer": None,
+    "clip": None,
+    "network": None,
+    "latency": "0s",
+    "topology": "ring",
+}
+
+
+def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
+    for name, default in names.items():
+        if options[name] != default:
+            raise UsageError(f"--{name.removesuffix('s') if name == 'rules' else name.replace('_', '-')} {why}")
+
+
+def _chosen(options: dict[str, Any]) -> list[Codec]:
+    """The codecs of the options, which are taken out."""
+    # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
+    plugin = options["plugin"]
+    load_plugins(plugin)
+    spec, given = options.pop("codec"), {name: options.pop(name) for name in ("bits", "sparsity")}
+    RefitSchedule.parse(options["refit"])
+    several, feedback = options.pop("compare"), options.pop("error_feedback")
+    if (spec is None) == (several is None):
+        raise UsageError("--codec or --compare: give one of them" + (", not both" if spec else ""))
+    if several is None:
+        specs = [spec]
+    else:
+        from gtrace.codecs import split_specs
+
+        specs = split_specs(several)
+        given = {"bits": None, "sparsity": None} if len(specs) > 1 and not any(given.values()) else given
+    return [_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs]
 
 
 def run(
+    chosen: list[Codec],
     *,
-    codec: str,
-    bits: int | None,
-    sparsity: float | None,
-    error_feedback: bool,
     plugin: tuple[Path, ...],
     kind: Kind,
     layers: Layers,
-    task: str,
+    task: str | None,
     workers: int | None,
     steps: int | None,
     batch_size: int | None,
     lr: float | None,
     seed: int,
     refit: str,
-    nonfinite: str,
+    nonfinite: str | None,
     eval_every: int | None,
     shadow: int | None,
+    seeds: int,
+    optimizer: str | None,
+    clip: float | None,
+    network: str | None,
+    latency: str,
+    topology: str,
     output: Path | None,
     force: bool,
     as_json: bool,
 ) -> None:
-    """The command without its options' parsing."""
-    # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
-    load_plugins(plugin)
-    chosen = _codec(f"ef:{codec}" if error_feedback else codec, {"bits": bits, "sparsity": sparsity})
+    """Train a built-in task."""
+    del plugin
+    task = task or DEFAULT_TASK
     describe_task(task)
-    RefitSchedule.parse(refit)
-    path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{_file_name(str(chosen))}.jsonl")
-    check_output(path, force=force)
+    named = file_name(str(chosen[0])) if len(chosen) == 1 else "compare"
+    path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
+    links = _network(network, latency, topology)
+    # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
+    check_output(path, force=force or path.with_name(path.name + ".checkpoint").exists())
 
+    from gtrace.cli.train_task import progress, show
     from gtrace.online import Study
 
     study = Study(
         task,
-        [chosen],
+        chosen,
         kind=kind,
         layers=layers,
         workers=workers,
@@ -176,18 +307,34 @@ def run(
         lr=lr,
         seed=seed,
         refit=refit,
-        nonfinite=nonfinite,  # type: ignore[arg-type]
+        nonfinite=nonfinite or "skip",  # type: ignore[arg-type]
         eval_every=eval_every,
         shadow=shadow,
+        seeds=seeds,
+        optimizer=optimizer or "",
+        clip=clip,
+        network=links,
     )
+    if not force and study.can_resume(path):
+        click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)
     try:
-        with _progress(study, as_json=as_json) as progress:
-            study.run(path, force=force, on_record=progress)
+        with progress(study, as_json=as_json) as on_record:
+            study.run(path, force=force, on_record=on_record)
     except KeyboardInterrupt:
         if study.results[0].steps:
-            _show(study, path, as_json=as_json)
+            show(study, path, as_json=as_json)
         raise
-    _show(study, path, as_json=as_json)
+    show(study, path, as_json=as_json)
+
+
+def _network(rate: str | None, latency: str, topology: str) -> Network | None:
+    from gtrace.online.network import Network
+
+    if rate is None:
+        if latency != "0s" or topology != "ring":
+            raise UsageError("--latency and --topology are of a --network; give its speed, as in --network 1Gbit/s")
+        return None
+    return Network.parse(rate, latency, topology)
 
 
 def _codec(spec: str, options: dict[str, float | None]) -> Codec:
@@ -208,158 +355,6 @@ def _codec(spec: str, options: dict[str, float | None]) -> Codec:
     return codec(spec, **given) if given else chosen
 
 
-def _file_name(spec: str) -> str:
+def file_name(spec: str) -> str:
     """A spec as a part of a file name: ``qsgdinf:bits=3`` becomes ``qsgdinf-bits3``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", spec.replace("=", ""))
-
-
-def _show(study: Study, path: Path, *, as_json: bool) -> None:
-    """The results so far, on stdout."""
-    settings = study.settings
-    if as_json:
-        print_json(
-            {
-                "output": str(path),
-                "task": study.task.name,
-                "kind": settings.kind,
-                "workers": settings.workers,
-                "steps": settings.steps,
-                "seed": settings.seed,
-                "runs": [_as_dict(result, settings.workers) for result in study.results],
-                "warnings": study.warnings,
-            }
-        )
-        return
-    for text in study.warnings:
-        click.echo(f"gtrace: warning: {text}", err=True)
-    _print_table(study)
-    unfinished = [result for result in study.results if not result.finished]
-    if unfinished:
-        click.echo(f"interrupted after {unfinished[-1].steps} of {settings.steps} steps")
-    click.echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
-
-
-def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
-    tally = result.tally
-    shadow, worst = result.shadow, result.shadow.worst
-    compared = {
-        "steps": shadow.steps,
-        "cosine": shadow.cosine,
-        "worst": worst and worst.tensor,
-        "worst_cosine": worst and worst.cosine,
-        "tensors": [dataclasses.asdict(item) for item in shadow.tensors],
-        "seconds": shadow.seconds,
-    }
-    return {
-        "run": result.run,
-        "steps": result.steps,
-        "finished": result.finished,
-        "diverged": bool(result.diverged),
-        "loss": result.loss,
-        "accuracy": result.accuracy,
-        "bits": tally.bits,
-        "bits_per_value": tally.bits_per_element,
-        "bits_per_worker_and_step": tally.bits / (workers * max(1, result.steps)),
-        "shared_bits": tally.shared_bits,
-        "envelope_bits": tally.envelope_bits,
-        "ratio": tally.ratio,
-        "sparsity": tally.sparsity,
-        "relative_variance": result.relative_variance,
-        "worker_variance": result.worker_variance,
-        "nonfinite": tally.nonfinite,
-        "seconds": result.seconds,
-        "codec_seconds": tally.codec_seconds,
-        "fit_seconds": tally.fit_seconds,
-        "shadow": compared if shadow.steps else None,
-    }
-
-
-def _print_table(study: Study) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    settings, results = study.settings, study.results
-    has_accuracy = any(result.accuracy is not None for result in results)
-    neural, has_shadow = settings.kind == "neural", any(result.shadow.steps for result in results)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("codec", overflow="fold", min_width=10)
-    accuracy = ["accuracy"] if has_accuracy else []
-    cosine = ["cosine", "worst"] if has_shadow else []
-    size = "a step" if neural else "sent"
-    for header in (*accuracy, "loss", "bits", size, "smaller", "variance", *cosine, "codec CPU"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for result in results:
-        tally = result.tally
-        cells = [result.run if len(result.run) <= _NAME else result.run.replace(",", ",\n")]
-        if has_accuracy:
-            cells.append("-" if result.accuracy is None else f"{100 * result.accuracy:.1f} %")
-        cells += [
-            _number(result.loss, "{:.4f}"),
-            _number(tally.bits_per_element, "{:.2f}"),
-            _bytes(tally.bits / 8 / (settings.workers * max(1, result.steps))),
-            _number(tally.ratio, "{:.1f}x"),
-            _number(result.relative_variance, "{:.3g}"),
-            *(_cosines(result.shadow) if has_shadow else []),
-            f"{100 * tally.codec_seconds / result.seconds:.0f} %" if result.seconds else "-",
-        ]
-        table.add_row(*cells)
-    Console(highlight=False).print(table)
-    workers = f"{settings.workers} workers with {settings.batch_size} samples each"
-    click.echo(
-        f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
-        f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED[settings.kind]}"
-    )
-    for result in results:
-        if result.shadow.worst is not None:
-            click.echo(
-                "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
-                f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
-            )
-
-
-def _cosines(shadow: ShadowSummary) -> list[str]:
-    worst = shadow.worst
-    if worst is None:
-        return ["-", "-"]
-    return [f"{shadow.cosine:.4f}", f"{worst.cosine:.4f}"]
-
-
-def _number(value: float, form: str) -> str:
-    return form.format(value) if math.isfinite(value) else "-"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
-
-
-@contextlib.contextmanager
-def _progress(study: Study, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A bar with the losses on a terminal, nothing in a pipe."""
-    if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("train"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps  {task.description}"),
-        TimeRemainingColumn(),
-    )
-    losses: dict[str, float] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=study.settings.steps)
-
-        def update(record: dict[str, Any]) -> None:
-            if record["type"] == "step":
-                losses[record["run"]] = record["loss"]
-                shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items())
-                bar.update(task, completed=record["step"] + 1, description=f"loss {shown}")
-
-        yield update

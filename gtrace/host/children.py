@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _VARIABLE = "GTRACE_CAPTURE"
+#: holds the ``sitecustomize.py`` that ends in :func:`watch`, and nothing else
+_INJECTED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "injected")
 _call_off: list[Callable[[], None]] = []
 
 
 @contextlib.contextmanager
-def children_call(module: str, folder: str, told: Mapping[str, Any]) -> Iterator[None]:
+def children_call(module: str, told: Mapping[str, Any]) -> Iterator[None]:
     """Inside the block, every Python process that is launched calls ``module.start(told)`` when it imports torch.
 
     Args:
         module: an importable module.
-        folder: holds the ``sitecustomize.py`` that ends in :func:`watch`, and nothing else.
         told: JSON values.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(gtrace.__file__)))
     python = [sys.prefix, *sys.version_info[:2]]
     ours = {
         _VARIABLE: json.dumps({"module": module, "gtrace": package, "python": python, "told": dict(told)}),
-        "PYTHONPATH": os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", "")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (_INJECTED, os.environ.get("PYTHONPATH", "")))),
     }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)

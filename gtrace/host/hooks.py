@@ -27,10 +27,11 @@ from gtrace.host.naming import ModuleCollector
 from gtrace.host.processes import process_place
 from gtrace.host.replicas import MicroBatches
 from gtrace.host.rounds import Rounds, backward_in_progress
+from gtrace.host.steps import grad_scale_of, is_nested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import CodeType, FrameType
+    from types import CodeType
     from typing import TypeAlias
 
     from torch.optim import Optimizer
@@ -128,7 +129,7 @@ class TrainingHooks:
         self._rounds = Rounds(self._begin_round, self._end_round)
         #: A closure is being evaluated once more in one step: its gradients belong to no step.
         self.repeating = False
-        self._evaluation: CodeType | None = None
+        self.evaluation: CodeType | None = None
         self._only = None if optimizers is None else tuple(optimizers)
         self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
         self._next_stream = 0
@@ -297,7 +298,7 @@ class TrainingHooks:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._watches(optimizer) or _is_nested(sys._getframe(2), self._evaluation):
+        if not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
             return None
         self._started += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -333,7 +334,7 @@ class TrainingHooks:
             self._losses.use()  # a line search's losses are no part of the next step's
             return result
 
-        self._evaluation = watched.__code__
+        self.evaluation = watched.__code__
         return functools.wraps(closure, updated=())(watched)
 
     def _skip(self, optimizer: Optimizer) -> None:
@@ -397,7 +398,7 @@ class TrainingHooks:
         groups = optimizer.param_groups
         loss, micro_batches = self._losses.of(groups)
         loss_scale = 1.0 if scaler is None else scaler.get_scale()
-        grad_scale = _grad_scale(optimizer)
+        grad_scale = grad_scale_of(optimizer)
         self._on_step(
             OptimizerStep(
                 optimizer=optimizer,
@@ -429,24 +430,3 @@ class TrainingHooks:
         if stage == LOCAL or self._reduced:
             return lambda parameter: (parameter.grad, stage)
         return lambda parameter: self._local.gradient(parameter, scale)
-
-
-def _grad_scale(optimizer: Optimizer | Rounds) -> float:
-    """What a gradient scaler leaves on a fused optimizer for the time of a step."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else float(scale)
-
-
-def _is_nested(wrapper: FrameType, evaluation: CodeType | None) -> bool:
-    """Whether this step is a part of another one: a subclass that calls super().step(), or a wrapper.
-
-    ``wrapper`` is the frame of torch's own wrapper around every ``step``. Frames and not a flag, because a
-    step that raises never comes to its end. A step that a closure takes while it is evaluated is its own:
-    ``evaluation`` is the code that evaluates closures.
-    """
-    frame = wrapper.f_back
-    while frame is not None and frame.f_code is not evaluation:
-        if frame.f_code is wrapper.f_code:
-            return True
-        frame = frame.f_back
-    return False

@@ -6,6 +6,9 @@
         ...  # any training loop
     print(compression.tally.ratio)
 
+    model = DistributedDataParallel(model)  # real ranks exchange real bytes
+    model.register_comm_hook(gtrace.online.State("alq:bits=3"), gtrace.online.ddp_comm_hook)
+
 Importing this package imports nothing heavy; PyTorch is imported with the first name that needs it.
 """
 
@@ -19,6 +22,9 @@ from gtrace.online.requirement import require_torch
 if TYPE_CHECKING:
     from gtrace.online.compression import Compression, compress
     from gtrace.online.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
+    from gtrace.online.hook import ddp_comm_hook
+    from gtrace.online.links import CodecRules
+    from gtrace.online.ranks import State
     from gtrace.online.run import RunResult
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.study import Study, train
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from gtrace.online.tasks.base import Evaluation, Recipe, Task
 
 _HOMES = {
+    "CodecRules": "links",
     "Evaluation": "tasks.base",
     "Exchange": "exchange",
     "Exchanged": "exchange",
@@ -40,12 +47,15 @@ _HOMES = {
 _TORCH_HOMES = {
     "Compression": "compression",
     "RunResult": "run",
+    "State": "ranks",
     "Study": "study",
     "compress": "compression",
+    "ddp_comm_hook": "hook",
     "train": "study",
 }
 
 __all__ = [
+    "CodecRules",
     "Compression",
     "Evaluation",
     "Exchange",
@@ -54,10 +64,12 @@ __all__ = [
     "Recipe",
     "RefitSchedule",
     "RunResult",
+    "State",
     "Study",
     "Tally",
     "Task",
     "compress",
+    "ddp_comm_hook",
     "load_task",
     "task_names",
     "train",

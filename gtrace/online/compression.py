@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,10 +13,14 @@ from gtrace.codecs import Codec
 from gtrace.codecs import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.host.naming import name_parameters
+from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
+from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.schedule import DEFAULT_REFIT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gtrace.online.exchange import Exchanged
 
 _WARNINGS = 3
@@ -48,6 +51,15 @@ class Compression:
         """Leave the gradients of later steps alone."""
         self._handle.remove()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and codec states, as numbers, text and tensors for ``torch.save``."""
+        return {"steps": self.steps, **as_tensors(self._exchange.to_arrays())}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same codec and settings."""
+        self.steps = int(saved["steps"])
+        self._exchange.load_arrays(as_arrays({name: value for name, value in saved.items() if name != "steps"}))
+
     def __enter__(self) -> Self:
         return self
 
@@ -71,13 +83,16 @@ class Compression:
         held = {name: p for name, p in ours.items() if p.grad is not None}
         if not held:
             return
-        exchanged = self._exchange.step(self.steps, [{name: _array(name, p) for name, p in held.items()}])
+        for name, parameter in held.items():
+            if not is_dense(parameter):
+                raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
+        exchanged = self._exchange.step(self.steps, [{name: read_gradient(p) for name, p in held.items()}])
         for name, parameter in held.items():
             decoded = exchanged.gradients.get(name)
             if decoded is None:
                 parameter.grad = None
             else:
-                parameter.grad.copy_(torch.from_numpy(decoded))
+                write_gradient(parameter, decoded)
         self._warn(exchanged)
         self.steps += 1
         self.tally.add(exchanged.tally)
@@ -124,11 +139,3 @@ def compress(
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
     chosen = build_codec(codec) if isinstance(codec, str) else codec
     return Compression(optimizer_or_model, Exchange(chosen, seed=seed, refit=refit, nonfinite=nonfinite))
-
-
-def _array(name: str, parameter: torch.Tensor) -> Any:
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout != torch.strided:
-        raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
-    return gradient.detach().to("cpu", torch.float32).numpy()

@@ -1,32 +1,32 @@
 """The exchange of gradients: every worker encodes, bytes travel, they are decoded and aggregated, and counted.
 
-A :class:`Sender` holds a codec's state. A :class:`Receiver` holds nothing but the shared bytes that were sent to
-it, so whatever decoding needs has travelled in a :class:`Message` and has been counted. Simulated workers and hooks
-into one's own training loop use the same :class:`Exchange`.
+Simulated workers and hooks into one's own training loop use the same :class:`Exchange`; real ranks have
+:class:`gtrace.online.State`, made of the same senders and receivers.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
+from gtrace.online.links import CodecRules, Receiver, Sender
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
-from gtrace.sketch import MomentSketch
-from gtrace.types import WHOLE_MODEL, Key
+from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-Nonfinite: TypeAlias = Literal["error", "skip", "zero"]
+    from gtrace.codecs.base import Codec
+
+Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
 NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
 
 
@@ -34,91 +34,6 @@ class NonfiniteGradientError(GtraceError):
     """A gradient holds NaN or infinity and the policy is ``error``."""
 
     exit_code = EXIT_INPUT
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What one worker sends for one tensor.
-
-    Attributes:
-        payload: of the codec, envelope included.
-        shared: what the receiver must hold from now on; None when it holds it already.
-    """
-
-    payload: bytes
-    shared: bytes | None
-
-    @property
-    def payload_bits(self) -> int:
-        """Bits of the payload without its envelope."""
-        return 8 * (len(self.payload) - ENVELOPE_BYTES)
-
-    @property
-    def shared_bits(self) -> int:
-        """Bits of the shared bytes that travel in this message."""
-        return 0 if self.shared is None else 8 * len(self.shared)
-
-
-class Sender:
-    """One worker's codec for one tensor, with its state.
-
-    Args:
-        codec: what encodes.
-        size: elements of the tensor.
-        tensor: its name, part of the key.
-        worker: number of the worker, part of the key.
-        seed: of all keys.
-        refit: when the codec is fitted.
-    """
-
-    def __init__(self, codec: Codec, size: int, *, tensor: str, worker: int, seed: int, refit: RefitSchedule) -> None:
-        self.state = codec.init(size)
-        self.fit_seconds = 0.0
-        self._codec = codec
-        self._tensor, self._worker, self._seed = tensor, worker, seed
-        self._refit = refit
-        self._fitted = -1
-        self._known = b""
-        # A sketch that nobody reads would be charged to the codec as its own time.
-        self._spec = codec.needs if type(codec).fit is not Codec.fit else None
-
-    def send(self, values: NDArray[np.float32], step: int) -> Message:
-        """Fit where the schedule says so, and encode float32[size]."""
-        due = self._refit.latest(step)
-        if self._spec is not None and due > self._fitted:
-            start = time.thread_time()
-            summary = MomentSketch.from_spec(self._codec.view(self.state, values), self._spec)
-            self.state = self._codec.fit(self.state, summary, step)
-            self._fitted = due
-            self.fit_seconds += time.thread_time() - start
-        key = Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker)
-        payload = self._codec.encode(self.state, values, key)
-        shared = self._codec.shared(self.state)
-        changed, self._known = shared != self._known, shared
-        return Message(payload, shared if changed else None)
-
-    def settle(self, values: NDArray[np.float32], decoded: NDArray[np.float32]) -> None:
-        """Take note of how ``values`` arrived, for residuals and momentum."""
-        self.state = self._codec.update(self.state, values, decoded)
-
-
-class Receiver:
-    """The other end of one worker's messages for one tensor: knows the codec, the size, and what was sent."""
-
-    def __init__(self, codec: Codec, size: int) -> None:
-        self._codec = codec
-        self._size = size
-        self._shared = b""
-
-    def receive(self, message: Message) -> NDArray[np.float32]:
-        """Decode to float32[size].
-
-        Raises:
-            PayloadError: the bytes are damaged, or were made with other shared bytes.
-        """
-        if message.shared is not None:
-            self._shared = message.shared
-        return self._codec.decode(self._shared, message.payload, self._size)
 
 
 @dataclass(slots=True)
@@ -138,6 +53,13 @@ class Tally:
         nonfinite: gradient values that were NaN or infinite.
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
+        decode_seconds: the part of it that decoding and aggregating took.
+        down_bits: bits that were sent on after a sum, where ranks exchange in two shots.
+        down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
+        down_energy: ||sum||^2 of those pieces.
+        frame_bits: bits of what tells several messages of a rank apart.
+        wire_bytes: bytes that this rank gave to collectives for other ranks, headers and sizes included.
+        wire_seconds: wall time that it spent in collectives.
     """
 
     payload_bits: int = 0
@@ -152,6 +74,13 @@ class Tally:
     nonfinite: int = 0
     codec_seconds: float = 0.0
     fit_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    down_bits: int = 0
+    down_squared_error: float = 0.0
+    down_energy: float = 0.0
+    frame_bits: int = 0
+    wire_bytes: int = 0
+    wire_seconds: float = 0.0
 
     @property
     def bits(self) -> int:
@@ -220,12 +149,13 @@ class Exchange:
     Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon.
 
     Args:
-        codec: what every worker uses.
+        codec: what every worker uses, or rules on what it uses for which tensor.
         workers: how many there are.
         seed: of the rounding.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
-            out of the mean, ``zero`` sends zeros in their place, ``error`` raises.
+            out of the mean, ``zero`` sends zeros in their place, ``error`` raises, ``pass`` leaves the tensor as it
+            would be without a codec, for whatever the training does about it (a gradient scaler skips the step).
 
     Raises:
         UsageError: fewer than one worker, or an unknown schedule or policy.
@@ -233,7 +163,7 @@ class Exchange:
 
     def __init__(
         self,
-        codec: Codec,
+        codec: Codec | CodecRules,
         workers: int = 1,
         *,
         seed: int = 0,
@@ -244,12 +174,14 @@ class Exchange:
             raise UsageError(f"workers: {workers} is below 1")
         if nonfinite not in NONFINITE:
             raise UsageError(f"nonfinite: '{nonfinite}' is unknown; {suggest(str(nonfinite), NONFINITE)}")
-        self.codec = codec
+        self.rules = CodecRules.of(codec)
         self.workers = workers
         self._seed = seed
         self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._nonfinite = nonfinite
-        self._whole = codec.needs is not None and codec.needs.scope == "model"
+        self._whole = any(one.needs is not None and one.needs.scope == "model" for one in self.rules.codecs)
+        if self._whole and (self.rules.rules or self.rules.min_size):
+            raise UsageError("exchange: a codec over the whole model leaves no tensor to another codec")
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
 
@@ -273,36 +205,67 @@ class Exchange:
         aggregated: dict[str, NDArray[np.float32]] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
             exact, decoded = [], []
-            for worker, tensors in enumerate(flat):
-                if name not in tensors:
-                    continue
-                values, count = self._finite(tensors[name], name, worker, step)
-                if count:
-                    bad.append(Bad(name, worker, count))
+            sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
+            finite = [(worker, *self._finite(values, name, worker, step)) for worker, values in sent]
+            found = [Bad(name, worker, count) for worker, _, count in finite if count]
+            bad += found
+            if found and self._nonfinite == "pass":
+                mean: NDArray[np.float64] = np.mean([values for _, values in sent], axis=0, dtype=np.float64)
+                aggregated[name] = mean.astype(np.float32)
+                continue
+            for worker, values, _ in finite:
                 if values is not None:
                     exact.append(values)
                     decoded.append(self._carry(name, worker, values, step, tally))
             if decoded:
                 start = time.thread_time()
-                aggregated[name] = self.codec.aggregate(decoded)
-                tally.codec_seconds += time.thread_time() - start
+                aggregated[name] = self.rules.choose(name, exact[0].size).aggregate(decoded)
+                seconds = time.thread_time() - start
+                tally.codec_seconds += seconds
+                tally.decode_seconds += seconds
                 _measure(tally, exact, decoded, aggregated[name])
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything that later steps depend on, as plain values and arrays."""
+        return {
+            "layout": None if self._layout is None else [[name, list(shape)] for name, shape in self._layout.items()],
+            "links": [
+                [name, worker, sender.to_arrays(), np.frombuffer(receiver.shared, np.uint8).copy()]
+                for (name, worker), (sender, receiver) in self._links.items()
+            ],
+        }
+
+    def load_arrays(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`to_arrays`, for an exchange with the same arguments."""
+        layout = saved["layout"]
+        self._layout = None if layout is None else {name: tuple(shape) for name, shape in layout}
+        self._links = {}
+        for name, worker, arrays, shared in saved["links"]:
+            sender, receiver = self._link(name, worker, int(arrays["state"]["size"]))
+            sender.load_arrays(arrays)
+            receiver.shared = np.asarray(shared, np.uint8).tobytes()
+
+    def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
+        link = self._links.get((name, worker))
+        if link is None:
+            codec = self.rules.choose(name, size)
+            sender = Sender(codec, size, tensor=name, worker=worker, seed=self._seed, refit=self._refit)
+            link = self._links[name, worker] = (sender, Receiver(codec, size))
+        return link
 
     def _carry(
         self, name: str, worker: int, values: NDArray[np.float32], step: int, tally: Tally
     ) -> NDArray[np.float32]:
         """One tensor from one worker to the other end."""
         start = time.thread_time()
-        link = self._links.get((name, worker))
-        if link is None:
-            sender = Sender(self.codec, values.size, tensor=name, worker=worker, seed=self._seed, refit=self._refit)
-            link = self._links[name, worker] = (sender, Receiver(self.codec, values.size))
-        sender, receiver = link
+        sender, receiver = self._link(name, worker, values.size)
         fitting = sender.fit_seconds
         message = sender.send(values, step)
+        sent = time.thread_time()
         arrived = receiver.receive(message)
+        tally.decode_seconds += time.thread_time() - sent
         sender.settle(values, arrived)
         tally.codec_seconds += time.thread_time() - start
         tally.fit_seconds += sender.fit_seconds - fitting

@@ -5,6 +5,7 @@ The workers share one model, since all of them step with the same aggregated gra
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
@@ -15,18 +16,19 @@ import torch
 
 from gtrace.codecs import Identity
 from gtrace.errors import UsageError, suggest
-from gtrace.online.exchange import Exchange, Nonfinite, Tally
+from gtrace.online.checkpoint import as_arrays, as_tensors
+from gtrace.online.exchange import Bad, Exchange, Nonfinite, Tally
 from gtrace.online.neural import Layers, NeuralGradients
 from gtrace.online.shadow import ShadowSummary, shadow
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.online.exchange import Bad
+    from gtrace.online.network import Network
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.shadow import ShadowError
     from gtrace.online.tasks.base import Evaluation, Task
@@ -35,9 +37,19 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+#: optimizers that the papers train with, by name
+OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    "nesterov": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
+    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
+    "amsgrad": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr, amsgrad=True),
+    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
+}
 #: how many gradients with NaN or infinity are reported one by one
 _SHOWN = 3
 _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
+    ("weight", "pass"): "the step goes on with them",
     ("weight", "error"): "the run stops",
     ("weight", "skip"): "this worker's tensor is left out of the mean",
     ("weight", "zero"): "zeros are sent in their place",
@@ -63,6 +75,9 @@ class Settings:
         kind: which gradients go through the codec.
         shadow: steps between two shadow passes; None for none.
         layers: whose output gradients go through the codec, for kind neural.
+        optimizer: in the place of the task's own; empty for that.
+        clip: largest norm of the averaged gradient, in the place of the task's; None for that.
+        network: that simulated times are for; None for none.
     """
 
     workers: int
@@ -76,6 +91,9 @@ class Settings:
     kind: Kind = "weight"
     shadow: int | None = None
     layers: Layers = "inner"
+    optimizer: str = ""
+    clip: float | None = None
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "batch_size", "eval_every", "shadow"):
@@ -88,8 +106,15 @@ class Settings:
             raise UsageError("shadow: compares weight gradients under compressed neural ones; choose kind neural")
         if self.seed < 0:
             raise UsageError(f"seed: {self.seed} is below 0")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise UsageError(f"lr: {self.lr:g} is no positive number")
+        for name, number in (("lr", self.lr), ("clip", self.clip)):
+            if number is not None and not (math.isfinite(number) and number > 0):
+                raise UsageError(f"{name}: {number:g} is no positive number")
+        if self.optimizer and self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"optimizer: '{self.optimizer}' is unknown; {suggest(self.optimizer, OPTIMIZERS)}")
+        if self.nonfinite == "pass" and self.kind != "weight":
+            raise UsageError("nonfinite: pass is for weight gradients; choose skip, zero or error")
+        if self.network is not None and self.kind != "weight":
+            raise UsageError("network: neural gradients do not travel between workers; choose kind weight")
 
 
 @dataclass(slots=True)
@@ -107,6 +132,7 @@ class RunResult:
             gradients', all layers together, where those are compressed.
         worker_variance: mean over the steps of a single worker's relative variance.
         seconds: CPU time of the steps; evaluations and shadow passes are not included.
+        sim_seconds: duration of the steps over the simulated network; NaN where there is none.
         shadow: how far weight gradients are from exact ones, over the shadow passes.
         first_loss: test loss before the first step.
         diverged: in words, where the training loss became non-finite, or the test loss ended above where it
@@ -124,6 +150,7 @@ class RunResult:
     relative_variance: float = math.nan
     worker_variance: float = math.nan
     seconds: float = 0.0
+    sim_seconds: float = math.nan
     first_loss: float = math.nan
     diverged: str = ""
     finished: bool = False
@@ -165,7 +192,10 @@ class Run:
             torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
             self._model = task.model()
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
-        self._optimizer = task.optimizer(self._model, settings.lr)
+        make = OPTIMIZERS.get(settings.optimizer)
+        self._optimizer = (
+            task.optimizer(self._model, settings.lr) if make is None else make(self._model.parameters(), settings.lr)
+        )
         self._neural: NeuralGradients | None = None
         if settings.kind == "neural":
             self._neural = NeuralGradients(
@@ -200,7 +230,7 @@ class Run:
         """One step of all workers."""
         start = time.process_time()
         shadowed = self.result.shadow.seconds
-        result, clip = self.result, self._task.recipe.clip
+        result, clip = self.result, self._settings.clip or self._task.recipe.clip
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -244,6 +274,12 @@ class Run:
             "codec_seconds": tally.codec_seconds,
             "fit_seconds": tally.fit_seconds,
         }
+        network = self._settings.network
+        if network is not None:
+            exact = self._codec == Identity()
+            simulated = network.step(self._settings.workers, tally, seconds, exact=exact)
+            result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
+            record["sim_seconds"] = simulated
         return Step(record, tuple(errors), bad)
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
@@ -286,6 +322,8 @@ class Run:
     def _learning_rate(self, step: int) -> float:
         if self._task.recipe.decay == "none":
             return self._settings.lr
+        if self._task.recipe.decay == "drop":
+            return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
         return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
 
     def evaluate(self) -> Evaluation:
@@ -300,6 +338,31 @@ class Run:
             found = self._task.evaluate(self._model)
         self._model.train()
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
+        result = dataclasses.asdict(self.result)
+        del result["shadow"]
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "exchange": as_tensors(self._exchange.to_arrays()),
+            "result": result,
+            "variances": [list(seen) for seen in self._variances],
+            "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
+            "bad_steps": self._bad_steps,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same task, codec and settings."""
+        self._model.load_state_dict(saved["model"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        self._exchange.load_arrays(as_arrays(saved["exchange"]))
+        self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
+        for seen, values in zip(self._variances, saved["variances"], strict=True):
+            seen[:] = values
+        self._bad = [Bad(*item) for item in saved["bad"]]
+        self._bad_steps = saved["bad_steps"]
 
     def announce(self) -> list[str]:
         """Warnings before the first step."""

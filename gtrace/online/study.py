@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import platform
 import shlex
@@ -15,19 +16,20 @@ import torch
 from gtrace import __version__
 from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
-from gtrace.online.exchange import Exchange
-from gtrace.online.run import Kind, Run, Settings
+from gtrace.online import checkpoint
+from gtrace.online.exchange import Exchange, Tally
+from gtrace.online.run import Kind, Run, RunResult, Settings
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import load_task, task_names
-from gtrace.runlog import RunLogWriter
+from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from gtrace.online.exchange import Nonfinite
+    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
-    from gtrace.online.run import RunResult
     from gtrace.online.tasks.base import Task
 
 #: simulated workers, unless the user says otherwise; neural gradients stay inside each one
@@ -35,9 +37,9 @@ DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
 
 class Study:
-    """Runs of one task that differ in their codec alone. The uncompressed run is always the first.
+    """Runs of one task that differ in their codec and seed alone. The uncompressed run is always the first of a seed.
 
-    The runs advance side by side, step by step, so that an interrupted study still compares equal lengths.
+    The runs of a seed advance side by side, step by step, so that an interrupted study still compares equal lengths.
     Everything random comes from the seed: two studies with the same arguments on the same machine have equal results.
 
     Args:
@@ -49,13 +51,17 @@ class Study:
         steps: optimizer steps; by default the task's.
         batch_size: samples that one worker takes in a step; by default the task's.
         lr: learning rate of the first step; by default the task's.
-        seed: of the model, the batches and the rounding, not negative.
+        seed: of the model, the batches and the rounding, not negative; the first, where there are several.
+        seeds: how many, one after the other.
         refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
         eval_every: steps between two evaluations; by default a tenth of the steps.
         shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
             weight gradients are compared; None for never.
         layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
+        optimizer: one of ``OPTIMIZERS`` in the place of the task's own.
+        clip: largest norm of the averaged gradient, in the place of the task's.
+        network: adds what a step would take over it to the records.
 
     Raises:
         UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, or a
@@ -79,12 +85,18 @@ class Study:
         eval_every: int | None = None,
         shadow: int | None = None,
         layers: Layers = "inner",
+        seeds: int = 1,
+        optimizer: str = "",
+        clip: float | None = None,
+        network: Network | None = None,
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
         self.task = load_task(task) if isinstance(task, str) else task
+        if seeds < 1:
+            raise UsageError(f"seeds: {seeds} is below 1")
         recipe = self.task.recipe
         length = recipe.steps if steps is None else steps
         self.settings = Settings(
@@ -99,16 +111,27 @@ class Study:
             kind=kind,
             shadow=shadow,
             layers=layers,
+            optimizer=optimizer,
+            clip=clip,
+            network=network,
         )
         for item in chosen:
             _compile(item)
-        self._runs = [Run(self.task, item, self.settings) for item in chosen]
+        self.seeds = tuple(range(seed, seed + seeds))
+        self._codecs = chosen
+        self._done: list[RunResult] = []
+        self._runs = self._begin(seed)
+        self._seed, self._step = seed, 0
         self.warnings: list[str] = []
+
+    def _begin(self, seed: int) -> list[Run]:
+        settings = dataclasses.replace(self.settings, seed=seed)
+        return [Run(self.task, item, settings) for item in self._codecs]
 
     @property
     def results(self) -> list[RunResult]:
-        """How the runs went so far, the uncompressed one first."""
-        return [run.result for run in self._runs]
+        """How the runs went so far, seed by seed, the uncompressed one first."""
+        return [*self._done, *(run.result for run in self._runs)]
 
     def run(
         self,
@@ -119,32 +142,82 @@ class Study:
     ) -> None:
         """Train to the end; what was done before an interruption stays in the log and in ``results``.
 
+        With a log there is a checkpoint beside it, written whenever models are tested and gone at the end. A study
+        with the same arguments that finds both goes on from there, to the same weights and records as if nothing had
+        happened (times apart). Neural gradients have no checkpoints.
+
         Args:
             log: where the run log goes; None for nowhere.
-            force: replace an existing log.
+            force: replace an existing log, and begin anew.
             on_record: called with every record after it was written.
 
         Raises:
-            OutputExistsError: the log exists and ``force`` is off.
+            OutputExistsError: the log exists, cannot be gone on with, and ``force`` is off.
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+            TraceError: the checkpoint is damaged, or cannot be written.
         """
         with contextlib.ExitStack() as stack:
-            writer = None if log is None else stack.enter_context(RunLogWriter(log, self.describe(), force=force))
+            writer = None if log is None else stack.enter_context(self._writer(log, force=force))
             for record in self.records():
+                if writer is not None and record["type"] == "checkpoint":
+                    self._save(writer)
+                if record["type"] == "checkpoint":
+                    continue
                 if writer is not None:
                     writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
                 if on_record is not None:
                     on_record(record)
+        if log is not None:
+            checkpoint_of(log).unlink(missing_ok=True)
+
+    def can_resume(self, log: Path) -> bool:
+        """Whether :meth:`run` would go on with this log: the same study, interrupted."""
+        if self.settings.kind != "weight" or not (log.exists() and checkpoint_of(log).exists()):
+            return False
+        return bool(plain(read_runlog(log)[0]) == plain({"type": "study", "version": VERSION, **self.describe()}))
+
+    def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
+        if not force and self.can_resume(log):
+            saved = checkpoint.load(checkpoint_of(log))
+            self._load(saved)
+            return RunLogWriter.reopen(log, saved["log_bytes"])
+        writer = RunLogWriter(log, self.describe(), force=force)
+        checkpoint_of(log).unlink(missing_ok=True)
+        return writer
+
+    def _save(self, writer: RunLogWriter) -> None:
+        done = [dataclasses.asdict(result) for result in self._done]
+        for result in done:
+            del result["shadow"]
+        checkpoint.save(
+            checkpoint_of(writer.path),
+            {
+                "log_bytes": writer.size,
+                "seed": self._seed,
+                "step": self._step,
+                "done": done,
+                "runs": [run.state_dict() for run in self._runs],
+                "warnings": list(self.warnings),
+            },
+        )
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        self._done = [RunResult(**{**one, "tally": Tally(**one["tally"])}) for one in saved["done"]]
+        self._seed, self._step = saved["seed"], saved["step"]
+        self._runs = self._begin(self._seed)
+        for run, state in zip(self._runs, saved["runs"], strict=True):
+            run.load_state_dict(state)
+        self.warnings = list(saved["warnings"])
 
     @property
     def command(self) -> str:
         """The command line that repeats this study; empty where there is none."""
-        named = [run.result.run for run in self._runs[1:]] or [self._runs[0].result.run]
-        if self.task.name not in task_names() or len(named) > 1:
+        named = [str(item) for item in self._codecs[1:]] or [str(self._codecs[0])]
+        if self.task.name not in task_names():
             return ""
         settings = self.settings
         options = {
-            "--codec": named[0],
+            **({"--codec": named[0]} if len(named) == 1 else {"--compare": ",".join(named)}),
             "--task": self.task.name,
             "--workers": settings.workers,
             "--steps": settings.steps,
@@ -155,6 +228,18 @@ class Study:
             "--nonfinite": settings.nonfinite,
             "--eval-every": settings.eval_every,
         }
+        if len(self.seeds) > 1:
+            options["--seeds"] = len(self.seeds)
+        for name in ("optimizer", "clip"):
+            if getattr(settings, name):
+                options[f"--{name}"] = getattr(settings, name)
+        if settings.network is not None:
+            network = settings.network
+            options |= {
+                "--network": f"{network.bandwidth:.12g}bit/s",
+                "--latency": f"{network.latency:.12g}s",
+                "--topology": network.topology,
+            }
         if settings.kind != "weight":
             options |= {"--kind": settings.kind, "--layers": settings.layers}
         if settings.shadow is not None:
@@ -170,7 +255,8 @@ class Study:
             "task": self.task.name,
             "workers": settings.workers,
             "seed": settings.seed,
-            "runs": [run.result.run for run in self._runs],
+            "seeds": list(self.seeds),
+            "runs": [str(item) for item in self._codecs],
             "steps": settings.steps,
             "batch_size": settings.batch_size,
             "lr": settings.lr,
@@ -179,6 +265,9 @@ class Study:
             "kind": settings.kind,
             "shadow": settings.shadow,
             "layers": settings.layers if settings.kind == "neural" else None,
+            "optimizer": settings.optimizer or None,
+            "clip": settings.clip,
+            "network": None if settings.network is None else str(settings.network),
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {
@@ -192,15 +281,28 @@ class Study:
     def records(self) -> Iterator[dict[str, Any]]:
         """Train, and yield the records of the run log as they come; each has its ``type``.
 
+        One of type ``checkpoint`` has no other field: all runs are between two steps, and can be saved.
+
         Raises:
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
         """
+        settings = self.settings
         with _one_thread():
-            yield from self._warn([text for run in self._runs for text in run.announce()])
-            for step in range(self.settings.steps):
-                for run in self._runs:
-                    if not run.result.finished:
-                        yield from self._advance(run, step)
+            if not self._step and self._seed == self.seeds[0]:
+                yield from self._warn([text for run in self._runs for text in run.announce()])
+            while True:
+                for step in range(self._step, settings.steps):
+                    for run in self._runs:
+                        if not run.result.finished:
+                            yield from self._advance(run, step)
+                    self._step = step + 1
+                    if settings.kind == "weight" and self._step % settings.eval_every == 0:
+                        yield {"type": "checkpoint"}
+                if self._seed == self.seeds[-1]:
+                    return
+                self._done += [run.result for run in self._runs]
+                self._seed, self._step = self._seed + 1, 0
+                self._runs = self._begin(self._seed)
 
     def _advance(self, run: Run, step: int) -> Iterator[dict[str, Any]]:
         settings, result = self.settings, run.result
@@ -270,6 +372,16 @@ def train(
     study = Study(task, codecs, **settings)
     study.run(log, force=force)
     return study
+
+
+def checkpoint_of(log: Path) -> Path:
+    """Where the checkpoint of a study with this log lies."""
+    return log.with_name(log.name + ".checkpoint")
+
+
+def plain(record: dict[str, Any]) -> Any:
+    """A record as it comes back from the log."""
+    return json.loads(json.dumps(record))
 
 
 def _compile(codec: Codec) -> None:

@@ -6,7 +6,7 @@ from gtrace.codecs import codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import PayloadError, UsageError
 from gtrace.online import Exchange, NonfiniteGradientError, RefitSchedule
-from gtrace.online.exchange import Message, Receiver, Sender
+from gtrace.online.links import Message, Receiver, Sender
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key
 

@@ -13,7 +13,7 @@ def task(request):
 
 
 def test_the_built_in_tasks_are_known():
-    assert task_names() == ("digits-cnn", "digits-mlp", "char-lstm")
+    assert task_names() == ("digits-cnn", "digits-mlp", "char-lstm", "fashion-resnet8", "fashion-cnn")
     assert all(describe_task(name) for name in task_names())
 
 

@@ -28,6 +28,16 @@ _TASKS = {
         "CharLSTM",
         "character-level LSTM on Shakespeare's sonnets, AdamW, clipped gradients",
     ),
+    "fashion-resnet8": (
+        "gtrace.online.tasks.fashion",
+        "FashionResNet8",
+        "ResNet-8 on Fashion-MNIST, where that is installed, SGD with momentum",
+    ),
+    "fashion-cnn": (
+        "gtrace.online.tasks.fashion",
+        "FashionCNN",
+        "convolutional network with large linear layers on Fashion-MNIST, SGD",
+    ),
 }
 
 

@@ -22,14 +22,15 @@ class Recipe:
         steps: of the optimizer.
         batch_size: samples that one worker takes in a step.
         lr: learning rate of the first step.
-        decay: ``cosine`` lets the learning rate fall to zero over the steps; ``none`` keeps it.
+        decay: ``cosine`` lets the learning rate fall to zero over the steps, ``drop`` to a tenth after three quarters
+            of them; ``none`` keeps it.
         clip: largest norm of the averaged gradient; None for no clipping.
     """
 
     steps: int
     batch_size: int
     lr: float
-    decay: Literal["none", "cosine"] = "none"
+    decay: Literal["none", "cosine", "drop"] = "none"
     clip: float | None = None
 
 

@@ -1,0 +1,275 @@
+"""``gtrace train SCRIPT``: a program of the user's own with a codec on its gradients."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.options import check_output, print_json
+from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+
+if TYPE_CHECKING:
+    from gtrace.codecs import Codec
+    from gtrace.host.launcher import Outcome, Program
+    from gtrace.online.script import ScriptSummary, ScriptTraining
+
+
+def run_script(
+    chosen: Codec,
+    script: str,
+    args: tuple[str, ...],
+    *,
+    is_module: bool,
+    plugin: tuple[Path, ...],
+    rules: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    workers: int | None,
+    nonfinite: str | None,
+    **options: Any,
+) -> int:
+    """Run the program; returns the exit code.
+
+    Raises:
+        ScriptError: the program failed.
+        OutputExistsError: the run log exists and ``force`` is off.
+        UsageError: no such program, a rule that cannot be read, or nothing that was trained.
+    """
+    from gtrace.cli.train import file_name
+    from gtrace.host.children import watch_no_more
+    from gtrace.host.exits import before_abrupt_exit
+    from gtrace.host.imports import after_import
+    from gtrace.host.launcher import Outcome, Program, run_program
+    from gtrace.host.processes import launch_token, launched_place
+
+    program = Program(script, args, is_module)
+    program.check()
+    watch_no_more()
+    log = output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
+    if not launched_place().rank:
+        check_output(log, force=force)
+    told: dict[str, Any] = {
+        "log": str(log.resolve()),
+        "codec": str(chosen),
+        "rules": _rules(rules),
+        "workers": workers or 1,
+        "nonfinite": nonfinite or "pass",
+        "argv": ["-m", script, *args] if is_module else [script, *args],
+        "launch": launch_token() or secrets.token_hex(8),
+        "plugins": [str(file.resolve()) for file in plugin],
+        **options,
+    }
+    trainings: list[ScriptTraining] = []
+
+    def start() -> None:
+        from gtrace.online.children import training
+
+        trainings.append(training(told, _live() if not as_json else None))
+        trainings[0].start()
+
+    def conclude(outcome: Outcome) -> int:
+        return _conclude(program, outcome, trainings, told, log, as_json=as_json)
+
+    def leave(exit_code: int) -> int:
+        try:
+            return conclude(Outcome(exit_code))
+        except GtraceError as error:
+            click.echo(f"gtrace: {error}", err=True)
+            return error.exit_code
+
+    from gtrace.host.children import children_call
+
+    with before_abrupt_exit(leave):
+        with after_import("torch", start), children_call("gtrace.online.children", told):
+            outcome = run_program(program)
+        return conclude(outcome)
+
+
+def _rules(texts: tuple[str, ...]) -> list[list[str]]:
+    from gtrace.codecs import codec
+
+    pairs = []
+    for text in texts:
+        pattern, separator, spec = text.partition("=")
+        if not (pattern and separator and spec):
+            raise UsageError(f"--rule {text}: write GLOB=CODEC, as in bias=none")
+        pairs.append([pattern, str(codec(spec))])
+    return pairs
+
+
+def _live() -> Any:
+    """Told of every record: one line on a terminal that is written over and over, nothing in a pipe."""
+    import time
+
+    if not sys.stderr.isatty():
+        return None
+    shown = [0.0]
+
+    def update(record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now - shown[0] < 1:
+            return
+        shown[0] = now
+        bits = 32 * record["bits"] / record["bits_float32"] if record["bits_float32"] else math.nan
+        # The cursor goes back to the start, so that what the program prints next replaces it.
+        click.echo(f"\x1b[Kstep {record['step']}  loss {record['loss']:.4g}  {bits:.2f} bits\r", nl=False, err=True)
+
+    return update
+
+
+def _conclude(
+    program: Program,
+    outcome: Outcome,
+    trainings: list[ScriptTraining],
+    told: dict[str, Any],
+    log: Path,
+    *,
+    as_json: bool,
+) -> int:
+    """End the training, say what came of it, and give the exit code."""
+    from gtrace.host.processes import launched_place
+
+    summary = trainings[0].finish() if trainings else None
+    if sys.stderr.isatty():
+        click.echo("\x1b[K", nl=False, err=True)
+    sys.stdout.flush()
+    rank = launched_place().rank
+    trained = summary is not None and summary.steps > 0
+    if trained and not rank and summary is not None:
+        if as_json:
+            print_json(_as_dict(summary, told))
+        for line in _lines(summary, told):
+            click.echo(line, err=True)
+    elif not trained and rank is None:
+        for line in _of_children(log, told):
+            click.echo(line, err=True)
+    if outcome.interrupted:
+        raise click.Abort
+    if outcome.exit_code:
+        called = f"-m {program.target}" if program.is_module else program.target
+        failed = f"{called} failed with exit code {outcome.exit_code}"
+        if rank is None:
+            raise ScriptError(failed)
+        click.echo(f"gtrace: {failed}", err=True)
+        return outcome.exit_code
+    if not trained and rank is None and not _of_children(log, told):
+        why = "it never imported torch" if summary is None else "it took no step of a torch optimizer"
+        raise UsageError(f"{program.target}: nothing went through the codec: {why}")
+    return EXIT_OK
+
+
+def _lines(summary: ScriptSummary, told: dict[str, Any]) -> list[str]:
+    """What a user reads at the end."""
+    tally, steps = summary.tally, summary.steps
+    each = tally.bits / 8 / steps
+    variance = tally.worker_variance
+    lines = [
+        f"gtrace: {steps} steps through {told['codec']}: {tally.bits_per_element:.2f} bits per value "
+        f"({tally.ratio:.1f} times smaller than float32, {tally.ratio / 2:.1f} than bf16), "
+        f"{size_text(round(each))} a step"
+        + (" from each rank" if summary.exchanged else "")
+        + f", relative variance {variance:.3g} of one gradient"
+    ]
+    if summary.exchanged:
+        lines.append(
+            f"gtrace: {summary.world_size} ranks, {told['exchange']}: this one gave {size_text(tally.wire_bytes)} to "
+            f"collectives for others and spent {1000 * tally.wire_seconds / steps:.3g} ms a step in them, "
+            f"{1000 * tally.codec_seconds / steps:.3g} ms of CPU time on the codec"
+        )
+        if tally.down_energy:
+            onward = 32 * tally.down_bits * summary.world_size / tally.float32_bits
+            lines.append(
+                f"gtrace: second shot: {onward:.2f} bits per value, "
+                f"relative variance {tally.down_squared_error / tally.down_energy:.3g} of the average"
+            )
+        if summary.comparisons:
+            count = len(summary.comparisons)
+            ours = sum(one.relative_variance for one in summary.comparisons) / count
+            bf16 = sum(one.bf16_variance for one in summary.comparisons) / count
+            seconds = sum(one.bf16_seconds for one in summary.comparisons) / count
+            lines.append(
+                f"gtrace: beside it a bf16 all-reduce, at {count} step{'s' * (count > 1)}: 16 bits, relative variance "
+                f"of the average {bf16:.2g} against {ours:.3g}, {1000 * seconds:.3g} ms"
+            )
+    elif told["workers"] > 1:
+        lines.append(
+            f"gtrace: each gradient is the mean of {told['workers']} encodings of the same values, variance "
+            f"{tally.relative_variance:.3g}; that is optimistic, because real workers' gradients differ"
+        )
+    if summary.seconds:
+        lines.append(
+            f"gtrace: the codec took {summary.codec_seconds / summary.seconds:.0%} of the CPU time after the first step"
+        )
+    if summary.log is not None:
+        shown = shlex.quote(str(_near(summary.log)))
+        lines.append(f"gtrace: {shown}; next: gtrace report {shown}")
+    return lines
+
+
+def _of_children(log: Path, told: dict[str, Any]) -> list[str]:
+    """What a user reads where processes that the program launched did the training: their run log says it."""
+    from gtrace.runlog import read_runlog
+
+    try:
+        records = read_runlog(log)
+    except GtraceError:
+        return []
+    if records[0].get("launch") != told["launch"]:
+        return []
+    steps = [record for record in records if record["type"] == "step"]
+    bits = sum(record["bits"] for record in steps)
+    values = sum(record["bits_float32"] for record in steps) / 32
+    ranks = records[0]["world_size"]
+    shown = shlex.quote(str(_near(log)))
+    return [
+        f"gtrace: {len(steps)} steps through {told['codec']} in a launched process"
+        + (f", the first of {ranks} ranks" if ranks > 1 else "")
+        + (
+            f": {bits / values:.2f} bits per value ({32 * values / bits:.1f} times smaller than float32)"
+            if bits
+            else ""
+        ),
+        f"gtrace: {shown}; next: gtrace report {shown}",
+    ]
+
+
+def _near(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _as_dict(summary: ScriptSummary, told: dict[str, Any]) -> dict[str, Any]:
+    tally = summary.tally
+    return {
+        "output": None if summary.log is None else str(summary.log),
+        "codec": told["codec"],
+        "steps": summary.steps,
+        "optimizers": summary.optimizers,
+        "world_size": summary.world_size,
+        "exchange": told["exchange"] if summary.exchanged else None,
+        "workers": told["workers"],
+        "bits": tally.bits,
+        "bits_per_value": tally.bits_per_element,
+        "ratio": tally.ratio,
+        "shared_bits": tally.shared_bits,
+        "envelope_bits": tally.envelope_bits,
+        "frame_bits": tally.frame_bits,
+        "down_bits": tally.down_bits,
+        "wire_bytes": tally.wire_bytes,
+        "worker_variance": tally.worker_variance,
+        "comparisons": [
+            {"relative_variance": one.relative_variance, "bf16_variance": one.bf16_variance}
+            for one in summary.comparisons
+        ],
+        "seconds": summary.seconds,
+        "codec_seconds": tally.codec_seconds,
+        "wire_seconds": tally.wire_seconds,
+        "warnings": summary.warnings,
+    }

@@ -1,0 +1,221 @@
+"""What ``gtrace train --task`` prints: progress, the table, and what its numbers mean."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.options import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from gtrace.online import RunResult, Study
+    from gtrace.online.run import Kind
+    from gtrace.online.shadow import ShadowSummary
+
+
+#: what stands below the table
+_EXPLAINED: dict[Kind, str] = {
+    "weight": "accuracy and loss: held-out data. bits: per value. sent: by one worker in a step. smaller: than\n"
+    "float32. variance: squared error of the averaged gradient over its energy, mean over the steps.\n"
+    "codec CPU: its part of the steps' CPU time.",
+    "neural": "accuracy and loss: held-out data. bits: per value of the gradients of layers' outputs. a step: bytes\n"
+    "of them, one worker. smaller: than float32. variance: their squared error over their energy, mean over\n"
+    "the steps. codec CPU: its part of the steps' CPU time.",
+}
+#: longest spec that is shown on one line
+_NAME = 16
+
+
+def show(study: Study, path: Path, *, as_json: bool) -> None:
+    """The results so far, on stdout."""
+    settings = study.settings
+    from gtrace.cli.train_seeds import print_seeds, summarize
+
+    if as_json:
+        print_json(
+            {
+                "output": str(path),
+                "task": study.task.name,
+                "kind": settings.kind,
+                "workers": settings.workers,
+                "steps": settings.steps,
+                "seed": settings.seed,
+                "seeds": list(study.seeds),
+                "codecs": summarize(study) if len(study.seeds) > 1 else None,
+                "runs": [_as_dict(result, settings.workers) for result in study.results],
+                "warnings": study.warnings,
+            }
+        )
+        return
+    for text in study.warnings:
+        click.echo(f"gtrace: warning: {text}", err=True)
+    if len(study.seeds) > 1:
+        print_seeds(study)
+    else:
+        _print_table(study)
+    unfinished = [result for result in study.results if not result.finished]
+    if unfinished:
+        seed = f" of seed {unfinished[-1].seed}" if len(study.seeds) > 1 else ""
+        click.echo(f"interrupted after {unfinished[-1].steps} of {settings.steps} steps{seed}")
+    click.echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
+
+
+def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
+    tally = result.tally
+    shadow, worst = result.shadow, result.shadow.worst
+    compared = {
+        "steps": shadow.steps,
+        "cosine": shadow.cosine,
+        "worst": worst and worst.tensor,
+        "worst_cosine": worst and worst.cosine,
+        "tensors": [dataclasses.asdict(item) for item in shadow.tensors],
+        "seconds": shadow.seconds,
+    }
+    return {
+        "run": result.run,
+        "seed": result.seed,
+        "sim_seconds": result.sim_seconds,
+        "steps": result.steps,
+        "finished": result.finished,
+        "diverged": bool(result.diverged),
+        "loss": result.loss,
+        "accuracy": result.accuracy,
+        "bits": tally.bits,
+        "bits_per_value": tally.bits_per_element,
+        "bits_per_worker_and_step": tally.bits / (workers * max(1, result.steps)),
+        "shared_bits": tally.shared_bits,
+        "envelope_bits": tally.envelope_bits,
+        "ratio": tally.ratio,
+        "sparsity": tally.sparsity,
+        "relative_variance": result.relative_variance,
+        "worker_variance": result.worker_variance,
+        "nonfinite": tally.nonfinite,
+        "seconds": result.seconds,
+        "codec_seconds": tally.codec_seconds,
+        "fit_seconds": tally.fit_seconds,
+        "shadow": compared if shadow.steps else None,
+    }
+
+
+def _print_table(study: Study) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    settings, results = study.settings, study.results
+    has_accuracy = any(result.accuracy is not None for result in results)
+    neural, has_shadow = settings.kind == "neural", any(result.shadow.steps for result in results)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("codec", overflow="fold", min_width=10)
+    accuracy = ["accuracy"] if has_accuracy else []
+    cosine = ["cosine", "worst"] if has_shadow else []
+    size = "a step" if neural else "sent"
+    timed = ["time"] if settings.network is not None else []
+    smaller = [] if timed else ["smaller"]
+    for header in (*accuracy, "loss", "bits", size, *smaller, "variance", *cosine, "codec CPU", *timed):
+        table.add_column(header, justify="right", no_wrap=True)
+    for result in results:
+        tally = result.tally
+        cells = [result.run if len(result.run) <= _NAME else result.run.replace(",", ",\n")]
+        if has_accuracy:
+            cells.append("-" if result.accuracy is None else f"{100 * result.accuracy:.1f} %")
+        cells += [
+            _number(result.loss, "{:.4f}"),
+            _number(tally.bits_per_element, "{:.2f}"),
+            _bytes(tally.bits / 8 / (settings.workers * max(1, result.steps))),
+            *([] if timed else [_number(tally.ratio, "{:.1f}x")]),
+            _number(result.relative_variance, "{:.3g}"),
+            *(_cosines(result.shadow) if has_shadow else []),
+            f"{100 * tally.codec_seconds / result.seconds:.0f} %" if result.seconds else "-",
+            *([f"{1000 * result.sim_seconds / max(1, result.steps):.3g} ms"] if timed else []),
+        ]
+        table.add_row(*cells)
+    Console(highlight=False).print(table)
+    workers = f"{settings.workers} workers with {settings.batch_size} samples each"
+    click.echo(
+        f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
+        f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED[settings.kind]}"
+    )
+    if settings.network is not None:
+        click.echo(
+            f"time: of a step over {settings.network}; measured CPU time, simulated links. A bf16 all-reduce: "
+            f"{1000 * _bf16(study):.3g} ms."
+        )
+    for result in results:
+        if result.shadow.worst is not None:
+            click.echo(
+                "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
+                f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
+            )
+
+
+def _bf16(study: Study) -> float:
+    """Seconds of a step in which half of float32's bits travelled and nothing else cost anything."""
+    network, plain = study.settings.network, study.results[0]
+    assert network is not None
+    steps, workers = max(1, plain.steps), study.settings.workers
+    values = plain.tally.float32_bits // 32 // workers // steps
+    computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
+    return computed + network.transfer(workers, 16.0 * values, values, exact=True)
+
+
+def _cosines(shadow: ShadowSummary) -> list[str]:
+    worst = shadow.worst
+    if worst is None:
+        return ["-", "-"]
+    return [f"{shadow.cosine:.4f}", f"{worst.cosine:.4f}"]
+
+
+def _number(value: float, form: str) -> str:
+    return form.format(value) if math.isfinite(value) else "-"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+@contextlib.contextmanager
+def progress(study: Study, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """A bar with the losses on a terminal, nothing in a pipe."""
+    if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("train"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps  {task.description}"),
+        TimeRemainingColumn(),
+    )
+    losses: dict[str, float] = {}
+    shown_seed = [study.settings.seed]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=study.settings.steps * len(study.seeds))
+
+        def update(record: dict[str, Any]) -> None:
+            if record["type"] == "step":
+                if record["seed"] != shown_seed[0]:
+                    shown_seed[0] = record["seed"]
+                    losses.clear()
+                losses[record["run"]] = record["loss"]
+                shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items())
+                done = (record["seed"] - study.seeds[0]) * study.settings.steps + record["step"] + 1
+                bar.update(task, completed=done, description=f"loss {shown}")
+
+        yield update

@@ -1,0 +1,237 @@
+"""One worker's codec for one tensor, and the other end: what is sent, and what decodes it from bytes alone.
+
+A :class:`Sender` holds a codec's state. A :class:`Receiver` holds nothing but the shared bytes that were sent to
+it, so whatever decoding needs has travelled in a :class:`Message` and has been counted. Simulated workers, hooks into
+one's own training loop and real ranks use the same two.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.codecs import Identity
+from gtrace.codecs import codec as build_codec
+from gtrace.codecs.base import Codec
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key, Role, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from gtrace.online.schedule import RefitSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRules:
+    """Which codec each tensor goes through.
+
+    Attributes:
+        codec: for all tensors that no rule is about.
+        rules: (pattern, codec), the first that fits counts. A shell pattern of the whole name or of its last part, so
+            that ``bias`` means every bias.
+        min_size: tensors with fewer elements go uncompressed, unless a rule is about them.
+    """
+
+    codec: Codec
+    rules: tuple[tuple[str, Codec], ...] = ()
+    min_size: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        codec: str | Codec | CodecRules,
+        rules: Mapping[str, str | Codec] | Iterable[tuple[str, str | Codec]] = (),
+        min_size: int = 0,
+    ) -> CodecRules:
+        """Build from specs; rules that are built already are taken as they are.
+
+        Raises:
+            UsageError: an unknown codec, or a negative size.
+        """
+        if isinstance(codec, CodecRules):
+            return codec
+        if min_size < 0:
+            raise UsageError(f"min-size: {min_size} is below 0")
+        pairs = rules.items() if hasattr(rules, "items") else rules
+        return cls(_built(codec), tuple((pattern, _built(item)) for pattern, item in pairs), min_size)
+
+    def choose(self, name: str, size: int) -> Codec:
+        """The codec of a tensor with this name and so many elements."""
+        last = name.rpartition(".")[2]
+        for pattern, codec in self.rules:
+            if fnmatchcase(name, pattern) or fnmatchcase(last, pattern):
+                return codec
+        return self.codec if size >= self.min_size else Identity()
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """All that may be chosen."""
+        return (self.codec, *(codec for _, codec in self.rules))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values, for logs and checkpoints."""
+        return {
+            "codec": str(self.codec),
+            "rules": [[pattern, str(codec)] for pattern, codec in self.rules],
+            "min_size": self.min_size,
+        }
+
+
+def _built(item: str | Codec) -> Codec:
+    return build_codec(item) if isinstance(item, str) else item
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one worker sends for one tensor.
+
+    Attributes:
+        payload: of the codec, envelope included.
+        shared: what the receiver must hold from now on; None when it holds it already.
+    """
+
+    payload: bytes
+    shared: bytes | None
+
+    @property
+    def payload_bits(self) -> int:
+        """Bits of the payload without its envelope."""
+        return 8 * (len(self.payload) - ENVELOPE_BYTES)
+
+    @property
+    def shared_bits(self) -> int:
+        """Bits of the shared bytes that travel in this message."""
+        return 0 if self.shared is None else 8 * len(self.shared)
+
+
+class Sender:
+    """One worker's codec for one tensor, with its state.
+
+    Args:
+        codec: what encodes.
+        size: elements of the tensor.
+        tensor: its name, part of the key.
+        worker: number of the worker, part of the key.
+        seed: of all keys.
+        refit: when the codec is fitted.
+        role: ``up`` for what a worker sends, ``down`` for what is sent on after a sum; part of the key.
+
+    Attributes:
+        codec: what encodes.
+        state: of the codec.
+        fit_seconds: CPU time of all fits.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        size: int,
+        *,
+        tensor: str,
+        worker: int,
+        seed: int,
+        refit: RefitSchedule,
+        role: Role = "up",
+    ) -> None:
+        self.codec = codec
+        self.state = codec.init(size)
+        self.fit_seconds = 0.0
+        self._tensor, self._worker, self._seed, self._role = tensor, worker, seed, role
+        self._refit = refit
+        self._fitted = -1
+        self._known = b""
+        # A sketch that nobody reads would be charged to the codec as its own time.
+        self._spec = codec.needs if type(codec).fit is not Codec.fit else None
+
+    def due(self, step: int) -> bool:
+        """Whether the codec is to be fitted before it encodes at this step."""
+        return self._spec is not None and self._refit.latest(step) > self._fitted
+
+    def summary(self, values: NDArray[np.float32]) -> MomentSketch:
+        """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+
+        Raises:
+            UsageError: a codec that is never fitted.
+        """
+        if self._spec is None:
+            raise UsageError(f"{self.codec}: there is nothing to fit")
+        return MomentSketch.from_spec(self.codec.view(self.state, values), self._spec)
+
+    def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False) -> None:
+        """Fit to a summary; where all workers ``agreed`` on it, what receivers must hold does not travel."""
+        start = time.thread_time()
+        self.state = self.codec.fit(self.state, summary, step)
+        self._fitted = self._refit.latest(step)
+        self.fit_seconds += time.thread_time() - start
+        if agreed:
+            self._known = self.codec.shared(self.state)
+
+    @property
+    def known(self) -> bytes:
+        """What receivers hold."""
+        return self._known
+
+    def send(self, values: NDArray[np.float32], step: int) -> Message:
+        """Fit where the schedule says so, and encode float32[size]."""
+        if self.due(step):
+            start = time.thread_time()
+            summary = self.summary(values)
+            self.fit_seconds += time.thread_time() - start
+            self.fit(summary, step)
+        key = Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
+        payload = self.codec.encode(self.state, values, key)
+        shared = self.codec.shared(self.state)
+        changed, self._known = shared != self._known, shared
+        return Message(payload, shared if changed else None)
+
+    def settle(self, values: NDArray[np.float32], decoded: NDArray[np.float32]) -> None:
+        """Take note of how ``values`` arrived, for residuals and momentum."""
+        self.state = self.codec.update(self.state, values, decoded)
+
+    def to_arrays(self) -> dict[str, Any]:
+        """The state, as plain numbers and arrays."""
+        return {
+            "state": dict(self.state.to_arrays()),
+            "fitted": self._fitted,
+            "known": np.frombuffer(self._known, np.uint8).copy(),
+        }
+
+    def load_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Undo :meth:`to_arrays`."""
+        self.state = State.from_arrays(arrays["state"])
+        self._fitted = int(arrays["fitted"])
+        self._known = np.asarray(arrays["known"], np.uint8).tobytes()
+
+
+class Receiver:
+    """The other end of one worker's messages for one tensor: knows the codec, the size, and what was sent.
+
+    Attributes:
+        codec: what decodes.
+        size: elements of the tensor.
+        shared: the shared bytes that it was sent last.
+    """
+
+    def __init__(self, codec: Codec, size: int) -> None:
+        self.shared = b""
+        self.codec = codec
+        self.size = size
+
+    def receive(self, message: Message) -> NDArray[np.float32]:
+        """Decode to float32[size].
+
+        Raises:
+            PayloadError: the bytes are damaged, or were made with other shared bytes.
+        """
+        if message.shared is not None:
+            self.shared = message.shared
+        return self.codec.decode(self.shared, message.payload, self.size)

@@ -1,0 +1,296 @@
+"""Gradients between real ranks: each encodes its own, bytes are exchanged, decoded and averaged.
+
+:class:`State` is what a communication hook of ``DistributedDataParallel`` keeps between buckets and steps::
+
+    state = gtrace.online.State("ef:topk:ratio=0.01")
+    model.register_comm_hook(state, gtrace.online.ddp_comm_hook)
+
+Everything is kept by parameter and not by bucket, because buckets are built anew after the first step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from gtrace.errors import UsageError, suggest
+from gtrace.host.naming import name_parameters
+from gtrace.online.collectives import Collectives
+from gtrace.online.exchange import NONFINITE, Nonfinite, NonfiniteGradientError, Tally
+from gtrace.online.frames import NOT_FINITE
+from gtrace.online.links import CodecRules
+from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.online.shots import Shots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch.distributed as dist
+    from numpy.typing import NDArray
+    from torch import nn
+    from torch._C._distributed_c10d import GradBucket
+
+    from gtrace.codecs import Codec
+    from gtrace.online.shots import Values
+
+ExchangeKind: TypeAlias = Literal["allgather", "two-shot"]
+EXCHANGES: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
+Levels: TypeAlias = Literal["own", "common"]
+LEVELS: tuple[Levels, ...] = get_args(Levels)
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a step would have been with plain all-reduces of the same gradients, measured beside it.
+
+    Attributes:
+        relative_variance: ||average of decoded - exact average||^2 / ||exact average||^2.
+        bf16_variance: the same of an all-reduce in bfloat16.
+        bf16_seconds: wall time of that all-reduce.
+        float32_seconds: wall time of one in float32.
+    """
+
+    relative_variance: float
+    bf16_variance: float
+    bf16_seconds: float
+    float32_seconds: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What comparisons add up over the buckets of a step."""
+
+    energy: float = 0.0
+    error: float = 0.0
+    bf16_error: float = 0.0
+    bf16_seconds: float = 0.0
+    float32_seconds: float = 0.0
+
+    def close(self) -> Comparison | None:
+        if not self.float32_seconds:
+            return None
+        share = 1 / self.energy if self.energy > 0 else float("nan")
+        return Comparison(self.error * share, self.bf16_error * share, self.bf16_seconds, self.float32_seconds)
+
+
+class State:
+    """What a communication hook keeps: every parameter's codec states, the step, and what it all cost.
+
+    Args:
+        codec: a codec or its spec, for all tensors that no rule is about.
+        process_group: who exchanges; None for the default group.
+        model: names the parameters; without it they are looked for among all live modules.
+        exchange: ``allgather`` sends every rank's payload to all others; ``two-shot`` sends each rank a piece of every
+            tensor, which it decodes, averages and encodes once more for all: fewer bytes from three ranks on, and
+            a second error, which is measured.
+        levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: where
+            the schedule says so, ranks exchange their sketches and all fit to the sum.
+        rules: pattern -> codec for some tensors: ``{"bias": "none"}``. See :class:`gtrace.online.links.CodecRules`.
+        min_size: tensors with fewer elements go uncompressed.
+        seed: of the rounding; ranks and stages have keys of their own.
+        refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
+            as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
+        compare_every: every so many steps the same gradients go through plain all-reduces in float32 and in bfloat16,
+            too, for :attr:`comparison`; 0 for never.
+        on_step: called with this state after the last bucket of each step.
+
+    Attributes:
+        steps: steps that were exchanged to their end.
+        tally: summed over the steps, of this rank.
+        last: tally of the step before.
+        comparison: of the step before; None where there was none.
+
+    Raises:
+        UsageError: an unknown codec or choice, a codec over the whole model, or one whose payloads are no bytes that
+            a receiver could decode.
+    """
+
+    def __init__(
+        self,
+        codec: str | Codec | CodecRules,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        model: nn.Module | None = None,
+        exchange: ExchangeKind = "allgather",
+        levels: Levels = "own",
+        rules: Mapping[str, str | Codec] | Iterable[tuple[str, str | Codec]] = (),
+        min_size: int = 0,
+        seed: int = 0,
+        refit: str | RefitSchedule = DEFAULT_REFIT,
+        nonfinite: Nonfinite = "pass",
+        compare_every: int = 100,
+        on_step: Callable[[State], None] | None = None,
+    ) -> None:
+        for what, value, allowed in (
+            ("exchange", exchange, EXCHANGES),
+            ("levels", levels, LEVELS),
+            ("nonfinite", nonfinite, NONFINITE),
+        ):
+            if value not in allowed:
+                raise UsageError(f"{what}: '{value}' is unknown; {suggest(str(value), allowed)}")
+        if compare_every < 0:
+            raise UsageError(f"compare_every: {compare_every} is below 0")
+        self.rules = CodecRules.of(codec, rules, min_size)
+        for one in self.rules.codecs:
+            if one.needs is not None and one.needs.scope == "model":
+                raise UsageError(
+                    f"{one}: a codec over the whole model cannot go bucket by bucket; leave out scope=model"
+                )
+            if one.declared:
+                raise UsageError(f"{one}: no other rank could decode its payloads, which are declared and not bytes")
+        self.exchange, self.levels, self.seed, self.nonfinite = exchange, levels, seed, nonfinite
+        self.refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
+        self.compare_every = compare_every
+        self.steps = 0
+        self.tally, self.last = Tally(), Tally()
+        self.comparison: Comparison | None = None
+        self.on_step = on_step
+        self._names: dict[int, str] = {}
+        if model is not None:
+            groups = [{"params": list(model.parameters())}]
+            self._names = {key: entry.name for key, entry in name_parameters(groups, [model], scan=False).items()}
+        self._group = process_group
+        self._collectives: Collectives | None = None
+        self._shots = Shots(self.rules, seed, self.refit, common=levels == "common")
+        self._sums = _Sums()
+
+    def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The work of the communication hook: the bucket's buffer with averages in the place of gradients."""
+        names = self._names_of(bucket.parameters())
+        gradients = bucket.gradients()
+        values = [gradient.detach().to("cpu", torch.float32).reshape(-1).numpy() for gradient in gradients]
+        for gradient, average in zip(gradients, self.average(names, values), strict=True):
+            gradient.copy_(torch.from_numpy(average).view(gradient.shape))
+        if bucket.is_last():
+            self.end_step()
+        buffer = bucket.buffer()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.device.type == "cuda" else None
+        )
+        future.set_result(buffer)
+        return future
+
+    def average(self, names: Sequence[str], values: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """Exchange some tensors and average what arrives; every rank calls this with the same names in the same order.
+
+        Args:
+            names: of the tensors.
+            values: float32[n] of each; they are not changed.
+
+        Returns:
+            float32[n] of each, the same bytes on all ranks; zeros where no rank could send.
+
+        Raises:
+            NonfiniteGradientError: NaN or infinity under the policy ``error``.
+            PayloadError: what arrived is damaged, or the ranks' models differ.
+        """
+        links = self._links()
+        tally = self._shots.tally
+        start, waited, before = time.thread_time(), links.seconds, links.sent
+        shot = self._shots.one if self.exchange == "allgather" else self._shots.two
+        sent = [self._finite(name, array) for name, array in zip(names, values, strict=True)]
+        averages = shot(links, names, sent, [array.size for array in values], self.steps)
+        tally.codec_seconds += time.thread_time() - start
+        tally.wire_seconds += links.seconds - waited
+        tally.wire_bytes += links.sent - before
+        tally.float32_bits += 32 * sum(array.size for array in values)
+        if self.compare_every and self.steps % self.compare_every == 0:
+            self._compare(links, np.concatenate(list(values)), np.concatenate(averages))
+        return averages
+
+    def end_step(self) -> None:
+        """All tensors of a step have been averaged."""
+        self.last, self._shots.tally = self._shots.tally, Tally()
+        self.comparison, self._sums = self._sums.close(), _Sums()
+        self.tally.add(self.last)
+        self.steps += 1
+        if self.on_step is not None:
+            self.on_step(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps depend on, of this rank: numbers, text and tensors for ``torch.save``.
+
+        Ranks differ in it, so that a checkpoint holds one of each.
+        """
+        links = self._links()
+        place = {"rank": links.rank, "world_size": links.size}
+        return {
+            "format": FORMAT,
+            "settings": {**self._settings(), **place},
+            "steps": self.steps,
+            **self._shots.to_lists(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same settings, on the same rank of as many.
+
+        Raises:
+            UsageError: something else is different, or the format is another one.
+        """
+        links = self._links()
+        if saved.get("format") != FORMAT:
+            raise UsageError(f"state: its format is {saved.get('format')}, and this gtrace reads {FORMAT}")
+        theirs = saved["settings"]
+        for name, value in {**self._settings(), "rank": links.rank, "world_size": links.size}.items():
+            if theirs.get(name) != value:
+                raise UsageError(f"state: saved with {name} {theirs.get(name)}, and here it is {value}")
+        self.steps = int(saved["steps"])
+        self._shots.load_lists(saved, links.rank)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: without the process group and what else belongs to one process."""
+        return {**vars(self), "_group": None, "_collectives": None, "on_step": None, "_names": {}}
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            **self.rules.describe(),
+            "exchange": self.exchange,
+            "levels": self.levels,
+            "seed": self.seed,
+            "refit": str(self.refit),
+            "nonfinite": self.nonfinite,
+        }
+
+    def _links(self) -> Collectives:
+        if self._collectives is None:
+            self._collectives = Collectives(self._group)
+        return self._collectives
+
+    def _names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
+        if any(id(parameter) not in self._names for parameter in parameters):
+            found = name_parameters([{"params": list(parameters)}], [])
+            self._names.update({key: entry.name for key, entry in found.items()})
+        return [self._names[id(parameter)] for parameter in parameters]
+
+    def _finite(self, name: str, values: NDArray[np.float32]) -> Values:
+        """What is to be encoded of this rank's values."""
+        finite = np.isfinite(values)
+        count = values.size - int(np.count_nonzero(finite))
+        if count == 0:
+            return values
+        self._shots.tally.nonfinite += count
+        if self.nonfinite == "error":
+            raise NonfiniteGradientError(
+                f"step {self.steps}, rank {self._links().rank}, {name}: {count} of {values.size} gradient values are "
+                "not finite; lower the learning rate, or choose nonfinite=pass, skip or zero"
+            )
+        if self.nonfinite == "zero":
+            return np.where(finite, values, np.float32(0))
+        return NOT_FINITE if self.nonfinite == "pass" else None
+
+    def _compare(self, links: Collectives, values: NDArray[np.float32], averages: NDArray[np.float32]) -> None:
+        ours = torch.from_numpy(values)
+        exact, seconds = links.mean(ours)
+        rough, rough_seconds = links.mean(ours.to(torch.bfloat16))
+        truth, sums = exact.double(), self._sums
+        sums.energy += float(truth.square().sum())
+        sums.error += float((truth - torch.from_numpy(averages)).square().sum())
+        sums.bf16_error += float((truth - rough).square().sum())
+        sums.float32_seconds += seconds
+        sums.bf16_seconds += rough_seconds

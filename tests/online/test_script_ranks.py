@@ -1,0 +1,76 @@
+"""A program of several ranks, which nobody prepared, under ``gtrace train``: to its end, and with a rank that dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gtrace.runlog import read_runlog
+
+PROGRAM = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+def main(rank, world, folder, dies):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, bf16_compress_hook)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    random = torch.Generator().manual_seed(rank)
+    for step in range(6):
+        if dies and rank == 1 and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x, y = torch.randn(8, 20, generator=random), torch.randint(0, 5, (8,), generator=random)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y).backward()
+        optimizer.step()
+    weights = [None] * world
+    dist.all_gather_object(weights, [p.tolist() for p in model.parameters()])
+    assert all(one == weights[0] for one in weights)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    import torch.multiprocessing as mp
+    mp.spawn(main, args=(2, sys.argv[1], "die" in sys.argv), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_ranks_that_a_program_spawns_exchange_payloads(tmp_path, dies):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "gtrace", "train", "--codec", "ef:topk:ratio=0.1", "--compare-every", "3"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, "-o", "log.jsonl", "train.py", str(tmp_path), *(["die"] if dies else [])],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    records = read_runlog(tmp_path / "log.jsonl")
+    steps = [record for record in records if record["type"] == "step"]
+    assert records[0]["world_size"] == 2
+    assert [record["step"] for record in steps] == list(range(len(steps)))
+    assert all(record["bits"] < 0.2 * record["bits_float32"] for record in steps)
+    assert all(0 < record["wire_bytes"] < 4 * 785 for record in steps)
+    assert steps[0]["bf16_variance"] < 1e-4 < steps[0]["relative_variance"]
+    assert done.stderr.count("own communication hook bf16_compress_hook is left out") == 2  # once on each rank
+    if dies:
+        assert done.returncode == 5, done.stderr
+        assert 3 <= len(steps) <= 5
+        # Far below the half hour after which a process group gives up waiting.
+        assert time.monotonic() - started < 200
+    else:
+        assert done.returncode == 0, done.stderr
+        assert len(steps) == 6
+        assert "6 steps through ef:topk:ratio=0.1 in a launched process, the first of 2 ranks" in done.stderr

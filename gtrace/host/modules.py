@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from gtrace.host.naming import _WRAPPERS, _all_live_modules
+from gtrace.host.naming import _WRAPPERS, _all_live_modules, class_name, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,16 +91,16 @@ class ModulePaths:
             paths = found.setdefault(id(module), (module, []))[1]
             if path not in paths:
                 paths.append(path)
-        bare = _unwrapped(root)
+        bare = unwrapped(root)
         prefix, own = self._label(bare)
         for module, paths in found.values():
             if not self._knows(module):
                 first, *others = [f"{prefix}{path}" if path else own for path in paths]
-                self._names[id(module)] = weakref.ref(module), ModuleName(first, type(module).__name__, tuple(others))
+                self._names[id(module)] = weakref.ref(module), ModuleName(first, class_name(module), tuple(others))
 
     def _label(self, root: nn.Module) -> tuple[str, str]:
         """What the paths of a tree start with, nothing for the first one that is trained; what its root is called."""
-        kind = type(root).__name__
+        kind = class_name(root)
         label, number = kind, 2
         while label in self._labels and self._labels[label]() not in (None, root):
             label, number = f"{kind}_{number}", number + 1
@@ -121,11 +121,6 @@ def _root_of(module: nn.Module, modules: list[nn.Module]) -> nn.Module | None:
         if model and any(one is module for one in root.modules()):
             return root
     return None
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    inner = module._modules.get(_WRAPPERS.get(type(module).__name__, ""))
-    return module if inner is None else _unwrapped(inner)
 
 
 def _paths(module: nn.Module, path: str, above: set[int]) -> Iterator[tuple[str, nn.Module]]:

@@ -17,6 +17,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from gtrace.host.sharded import flat_parts
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -33,6 +35,8 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
 }
+#: What torch makes the first base of the classes that it derives from a model's.
+_MIXINS = frozenset({"FSDPModule", "ReplicateModule", "DDP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +47,36 @@ class ParameterName:
         name: its first path through the module tree, such as ``encoder.layers.0.weight``.
         aliases: its other paths, where a module or a parameter is shared.
         module_type: class of the module that owns it, such as ``Conv2d``; empty where none does.
-        model: class of the model's outermost module; empty where there is none.
+        model: class of the model's outermost module that is no wrapper; empty where there is none.
+        part: attributes that say which part of it this process holds, where FullyShardedDataParallel cuts it.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     module_type: str = ""
     model: str = ""
+    part: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(slots=True)
 class _Place:
     paths: list[str] = field(default_factory=list)
     module_type: str = ""
+
+
+def class_name(module: nn.Module) -> str:
+    """The class of a module as the user's code calls it."""
+    kind = type(module)
+    # fully_shard and replicate put a subclass in the class's place: FSDPLinear for Linear.
+    if kind.__bases__[0].__name__ in _MIXINS and len(kind.__bases__) == 2:
+        kind = kind.__bases__[1]
+    return kind.__name__
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside of wrappers."""
+    inner = module._modules.get(_WRAPPERS.get(type(module).__name__, ""))
+    return module if inner is None else unwrapped(inner)
 
 
 class ModuleCollector:
@@ -111,9 +132,11 @@ def name_parameters(
         models = _owners(wanted, _all_live_modules())
     names: dict[int, ParameterName] = {}
     for (label, places), (root, _) in zip(_labelled(models), models, strict=True):
+        parts = flat_parts(root)
         for key, place in places.items():
             first, *others = (label + path for path in place.paths)
-            names[key] = ParameterName(first, tuple(others), place.module_type, type(root).__name__)
+            model = class_name(unwrapped(root))
+            names[key] = ParameterName(first, tuple(others), place.module_type, model, parts.get(key, {}))
     _name_the_rest(names, groups, stream)
     return names
 
@@ -141,7 +164,7 @@ def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module,
 def _places(root: nn.Module) -> dict[int, _Place]:
     places: dict[int, _Place] = {}
     for path, module, parameter in _walk(root, "", set()):
-        place = places.setdefault(id(parameter), _Place(module_type=type(module).__name__))
+        place = places.setdefault(id(parameter), _Place(module_type=class_name(module)))
         if path not in place.paths:
             place.paths.append(path)
     return places
@@ -164,7 +187,7 @@ def _labelled(
 ) -> Iterator[tuple[str, dict[int, _Place]]]:
     seen: dict[str, int] = {}
     for module, places in models:
-        kind = type(module).__name__
+        kind = class_name(unwrapped(module))
         seen[kind] = seen.get(kind, 0) + 1
         if len(models) == 1:
             yield "", places

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from gtrace.trace.reader import TensorInfo, Trace
+    from gtrace.trace.info import TensorInfo
+    from gtrace.trace.reader import Trace
 
 
 class Agreement(NamedTuple):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gtrace.cli import main as gtrace
+from gtrace.cli import main as command_line
 from gtrace.errors import GtraceError
 from gtrace.trace import open_trace
 
@@ -90,6 +90,8 @@ def one_run(folder: Path, how: str, suffix: str, rng: random.Random, longest: fl
 def _captured(folder: Path, arguments: list[str]) -> None:
     """The command line in this process, which does not return."""
     code = 70
+    # A shell that starts this program in the background has it ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         os.chdir(folder)
         with (
@@ -97,7 +99,7 @@ def _captured(folder: Path, arguments: list[str]) -> None:
             contextlib.redirect_stderr(said),
             contextlib.redirect_stdout(io.StringIO()),
         ):
-            gtrace(arguments)
+            command_line(arguments)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:
@@ -135,9 +137,11 @@ def main() -> int:
     parser.add_argument("--longest", type=float, default=1.0, help="seconds after which a signal comes at the latest")
     parser.add_argument("--suffix", nargs="+", default=[".zarr", ".h5"])
     choice = parser.parse_args()
-    import torch  # noqa: F401 - once, here, and not in each process
-
-    from gtrace.capture import recorder  # noqa: F401
+    # Once, here, and not in each process.
+    import gtrace.capture.recorder
+    import gtrace.host.hooks
+    import gtrace.trace.hdf5_write
+    import gtrace.trace.shared  # noqa: F401
 
     faults = []
     print(f"{'format':8}{'end':12}{'runs':>6}{'right':>7}{'steps':>9}{'missing':>9}")

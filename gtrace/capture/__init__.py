@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gtrace.capture.options import CaptureOptions, capture_options
 from gtrace.capture.session import CaptureSession, CaptureSummary
 from gtrace.errors import UsageError
-from gtrace.host.processes import launch_token
+from gtrace.host.processes import first_of_launch, launch_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +107,7 @@ def record(
         sketch=sketch,
         sketch_mantissa=sketch_mantissa,
         run=launch_token(),
+        first=first_of_launch(),
     )
     session = CaptureSession(options)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]

@@ -12,6 +12,7 @@ from gtrace.capture.session import CaptureSession, print_line
 from gtrace.host.children import children_call
 from gtrace.host.exits import before_abrupt_exit, before_shutdown
 from gtrace.host.launcher import hide_machinery
+from gtrace.host.processes import launch_token, spans_machines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,12 @@ def start(told: Mapping[str, Any]) -> None:
 
 class _Child:
     def __init__(self, told: Mapping[str, Any]) -> None:
-        options = capture_options(Path(told["path"]), **told["options"])
+        chosen = dict(told["options"])
+        token = launch_token() if spans_machines() else None
+        if token not in (None, chosen["run"]):
+            # Every machine has its own process that launches, and all of them write one trace.
+            chosen |= {"launcher": chosen["run"], "run": token}
+        options = capture_options(Path(told["path"]), **chosen)
         self._session = CaptureSession(options, told["attrs"], launched=True, status=True)
         self._failed = False
         self._exits = contextlib.ExitStack()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.buffers import BufferPool, as_real_dense
 from gtrace.capture.staging import staging_for
+from gtrace.host.processes import started_again
 from gtrace.host.sharded import local_part, sharding
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ class RowLayout:
         names = self._names(optimizer)
         for parameter, gradient, stage in found:
             if not self._knows(parameter):
-                slot = self._new_slot(names[id(parameter)], gradient, {"stage": stage, **sharding(parameter)})
+                entry = names[id(parameter)]
+                attrs = {"stage": stage, **sharding(parameter), **entry.part, **started_again()}
+                slot = self._new_slot(entry, gradient, attrs)
                 self._known[id(parameter)] = (weakref.ref(parameter), slot)
         shapes = [slot.shape for slot in self.slots]
         staging = staging_for((gradient.device for _, gradient, _ in found), shapes)

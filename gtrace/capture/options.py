@@ -51,6 +51,9 @@ class CaptureOptions:
         verbose: tell about progress while it goes on.
         sketch: sketches to keep of large gradients instead of their values, ``l2:8192,linf:8192,none``.
         sketch_mantissa: width of their bins; None for the usual one.
+        launcher: the ``run`` of the process that launched this one, where its own is that of a launch over several
+            machines.
+        first: no process of this rank and run can have recorded before.
     """
 
     path: Path
@@ -71,6 +74,8 @@ class CaptureOptions:
     verbose: bool = False
     sketch: str | None = None
     sketch_mantissa: int | None = None
+    launcher: str | None = None
+    first: bool = False
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
@@ -110,6 +115,8 @@ def capture_options(
     verbose: bool = False,
     sketch: str | None = None,
     sketch_mantissa: int | None = None,
+    launcher: str | None = None,
+    first: bool = False,
 ) -> CaptureOptions:
     """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
 
@@ -129,7 +136,7 @@ def capture_options(
     size = parse_size(budget) if isinstance(budget, str) else budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
-    _check_place(path, force=force, run=run)
+    _check_place(path, force=force, run=run, first=first)
     world = launched_place().world_size
     if world > 1 and rank == "all" and path.suffix != ".zarr":
         raise UsageError(f"{path}: {world} processes cannot write one HDF5 file; choose a name that ends in .zarr")
@@ -152,6 +159,8 @@ def capture_options(
         drop=drop,
         sketch=sketch,
         sketch_mantissa=sketch_mantissa,
+        launcher=launcher,
+        first=first,
     )
 
 
@@ -166,7 +175,7 @@ def _check_sketch(sketch: str | None, mantissa: int | None) -> None:
         raise UsageError(f"--sketch-mantissa: {mantissa} bits are not between 0 and 10")
 
 
-def _check_place(path: Path, *, force: bool, run: str | None) -> None:
+def _check_place(path: Path, *, force: bool, run: str | None, first: bool) -> None:
     """Find what would keep the trace from being made: before a long training run, not after it."""
     if path.suffix not in _SUFFIXES:
         raise UsageError(f"{path}: a trace ends in .zarr or .h5; choose another name")
@@ -177,7 +186,9 @@ def _check_place(path: Path, *, force: bool, run: str | None) -> None:
     if not os.path.lexists(path):
         return
     attrs = _root_attributes(path)
-    if run is not None and attrs.get("run") == run:
+    # A rank that is there before it can be is that of an earlier launch with the same --rdzv-id and port.
+    earlier = first and os.path.lexists(path / f"rank{launched_place().rank or 0:05d}")
+    if run is not None and attrs.get("run") == run and not earlier:
         return  # another process of this run was quicker
     if not force:
         raise OutputExistsError(

@@ -68,7 +68,7 @@ class AutomaticSteps:
         """Whether ``step`` belongs to the dense start or to a burst.
 
         >>> [step for step in range(400) if AutomaticSteps().wants(step, 8)]
-        [0, 1, 2, 3, 48]
+        [0, 1, 2, 3, 252, 253]
         """
         if capacity >= HORIZON:
             return step < HORIZON
@@ -98,7 +98,8 @@ def _bursts(capacity: int) -> tuple[int, int, list[int]]:
     """How many steps come first, how long bursts are, and their starts: ``capacity`` steps at most, 1 at least."""
     dense = max(1, (capacity + 1) // 2)
     rest = capacity - dense
-    length = max(1, min(_BURST, rest // 8))
+    # Even in few bursts: how a gradient changes from one step to the next takes two.
+    length = max(1, min(2, rest), min(_BURST, rest // 8))
     count = max(0, rest // length)
     starts: list[int] = []
     earliest = dense

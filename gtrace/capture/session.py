@@ -346,6 +346,8 @@ class CaptureSession:
             writers=1 if options.first_rank_only else place.world_size,
             force=options.force,
             attrs=attrs,
+            launcher=options.launcher,
+            first=options.first,
         )
 
 

@@ -135,7 +135,7 @@ def command(
     """
     from gtrace.host.children import watch_no_more
     from gtrace.host.launcher import Outcome, Program, run_program
-    from gtrace.host.processes import launch_token, launched_place
+    from gtrace.host.processes import first_of_launch, launch_token, launched_place
 
     program = Program(script, args, is_module)
     program.check()
@@ -169,7 +169,7 @@ def command(
         "sketch_mantissa": sketch_mantissa,
         "run": launch_token() or secrets.token_hex(8),
     }
-    options = capture_options(shown, **chosen)
+    options = capture_options(shown, **chosen, first=first_of_launch())
     argv = ["-m", script, *args] if is_module else [script, *args]
     attrs = {"argv": argv, "git_commit": git_commit(program.folder)}
     # The script may put something else in the place of stderr, or close that.

@@ -255,19 +255,27 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _agreements(trace: Trace) -> list[str]:
-    from gtrace.trace.agreement import agreement
+    from gtrace.report.names import count
+    from gtrace.trace.agreement import agreement, part_of
+    from gtrace.trace.names import printable
 
     said = []
+    cut = {(info.kind, info.optimizer, info.name) for info in trace.tensors if part_of(info)}
+    if cut:
+        said.append(f"each holds its part of {count(len(cut), 'tensor')}")
     for stage in ("local", "reduced"):
-        compared, equal = agreement(trace, stage)
+        compared, equal, step, tensor = agreement(trace, stage)
         if not compared:
             continue
+        share = f"{compared - equal} of {compared}"
         if equal == compared:
-            said.append(f"{stage} gradients are the same on all")
+            same = ": they saw the same data" if stage == "local" else ""
+            said.append(f"{stage} gradients are the same on all{same}")
         elif stage == "local":
-            said.append(f"local gradients differ ({compared - equal} of {compared})")
+            said.append(f"local gradients differ ({share}), as on different data")
         else:
-            said.append(f"reduced gradients differ ({compared - equal} of {compared}): the ranks have drifted apart")
+            where = f"first at step {step}: {printable(str(tensor))}"
+            said.append(f"reduced gradients differ ({share}, {where}); the ranks have drifted apart")
     return said
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-from gtrace.host.naming import _all_live_modules, unwrapped, wrapped_by
+from gtrace.host.naming import _all_live_modules, class_name, unwrapped, wrapped_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,11 +96,11 @@ class ModulePaths:
         for module, paths in found.values():
             if not self._knows(module):
                 first, *others = [f"{prefix}{path}" if path else own for path in paths]
-                self._names[id(module)] = weakref.ref(module), ModuleName(first, type(module).__name__, tuple(others))
+                self._names[id(module)] = weakref.ref(module), ModuleName(first, class_name(module), tuple(others))
 
     def _label(self, root: nn.Module) -> tuple[str, str]:
         """What the paths of a tree start with, nothing for the first one that is trained; what its root is called."""
-        kind = type(root).__name__
+        kind = class_name(root)
         label, number = kind, 2
         while label in self._labels and self._labels[label]() not in (None, root):
             label, number = f"{kind}_{number}", number + 1

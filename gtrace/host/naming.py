@@ -18,6 +18,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from gtrace.host.sharded import flat_parts
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -35,6 +37,8 @@ _WRAPPERS = {
     "OptimizedModule": ("_orig_mod",),
     "_FabricModule": ("_forward_module", "_original_module"),
 }
+#: What torch makes the first base of the classes that it derives from a model's.
+_MIXINS = frozenset({"FSDPModule", "ReplicateModule", "DDP"})
 
 
 def wrapped_by(module: nn.Module) -> tuple[str, ...]:
@@ -56,19 +60,30 @@ class ParameterName:
         name: its first path through the module tree, such as ``encoder.layers.0.weight``.
         aliases: its other paths, where a module or a parameter is shared.
         module_type: class of the module that owns it, such as ``Conv2d``; empty where none does.
-        model: class of the model's outermost module; empty where there is none.
+        model: class of the model's outermost module that is no wrapper; empty where there is none.
+        part: attributes that say which part of it this process holds, where FullyShardedDataParallel cuts it.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     module_type: str = ""
     model: str = ""
+    part: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(slots=True)
 class _Place:
     paths: list[str] = field(default_factory=list)
     module_type: str = ""
+
+
+def class_name(module: nn.Module) -> str:
+    """The class of a module as the user's code calls it."""
+    kind = type(module)
+    # fully_shard and replicate put a subclass in the class's place: FSDPLinear for Linear.
+    if kind.__bases__[0].__name__ in _MIXINS and len(kind.__bases__) == 2:
+        kind = kind.__bases__[1]
+    return kind.__name__
 
 
 class ModuleCollector:
@@ -140,9 +155,11 @@ def name_parameters(
         models = _owners(wanted, _all_live_modules())
     names: dict[int, ParameterName] = {}
     for (label, places), (root, _) in zip(_labelled(models), models, strict=True):
+        parts = flat_parts(root)
         for key, place in places.items():
             first, *others = (label + path for path in place.paths)
-            names[key] = ParameterName(first, tuple(others), place.module_type, type(unwrapped(root)).__name__)
+            model = class_name(unwrapped(root))
+            names[key] = ParameterName(first, tuple(others), place.module_type, model, parts.get(key, {}))
     _name_the_rest(names, groups, stream)
     return names
 
@@ -170,7 +187,7 @@ def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module,
 def _places(root: nn.Module) -> dict[int, _Place]:
     places: dict[int, _Place] = {}
     for path, module, parameter in _walk(root, "", set()):
-        place = places.setdefault(id(parameter), _Place(module_type=type(module).__name__))
+        place = places.setdefault(id(parameter), _Place(module_type=class_name(module)))
         if path not in place.paths:
             place.paths.append(path)
     return places
@@ -193,7 +210,7 @@ def _labelled(
 ) -> Iterator[tuple[str, dict[int, _Place]]]:
     seen: dict[str, int] = {}
     for module, places in models:
-        kind = type(unwrapped(module)).__name__
+        kind = class_name(unwrapped(module))
         seen[kind] = seen.get(kind, 0) + 1
         if len(models) == 1:
             yield "", places

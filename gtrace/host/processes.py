@@ -9,7 +9,9 @@ import sys
 from typing import NamedTuple
 
 #: What launchers (torchrun, accelerate, srun) tell their processes about the launch as a whole.
-_LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+#: The name that torchrun has for a launch; it stays when workers are started again, which meet at another port then.
+_NAME = "TORCHELASTIC_RUN_ID"
 _counter = itertools.count()
 
 
@@ -48,12 +50,37 @@ def launch_token() -> str | None:
     """
     if launched_place().rank is None:
         return None
-    told = [f"{name}={os.environ.get(name, '')}" for name in _LAUNCH]
+    named = os.environ.get(_NAME, "") not in ("", "none")
+    told = [f"{name}={os.environ.get(name, '')}" for name in ((_NAME,) if named else _LAUNCH)]
     if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", ""):
         # All are children of one process here, and a later launch with the same port has another one.
         told.append(_process(os.getppid()))
     told.append(str(next(_counter)))
     return hashlib.blake2b("\n".join(told).encode(), digest_size=8).hexdigest()
+
+
+def spans_machines() -> bool:
+    """Whether the launch that this process belongs to has processes on several machines."""
+    world, here = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    return launched_place().rank is not None and here.isdecimal() and world.isdecimal() and int(here) < int(world)
+
+
+def first_of_launch() -> bool:
+    """Whether :func:`launch_token` may be that of an earlier launch, too, and this worker was not started again.
+
+    On one machine the token tells launches apart. Over several machines it is made of what they share: the name of
+    the launch and the place where they meet, which a later launch may use again.
+    """
+    return spans_machines() and not started_again()
+
+
+def started_again() -> dict[str, int]:
+    """``restart``, where a launcher (torchrun's ``--max-restarts``) has started this worker again: how often.
+
+    Nothing for a worker that was started once.
+    """
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return {"restart": int(count)} if count.isdecimal() and int(count) else {}
 
 
 def _process(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Tensors that are spread over several processes (``DTensor``: ``fully_shard``, tensor parallelism)."""
+"""Tensors that are spread over several processes: ``fully_shard``, tensor parallelism, ``FullyShardedDataParallel``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -38,3 +39,32 @@ def sharding(parameter: Any) -> dict[str, Any]:
         "place": None if place is None else list(place),
         "whole_shape": list(parameter.shape),
     }
+
+
+def flat_parts(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """Which parts of its parameters this process holds where ``FullyShardedDataParallel`` wraps (a part of) a model.
+
+    Returns:
+        ``id(parameter)`` -> attributes as of :func:`sharding`, with the placement ``FlatShard`` and ``elements``, the
+        first element of the whole (flat, in C order) that is held and the one after the last. That is after a forward
+        pass; before, there are no such parts.
+    """
+    out = {}
+    for module in model.modules():
+        # By name: importing the class would cost every other program time.
+        handle = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None
+        if handle is None or not handle.uses_sharded_strategy:
+            continue
+        about = {"placements": ["FlatShard"], "mesh": [handle.world_size], "place": [handle.rank]}
+        flat = handle.flat_param
+        start = handle.rank * flat.numel()
+        out[id(flat)] = about | {
+            "whole_shape": list(flat._unpadded_unsharded_size),
+            "elements": [start, start + flat.numel()],
+        }
+        infos = flat._shard_param_infos if flat._params is not None else ()
+        for parameter, shape, info in zip(flat._params or (), flat._shapes, infos, strict=False):
+            if info.in_shard:
+                elements = [info.intra_param_start_idx, info.intra_param_end_idx + 1]
+                out[id(parameter)] = about | {"whole_shape": list(shape), "elements": elements}
+    return out

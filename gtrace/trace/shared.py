@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 RUN = "run"
 #: Attribute of the root: how many processes are expected to write.
 WRITERS = "writers"
+#: Attribute of the root: such words of the processes that started the writers, one on each of several machines.
+LAUNCHERS = "launchers"
 
 
 def join_trace(
@@ -40,6 +42,8 @@ def join_trace(
     writers: int = 1,
     force: bool = False,
     attrs: Mapping[str, Any] | None = None,
+    launcher: str | None = None,
+    first: bool = False,
 ) -> tuple[TraceWriter, int]:
     """Start the trace of a run, or join it where another process of the same run has started it.
 
@@ -50,6 +54,10 @@ def join_trace(
         writers: how many processes are expected; the trace is complete when so many are.
         force: replace what is there and not of this run.
         attrs: what the trace says about itself; each process's own are kept with its rank.
+        launcher: the word of the process that started this one, where ``run`` is that of a launch over several
+            machines.
+        first: no process of this rank and run can have been here: a trace in which one was is of an earlier launch
+            that went by the same word.
 
     Returns:
         the writer, and the rank to write under: the one asked for, or the next free number where another process
@@ -63,13 +71,14 @@ def join_trace(
     place = Path(os.path.realpath(path))
     if place.suffix != ".zarr":
         raise UsageError(f"{path}: a trace that several processes write ends in .zarr")
-    start = root_attrs({**(attrs or {}), RUN: run, WRITERS: writers})
+    launchers = {LAUNCHERS: [launcher]} if launcher else {}
+    start = root_attrs({**(attrs or {}), RUN: run, WRITERS: writers, **launchers})
     if not place.parent.is_dir():
         raise UsageError(f"{path}: the folder {place.parent} does not exist; create it or choose another place")
     try:
         with _locked(place):
-            if belongs_to(place, run):
-                _reopen(place, writers)
+            if belongs_to(place, run) and not (first and _is_earlier(place, rank, writers)):
+                _reopen(place, writers, launcher)
                 prepare_documents()
             else:
                 start_folder(place, start, force=force)
@@ -81,9 +90,9 @@ def join_trace(
 
 
 def belongs_to(path: Path, run: str) -> bool:
-    """Whether there is a trace at this place that a process of this run has started."""
+    """Whether there is a trace at this place that a process of this run, or one that it started, has started."""
     attrs = _attributes(path)
-    return attrs is not None and attrs.get(RUN) == run
+    return attrs is not None and (attrs.get(RUN) == run or run in _launchers(attrs))
 
 
 def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | None = None) -> None:
@@ -161,12 +170,27 @@ def _attributes(folder: Path) -> dict[str, Any] | None:
     return attrs if isinstance(attrs, dict) else None
 
 
-def _reopen(path: Path, writers: int) -> None:
+def _launchers(attrs: Mapping[str, Any]) -> list[Any]:
+    found = attrs.get(LAUNCHERS)
+    return found if isinstance(found, list) else []
+
+
+def _is_earlier(path: Path, rank: int | None, writers: int) -> bool:
+    attrs = _attributes(path) or {}
+    there = (path / StreamKey(rank or 0).rank_group).exists()
+    return there or attrs.get("status") != "writing" or attrs.get(WRITERS) != writers
+
+
+def _reopen(path: Path, writers: int, launcher: str | None) -> None:
     """Take back that the trace is finished, where it seemed so before this process came."""
     attrs = _attributes(path) or {}
+    new = dict(attrs)
     if attrs.get("status") != "writing" or attrs.get(WRITERS, 1) < writers:
-        attrs = {**attrs, "status": "writing", WRITERS: max(writers, attrs.get(WRITERS, 1))}
-        write_json(str(path), group_document(attrs))
+        new |= {"status": "writing", WRITERS: max(writers, attrs.get(WRITERS, 1))}
+    if launcher and launcher not in _launchers(attrs):
+        new[LAUNCHERS] = [*_launchers(attrs), launcher]
+    if new != attrs:
+        write_json(str(path), group_document(new))
 
 
 def _free_rank(path: Path, rank: int | None, writers: int) -> int:
@@ -188,7 +212,8 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
     if status is None and (not done or len(told) < attrs.get(WRITERS, 1)):
         return
     worst = "complete" if ends <= {"complete"} and status != "interrupted" else "interrupted"
-    final = {**attrs, **(told[0] if told else {}), WRITERS: attrs.get(WRITERS, 1), "status": worst}
+    shared = {name: attrs[name] for name in (WRITERS, LAUNCHERS) if name in attrs}
+    final = {**attrs, **(told[0] if told else {}), **shared, "status": worst}
     final.pop("rank", None)
     if done:
         write_whole_root(str(path), final, _gathered(path))

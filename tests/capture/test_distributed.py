@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.policy import EveryStep, parse_steps
 from gtrace.trace import open_trace
+from gtrace.trace.agreement import agreement
 
 STEPS = 3
 
@@ -123,7 +124,66 @@ def sharded(rank):
     plain(rank, model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
 
 
+def trained(rank, **options):
+    model = Model()
+    model.extra.requires_grad_(False)
+    return wrapped(model, **options)
+
+
+def static(rank):
+    model = trained(rank, static_graph=True, gradient_as_bucket_view=True)
+    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def own_hook(rank):
+    """A communication hook of the user's, which does not even average what was sent."""
+
+    def half_precision(_state, bucket):
+        sent = bucket.buffer().to(torch.bfloat16).div_(2)
+        return dist.all_reduce(sent, async_op=True).get_future().then(lambda done: done.value()[0].float())
+
+    model = trained(rank)
+    model.register_comm_hook(None, half_precision)
+    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def powersgd(rank):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    model = trained(rank)
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=0.1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def zero_redundancy(rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = trained(rank)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    plain(rank, model, ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1))
+
+
+def flat(rank, **options):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = Model()
+    del model.extra
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+    plain(rank, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def flat_original(rank):
+    flat(rank, use_orig_params=True)
+
+
 RUNS = {
+    "static": (static, {}),
+    "own_hook": (own_hook, {}),
+    "powersgd": (powersgd, {}),
+    "zero_redundancy": (zero_redundancy, {}),
+    "flat": (flat, {}),
+    "flat_original": (flat_original, {}),
     "ddp": (ddp, {}),
     "chosen": (ddp, {"policy": parse_steps("1")}),
     "reduced": (ddp, {"reduced": True}),
@@ -201,9 +261,33 @@ def check(trace, expected, stage="local"):
 
 
 @pytest.mark.capture_case("DDP, local gradients")
-@pytest.mark.parametrize("program", ["ddp", "views", "by_hand", "scaled"])
+@pytest.mark.parametrize("program", ["ddp", "views", "by_hand", "scaled", "static", "zero_redundancy"])
 def test_local_gradients(run, program):
-    check(run(program), alone())
+    trace = run(program)
+    check(trace, alone())
+    assert trace.attrs["model"] == "Model"
+    assert agreement(trace, "local") == (12, 0, 0, "body.weight")
+
+
+@pytest.mark.capture_case("DDP, the user's own communication hooks")
+@pytest.mark.parametrize("program", ["own_hook", "powersgd"])
+def test_what_a_hook_sends_is_not_what_is_recorded(run, program):
+    """The weights follow what was sent, so from the second step on the gradients differ a little from those without."""
+    trace, expected = run(program), alone()
+    for rank in (0, 1):
+        for name, gradient in expected[0][rank].items():
+            assert np.array_equal(trace.read(name, 0, rank=rank), gradient.reshape(-1).numpy())
+            assert np.allclose(
+                trace.read(name, 2, rank=rank), expected[2][rank][name].reshape(-1).numpy(), rtol=0.1, atol=0.01
+            )
+    assert {info.stage for info in trace.tensors} == {"local"}
+
+
+def test_micro_batches_without_sync_are_exact(run):
+    trace, expected = run("accumulated"), alone(micro_batches=2)
+    for rank in (0, 1):
+        for name, gradient in expected[0][rank].items():
+            assert np.array_equal(trace.read(name, 0, rank=rank), gradient.reshape(-1).numpy())
 
 
 def test_local_gradients_of_chosen_steps(run):
@@ -250,6 +334,35 @@ def test_each_process_records_its_shard(run):
             assert list(whole.shape) == info.attrs["whole_shape"]
             part = whole.chunk(2)[info.rank].reshape(-1).numpy()
             assert np.allclose(trace.read(info.name, step, rank=info.rank), part, rtol=1e-5, atol=1e-8)
+    assert {info.module_type for info in trace.tensors} == {"Linear"}
+    assert trace.attrs["model"] == "Model"
+    assert agreement(trace, "reduced") == (0, 0, None, None)
+
+
+@pytest.mark.capture_case("FSDP (FullyShardedDataParallel)")
+@pytest.mark.parametrize("program", ["flat", "flat_original"])
+def test_each_process_records_its_stretch_of_what_is_laid_flat(run, program):
+    trace = run(program)
+    whole = {
+        name: np.concatenate(
+            [((first[name] + second[name]) / 2).reshape(1, -1).numpy() for first, second in alone()], axis=0
+        )
+        for name in alone()[0][0]
+    }
+    if program == "flat":
+        whole = {"_flat_param": np.concatenate(list(whole.values()), axis=1)}
+    covered = dict.fromkeys(whole, 0)
+    for info in trace.tensors:
+        assert (info.stage, info.attrs["placements"], info.attrs["place"]) == ("reduced", ["FlatShard"], [info.rank])
+        assert np.prod(info.attrs["whole_shape"]) == whole[info.name].shape[1]
+        first, last = info.attrs["elements"]
+        covered[info.name] += last - first
+        for step in range(STEPS):
+            found = trace.read(info.name, step, rank=info.rank)
+            assert np.allclose(found, whole[info.name][step, first:last], rtol=1e-5, atol=1e-8)
+    assert covered == {name: values.shape[1] for name, values in whole.items()}
+    assert agreement(trace, "reduced") == (0, 0, None, None)
+    assert trace.attrs["model"] == "Model"
 
 
 def test_one_process_of_one_is_as_without(tmp_path):

@@ -256,4 +256,23 @@ def test_info_says_whether_ranks_agree(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gtrace", "info", "run.zarr"], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert "ranks    2; local gradients differ (1 of 1); reduced gradients are the same on all" in done.stdout
+    assert (
+        "ranks    2; local gradients differ (1 of 1), as on different data; reduced gradients are the same on all\n"
+    ) in done.stdout
+
+
+def test_info_says_where_ranks_drift_apart_and_what_cannot_be_compared(tmp_path, info):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(3):
+            for rank in (0, 1):
+                writer.append(step, "w", [1.0, 2.0 + rank * (step > 1)], rank=rank, stage="reduced")
+                writer.append(step, "alike", [1.0], rank=rank)
+                part = {"placements": ["Shard(dim=0)"], "place": [rank]}
+                writer.append(step, "part", [float(rank)], rank=rank, stage="reduced", **part)
+            writer.commit(step)
+    code, out, _ = info(str(tmp_path / "run.zarr"))
+    assert code == 0
+    assert (
+        "ranks    2; each holds its part of 1 tensor; local gradients are the same on all: they saw the same data; "
+        "reduced gradients differ (1 of 3, first at step 2: w); the ranks have drifted apart\n"
+    ) in out

@@ -11,7 +11,9 @@ from helpers_trace import gradient, write_trace
 
 from gtrace.trace import format as layout
 from gtrace.trace.chunks import PIPELINES
+from gtrace.trace.journal import MOST_ROWS
 from gtrace.trace.names import RESERVED
+from gtrace.trace.shared import LAUNCHERS, RUN, WRITERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -24,7 +26,13 @@ def test_every_stored_name_is_described():
         assert name in TEXT, name
 
 
+def test_what_several_processes_add_is_described():
+    for name in (RUN, WRITERS, LAUNCHERS, "restart", "placements", "mesh", "place", "whole_shape", "elements"):
+        assert f"`{name}`" in TEXT, name
+
+
 def test_sizes_are_those_of_the_code():
+    assert f"({MOST_ROWS}\nat most)" in TEXT
     assert f"above {layout.MAX_CHUNK_BYTES >> 20} MiB ({layout.MAX_TABLE_CHUNK_BYTES >> 20} MiB of arrays" in TEXT
     assert f"metadata above {layout.MAX_METADATA_BYTES >> 20} MiB" in TEXT
     assert f"# The trace format, version {layout.VERSION}" in TEXT

@@ -90,3 +90,43 @@ def test_an_append_to_the_journal_that_was_cut_off_is_made_good(tmp_path, monkey
         with open_trace(tmp_path / "run.zarr") as trace:
             check_gradients(trace, (0, 1, 2, 4))
             assert trace.scalars()["loss"].tolist() == [loss(step) for step in (0, 1, 2, 4)]
+
+
+def test_nothing_is_left_of_a_long_entry_that_was_cut_off_behind_a_shorter_one(tmp_path, monkeypatch):
+    append = os.pwritev
+
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    def all_but_a_byte(descriptor, parts, offset):
+        monkeypatch.setattr(os, "pwritev", no_room)
+        return append(descriptor, [b"".join(parts)[:-1]], offset)
+
+    with create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(3):
+            writer.append(step, "short", [step])
+            if step < 2:
+                writer.append(step, "long", np.full(300, step))
+            monkeypatch.setattr(os, "pwritev", all_but_a_byte if step == 1 else append)
+            if step == 1:
+                with pytest.raises(TraceError, match="No space left"):
+                    writer.commit(step)
+                writer.discard()
+            else:
+                writer.commit(step)
+        with open_trace(tmp_path / "run.zarr") as trace:
+            assert [trace.steps(name).tolist() for name in ("short", "long")] == [[0, 2], [0]]
+            assert trace.read("short", 2).tolist() == [2]
+
+
+def test_a_system_that_takes_no_bytes_has_no_room(tmp_path, monkeypatch):
+    with create_trace(tmp_path / "run.zarr") as writer:
+        write_steps(writer, (0,))
+        answers = iter([0])
+        monkeypatch.setattr(os, "pwritev", lambda *_: next(answers))
+        with pytest.raises(TraceError, match="No space left"):
+            write_steps(writer, (1,))
+        monkeypatch.undo()
+        writer.discard()
+    with open_trace(tmp_path / "run.zarr") as trace:
+        assert trace.scalars()["step"].tolist() == [0]

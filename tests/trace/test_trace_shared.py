@@ -15,7 +15,7 @@ import zarr
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace.agreement import agreement
-from gtrace.trace.shared import join_trace, parts, settle
+from gtrace.trace.shared import belongs_to, join_trace, parts, settle
 
 
 @pytest.fixture
@@ -162,5 +162,69 @@ def test_agreement_of_ranks(path):
             writer.commit(step, rank=number)
         writer.close()
     trace = open_trace(path)
-    assert agreement(trace, "reduced") == (3, 3)
-    assert agreement(trace, "local") == (3, 1)
+    assert agreement(trace, "reduced") == (3, 3, None, None)
+    assert agreement(trace, "local") == (3, 1, 1, "own")
+
+
+def told(path, attrs):
+    """What is told of ranks that recorded the same but at their last step, with these attributes."""
+    for rank, about in enumerate(attrs):
+        writer, number = join(path, rank)
+        for step in range(2):
+            writer.append(step, "w", np.full(2, step * rank, np.float32), rank=number, stage="reduced", **about)
+            writer.commit(step, rank=number)
+        writer.close()
+    return agreement(open_trace(path), "reduced")
+
+
+def test_parts_of_a_tensor_are_not_compared(path):
+    assert told(path, [{"placements": ["Shard(dim=0)"], "place": [rank]} for rank in (0, 1)]) == (0, 0, None, None)
+
+
+def test_copies_of_parts_are_compared(path):
+    placements = ["Replicate()", "Shard(dim=0)"]
+    places = [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert told(path, [{"placements": placements, "place": place} for place in places]) == (4, 2, 1, "w")
+
+
+def test_processes_that_were_started_again_are_not_compared_with_the_first(path):
+    assert told(path, [{}, {"restart": 1}]) == (0, 0, None, None)
+
+
+def test_processes_of_several_machines_join_one_trace(path):
+    """Each machine has its own process that launches; none of them knows the run's word."""
+    for rank, launcher in enumerate(["here", "there", "there"]):
+        writer, number = join_trace(path, run="token", rank=rank, writers=3, launcher=launcher)
+        writer.append(0, "w", [1.0], rank=number)
+        writer.commit(0, rank=number)
+        assert all(belongs_to(path, word) for word in ("token", "here", launcher))
+        assert not belongs_to(path, "elsewhere")
+        writer.close()
+        # The end on one machine is not the end of the run.
+        settle(path, "here", "interrupted")
+        assert open_trace(path).status == ("interrupted" if rank < 2 else "complete")
+    assert open_trace(path).attrs["launchers"] == ["here", "there"]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_later_launch_of_the_same_name_does_not_join(path, finished):
+    for rank in (0, 1):
+        writer, number = join_trace(path, run="token", rank=rank, writers=2, first=True)
+        writer.append(0, "w", [1.0], rank=number)
+        writer.commit(0, rank=number)
+        if finished:
+            writer.close()
+    before = open_trace(path).fingerprint
+    with pytest.raises(OutputExistsError):
+        join_trace(path, run="token", rank=0, writers=2, first=True)
+    assert open_trace(path).fingerprint == before
+    # One that was started again joins.
+    assert join_trace(path, run="token", rank=0, writers=2)[1] == 2
+    for rank in (1, 0):
+        assert join_trace(path, run="token", rank=rank, writers=2, first=True, force=True)[1] == rank
+
+
+def test_a_launch_of_another_size_does_not_join(path):
+    join_trace(path, run="token", rank=0, writers=2, first=True)
+    with pytest.raises(OutputExistsError):
+        join_trace(path, run="token", rank=1, writers=3, first=True)

@@ -1,15 +1,21 @@
-"""Which figures a report has, in which order, and the words around each. A new figure is one entry here."""
+"""Which figures a report has, in which order, and the words around each.
+
+A new figure is one entry in :data:`FIGURES` and one :class:`Plate`. :func:`draw` makes any of them by its name.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.errors import UsageError
 from gtrace.report import figures, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
 from gtrace.report.tables import VIEW_BITS
 
 if TYPE_CHECKING:
@@ -18,8 +24,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.inputs import Report
     from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
+
+#: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
+#: and with several inputs of one sort the input's name does.
+FIGURES = {
+    "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
+    "variance-over-steps": "sweep: relative variance over training",
+    "layers": "sweep: relative variance of every tensor with every configuration",
+    "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
+    "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
+    "convergence": "sweep: objective of coordinate descent from every start",
+    "distribution": "trace: histograms of one gradient and Q-Q plots against two laws",
+    "distances-over-steps": "trace: distance to each law over training",
+    "mu-and-sigma": "trace: mu and sigma of log2 |g| over training",
+    "format-errors": "trace: expected error of each float format",
+    "sparsity": "trace: sparsity achieved against sparsity required, and the cosine it costs",
+    "training-over-steps": "run log: loss and accuracy against steps",
+    "training-over-bits": "run log: loss and accuracy against the bytes one worker has sent",
+    "averaged-gradient": "run log: error of the averaged gradient over training",
+    "neural-gradients": "run log: error of the neural gradients over training",
+    "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
+}
 
 #: Titles of the tables that figures on laws belong to.
 _LAWS = "Distance to each law, per layer"
@@ -227,3 +255,54 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
             )
         )
     return plates
+
+
+def figure_names(report: Report | None = None) -> list[str]:
+    """Names of the figures that a report has something to draw for; without a report, of all there are."""
+    return list(FIGURES) if report is None else list(report_plates(report))
+
+
+def draw(report: Report, name: str) -> Figure:
+    """One figure of a report, made by its name.
+
+    Args:
+        report: as ``load_report`` and ``make_report`` return it.
+        name: one of :func:`figure_names`; what stands before the figure's own name there may be left out
+            where one figure alone is meant (``distribution`` for ``weight-distribution``).
+
+    Raises:
+        UsageError: no figure has this name, this report has nothing to draw for it, or several are meant.
+    """
+    plates = report_plates(report)
+    if name in plates:
+        return plates[name].draw()
+    found = [whole for whole in plates if whole.endswith(f"-{name}")] if name in FIGURES else []
+    if len(found) == 1:
+        return plates[found[0]].draw()
+    if found:
+        raise UsageError(f"figure '{name}': several of this report are called so; choose {', '.join(found)}")
+    here = ", ".join(plates) or "none: there is nothing to draw"
+    reason = "this report has nothing to draw for it" if name in FIGURES else "there is none of this name"
+    raise UsageError(f"figure '{name}': {reason}; the figures of this report are {here}")
+
+
+def report_plates(report: Report) -> dict[str, Plate]:
+    """Every figure of a report by its name; the input's name stands before it where there are several of a sort."""
+    found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
+    found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
+    for trace in report.traces:
+        found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
+    named: dict[str, Plate] = {}
+    for section, plates, alike in found:
+        for plate in plates:
+            stem = f"{_slug(section)}-{plate.name}" if alike > 1 else plate.name
+            name, again = stem, 2
+            while name in named:
+                name, again = f"{stem}-{again}", again + 1
+            named[name] = plate
+    return named
+
+
+def _slug(name: str) -> str:
+    stem = name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"

@@ -61,11 +61,12 @@ def test_a_folder_gets_the_page_and_every_figure(tmp_path, small):
     names = ["rate-distortion", "variance-over-steps", "layers"]
     assert written[0] == tmp_path / "out" / "report.html"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        ["report.html", *(f"{name}.{kind}" for name in names for kind in ("png", "svg"))]
+        ["report.html", *(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))]
     )
     assert sorted(written) == sorted((tmp_path / "out").iterdir())
     for name in names:
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "out" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert ET.parse(tmp_path / "out" / f"{name}.svg").getroot().tag.endswith("svg")
 
 
@@ -76,7 +77,7 @@ def test_one_file_in_the_way_stops_the_whole_folder(tmp_path, small):
     with pytest.raises(OutputExistsError, match=r"layers\.svg"):
         write_report(small, folder)
     assert [p.name for p in folder.iterdir()] == ["layers.svg"]
-    assert len(write_report(small, folder, force=True)) == 7
+    assert len(write_report(small, folder, force=True)) == 10
 
 
 def test_figures_of_several_sweeps_keep_apart(tmp_path):

@@ -123,6 +123,7 @@ class SweepAnalysis:
         steps: (steps,) ascending.
         per_tensor: (configurations, tensors) relative variance summed over steps, NaN where not measured.
         per_step: (configurations, steps) relative variance summed over tensors, NaN where not measured.
+        bits_per_step: (configurations, steps) measured bits per coordinate over all tensors, NaN where not known.
         cells: cells that are compared.
         notes: what a reader must know about how the numbers came to be, one line each.
         warnings: of the sweep itself.
@@ -141,6 +142,7 @@ class SweepAnalysis:
     steps: NDArray[np.int64]
     per_tensor: NDArray[np.float64]
     per_step: NDArray[np.float64]
+    bits_per_step: NDArray[np.float64]
     cells: int
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -185,6 +187,7 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         steps=table.steps,
         per_tensor=sums.relative_variance_by(table.tensor, len(table.tensors))[order],
         per_step=sums.relative_variance_by(table.step, len(table.steps))[order],
+        bits_per_step=sums.bits_by_step()[order],
         cells=int(common.sum()) if not partial.all() else 0,
         notes=_notes(table, common, configurations, labels),
         warnings=result.warnings,
@@ -262,18 +265,25 @@ class _Sums:
             np.divide(top, bottom, out=out[c], where=bottom > 0)
         return out
 
-    def step_ratio(self) -> NDArray[np.float64]:
-        """Mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
+    def bits_by_step(self) -> NDArray[np.float64]:
+        """(configurations, steps) bits per coordinate; NaN for a step without cells or whose bits are not known."""
         table = self._table
-        out = np.full(len(table.specs), np.nan)
+        out = np.full((len(table.specs), len(table.steps)), np.nan)
         for c in range(len(table.specs)):
             mask = self._used[c]
-            steps = table.step[mask]
-            total = np.bincount(steps, weights=32.0 * table.n[c, mask], minlength=len(table.steps))
-            sent = np.bincount(steps, weights=table.bits[c, mask] * table.n[c, mask], minlength=len(table.steps))
-            there = total > 0
-            if there.any() and (sent[there] > 0).all():
-                out[c] = float(np.mean(total[there] / sent[there]))
+            steps, n = table.step[mask], table.n[c, mask]
+            total = np.bincount(steps, weights=n, minlength=len(table.steps))
+            sent = np.bincount(steps, weights=table.bits[c, mask] * n, minlength=len(table.steps))
+            np.divide(sent, total, out=out[c], where=total > 0)
+        return out
+
+    def step_ratio(self) -> NDArray[np.float64]:
+        """Mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
+        out = np.full(len(self._table.specs), np.nan)
+        for c, bits in enumerate(self.bits_by_step()):
+            there = bits[np.unique(self._table.step[self._used[c]])]
+            if len(there) and (there > 0).all():
+                out[c] = float(np.mean(32 / there))
         return out
 
     def source(self, closed: NDArray[np.bool_], drawn: NDArray[np.bool_]) -> list[Source]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError
-from gtrace.report import figures, law_figures, levels, shadows, training
+from gtrace.report import figures, heatmap, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
 from gtrace.report.tables import VIEW_BITS
@@ -34,6 +34,8 @@ FIGURES = {
     "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
     "variance-over-steps": "sweep: relative variance over training",
     "layers": "sweep: relative variance of every tensor with every configuration",
+    "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted anew",
+    "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",
     "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
     "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
     "convergence": "sweep: objective of coordinate descent from every start",
@@ -44,6 +46,8 @@ FIGURES = {
     "sparsity": "trace: sparsity achieved against sparsity required, and the cosine it costs",
     "training-over-steps": "run log: loss and accuracy against steps",
     "training-over-bits": "run log: loss and accuracy against the bytes one worker has sent",
+    "training-over-time": "run log: loss and accuracy against simulated time",
+    "training-bits": "run log: bits per value over training, and when levels and codes were fitted anew",
     "averaged-gradient": "run log: error of the averaged gradient over training",
     "neural-gradients": "run log: error of the neural gradients over training",
     "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
@@ -52,6 +56,7 @@ FIGURES = {
 #: Titles of the tables that figures on laws belong to.
 _LAWS = "Distance to each law, per layer"
 _FORMATS = "Best float format per layer"
+_GROUPED = " Rows are named by block, or every few."
 _SPARSITY = "Required against achieved sparsity, per threshold rule"
 
 
@@ -85,8 +90,8 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "rate-distortion",
                 "Error against measured bits",
                 "Lower and further left is better. Each point is one configuration, summed over tensors and "
-                "steps. Circled points are Pareto-optimal. What has no error at all, or no known bits, "
-                "cannot be drawn.",
+                "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
+                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn.",
                 lambda: figures.rate_distortion(analysis),
             )
         )
@@ -105,8 +110,33 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
             Plate(
                 "layers",
                 "Error per layer",
-                "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value.",
-                lambda: figures.layer_heatmap(analysis),
+                "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
+                + (_GROUPED if len(analysis.tensors) > heatmap.MOST_NAMED else ""),
+                lambda: heatmap.layer_heatmap(analysis),
+            )
+        )
+    if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
+        marked = "Ticks on the axis: levels and codes were fitted to that step." if figures.fitted_at(analysis) else ""
+        plates.append(
+            Plate(
+                "bits-over-steps",
+                "Bits over training",
+                "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
+                f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
+                lambda: figures.bits_over_steps(analysis),
+                folded=True,
+            )
+        )
+    if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
+        plates.append(
+            Plate(
+                "wasserstein",
+                "Wasserstein distance against variance",
+                "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
+                "the values before and after as two heaps, whoever holds which; the variance compares them one by "
+                "one. Points far below the others keep the distribution better than their error says.",
+                lambda: figures.wasserstein(analysis),
+                folded=True,
             )
         )
     return plates + _fit_plates(analysis)
@@ -232,6 +262,26 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
                 lambda: training.training_over_bits(analysis),
             ),
         ]
+    if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
+        plates.append(
+            Plate(
+                "training-over-time",
+                "Training against simulated time",
+                "The same curves against the time that steps would take with the simulated network: further left is "
+                "sooner.",
+                lambda: training.training_over_time(analysis),
+            )
+        )
+    if any((run.bits > 0).any() for run in analysis.runs):
+        plates.append(
+            Plate(
+                "training-bits",
+                "Bits over training",
+                f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
+                "bytes. Ticks on a curve: its levels or codes were fitted anew.",
+                lambda: training.bits_over_steps(analysis),
+            )
+        )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
         plates.append(
             Plate(

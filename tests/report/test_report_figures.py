@@ -8,7 +8,7 @@ import pytest
 from helpers_report import EVIL, METHODS, result_of, row, rows_of, write_runs
 from matplotlib.figure import Figure
 
-from gtrace.report import figures, training
+from gtrace.report import figures, heatmap, training
 from gtrace.report.analysis import analyze
 from gtrace.report.gallery import run_plates, sweep_plates
 from gtrace.report.names import shorten_all
@@ -122,7 +122,7 @@ def test_bits_stay_linear_where_nothing_is_squeezed(sweep):
 
 
 def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
-    figure = figures.layer_heatmap(sweep)
+    figure = heatmap.layer_heatmap(sweep)
     (image,) = figure.axes[0].images
     assert image.get_array().shape == (len(sweep.tensors), len(sweep.configurations))
     np.testing.assert_array_equal(image.get_array(), sweep.per_tensor.T)
@@ -166,8 +166,19 @@ def test_running_mean_by_hand():
 
 
 def test_gallery_offers_what_there_is(sweep, runs):
-    assert [p.name for p in sweep_plates(sweep)] == ["rate-distortion", "variance-over-steps", "layers"]
-    assert [p.name for p in run_plates(runs)] == ["training-over-steps", "training-over-bits", "averaged-gradient"]
+    assert [p.name for p in sweep_plates(sweep)] == [
+        "rate-distortion",
+        "variance-over-steps",
+        "layers",
+        "bits-over-steps",
+        "wasserstein",
+    ]
+    assert [p.name for p in run_plates(runs)] == [
+        "training-over-steps",
+        "training-over-bits",
+        "training-bits",
+        "averaged-gradient",
+    ]
     for plate in (*sweep_plates(sweep), *run_plates(runs)):
         assert isinstance(plate.draw(), Figure)
         assert plate.caption.endswith((".", "?"))
@@ -194,24 +205,32 @@ def odd_sweeps():
 @pytest.mark.parametrize("case", list(odd_sweeps()))
 def test_every_figure_survives_odd_input(case):
     analysis = analyze(result_of(odd_sweeps()[case]))
-    for draw in (figures.rate_distortion, figures.variance_over_steps, figures.layer_heatmap):
+    empty = {"no rows", "no numbers", "no error"}
+    for draw, lacking in (
+        (figures.rate_distortion, {"no bits"}),
+        (figures.variance_over_steps, {"no bits"}),
+        (figures.bits_over_steps, {"no bits"}),
+        (figures.wasserstein, {"no bits", "200 layers"}),
+        (heatmap.layer_heatmap, set()),
+    ):
         svg = render(draw(analysis), "svg", text_as_paths=False)
         ET.fromstring(svg)
+        # The uncompressed gradient has bits, if no error.
         assert (b"nothing to draw" in svg) == (
-            case in {"no rows", "no numbers", "no error"} or (case == "no bits" and draw is not figures.layer_heatmap)
+            case in empty - ({"no error"} if draw is figures.bits_over_steps else set()) | lacking
         )
 
 
 def test_names_are_drawn_literally():
     # The last one needs a font that matplotlib does not bring, and it says so.
     analysis = analyze(result_of(rows_of(layers=EVIL[:-1], bits=[3])))
-    drawn = words(figures.layer_heatmap(analysis))
+    drawn = words(heatmap.layer_heatmap(analysis))
     shown = {"$x^2$", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"}
     assert shown <= drawn
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
     rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
-    for draw in (figures.rate_distortion, figures.variance_over_steps, figures.layer_heatmap):
+    for draw in (figures.rate_distortion, figures.variance_over_steps, heatmap.layer_heatmap):
         svg = render(draw(analyze(result_of(rows))), "svg", text_as_paths=False).decode()
         assert "$x^2$" in "".join(ET.fromstring(svg).itertext())
 

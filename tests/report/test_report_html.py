@@ -53,7 +53,7 @@ def page(report):
 def test_the_page_is_well_formed(page):
     parsed = Page(page)
     assert page.startswith("<!DOCTYPE html>")
-    assert parsed.tags.count("svg") == 3 + 3
+    assert parsed.tags.count("svg") == 5 + 4
     assert parsed.tags.count("h1") == 1
     assert len(parsed.ids) == len(set(parsed.ids))
     assert parsed.tags.count("caption") == 3
@@ -139,7 +139,10 @@ def test_two_hundred_layers_stay_small():
     layers = [f"model.layers.{k}.attention.weight" for k in range(200)]
     page = to_html(make_report([result_of(rows_of(layers=layers, steps=(0,), draws=0))]))
     assert len(page) < 1_000_000
-    assert Page(page).text.count("model.layers.199.attention.weight") == 2
+    text = Page(page).text
+    assert text.count("model.layers.199.attention.weight") == 1
+    # The heat map names every few of the rows.
+    assert 40 < len(re.findall(r"\.\d+\.attention\.weight", text)) - 200 <= 70
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_the_page_has_the_figures_where_there_are_details(sweep):
     one = analyze(result_of(fitted_rows(layers=("w",)), details=fit_details(layers=("w",))))
     assert [plate.name for plate in sweep_plates(one)][-2:] == ["levels", "convergence"]
     page = to_html(make_report([fitted()]))
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 7
     folded = page.index("<summary>Levels over the density of other tensors</summary>")
     assert "<details>" in page[folded - 12 : folded]
     assert "<h2>Levels over the density of the gradient</h2>" in page

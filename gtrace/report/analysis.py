@@ -5,23 +5,40 @@ Everything that is drawn or printed about a sweep comes from :class:`SweepAnalys
 How rows are summed up. A *cell* is one tensor at one step. In each cell a configuration has one error (the
 expectation where there is a closed form, otherwise the mean over draws), one number of bits (the mean over
 draws of what was really encoded, otherwise the expectation) and one energy. Over cells, relative variance is
-``sum squared_error / sum energy`` and bits per coordinate ``sum bits n / sum n``, so that large tensors and
-large gradients count as they do in training. All configurations are summed over the same cells.
+``sum w squared_error / sum w energy`` and bits per coordinate ``sum w bits n / sum w n``, so that large tensors and
+large gradients count as they do in training; ``w`` is the part of training that the step stands for. This is *by
+elements*: every element of the model counts alike. *By layers*, each layer counts alike: the geometric mean of the
+layers' relative variances. All configurations are summed over the same cells.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.errors import UsageError, suggest
+from gtrace.report.bd_rate import BDRate, bd_rates
 from gtrace.report.cells import CellTable, read_cells
 from gtrace.report.comparison import TARGETS, AtBits, at_bits, pareto_front
+from gtrace.report.evidence import (
+    KEY,
+    Comparison,
+    LayerChoice,
+    Phase,
+    StepTable,
+    compare_configurations,
+    compare_families,
+    layer_choices,
+)
 from gtrace.report.families import Labels, label
 from gtrace.report.fits import TensorFit, read_fits
-from gtrace.report.names import listed
+from gtrace.report.notes import sweep_notes
+from gtrace.report.runs import known_mean
+from gtrace.report.statistics import UNKNOWN, Interval, bootstrap, step_weights, thirds
+from gtrace.report.sums import Source, Sums, common_cells, divide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +46,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.sweep import SweepResult
-
-Source = Literal["measured", "expected", "mixed", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,9 @@ class Configuration:
         model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
         fitted_on: which data levels and codes came from: ``itself``, ``previous``, ``step N``; empty for none.
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
+        mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
+        layers_variance: geometric mean over layers of their relative variances, each layer alike; NaN without layers.
+        in_steps: log of the relative variance in the average step, with its interval over steps.
     """
 
     spec: str
@@ -88,6 +106,9 @@ class Configuration:
     model_variance: float
     fitted_on: str
     pareto: bool = False
+    mean_abs_error: float = math.nan
+    layers_variance: float = math.nan
+    in_steps: Interval = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +150,15 @@ class SweepAnalysis:
         warnings: of the sweep itself.
         provenance: of the sweep.
         fits: levels and what they were fitted to, the largest tensor first; empty where no codec was fitted.
+        step_weights: (steps,) part of training that each step stands for, adding up to 1.
+        per_tensor_bits: (configurations, tensors) measured bits per coordinate, NaN where not known.
+        at_layers: (families, targets) as ``Family.at``, each layer alike: the mix of configurations is that of
+            ``Family.at``, and the geometric mean over layers is taken.
+        comparisons: the leader at each target against every other family there; see :class:`Comparison`.
+        phases: thirds of training that have steps; empty for fewer than three steps.
+        bd_rates: of every family against qsgdinf; empty without it.
+        layer_choices: tensors that another method than the leader suits better.
+        table: cells and logarithms by step, for further comparisons.
     """
 
     name: str
@@ -148,6 +178,14 @@ class SweepAnalysis:
     warnings: tuple[str, ...]
     provenance: dict[str, Any]
     fits: tuple[TensorFit, ...]
+    step_weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    per_tensor_bits: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    at_layers: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    comparisons: tuple[Comparison, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    bd_rates: tuple[BDRate, ...] = ()
+    layer_choices: tuple[LayerChoice, ...] = ()
+    table: StepTable | None = field(default=None, repr=False)
 
     @property
     def measured(self) -> bool:
@@ -159,6 +197,28 @@ class SweepAnalysis:
         known = [i for i in family.members if math.isfinite(self.configurations[i].bits)]
         return min(known, key=lambda i: abs(self.configurations[i].bits - bits), default=-1)
 
+    def comparison(self, one: str, other: str, bits: float) -> Comparison | None:
+        """How two families (labels, in any order) were compared at a target, None where they were not."""
+        wanted = {one, other}
+        return next((c for c in self.comparisons if c.bits == bits and {c.first, c.second} == wanted), None)
+
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> tuple[Comparison, ...]:
+        """Configurations compared as they are, each at its own bits, with Holm's correction over the pairs.
+
+        Args:
+            pairs: specs, the numerator first.
+
+        Raises:
+            UsageError: a spec is not in the sweep, or was measured on too few cells to be compared.
+        """
+        place = {c.spec: i for i, c in enumerate(self.configurations) if not c.partial}
+        for spec in (spec for pair in pairs for spec in pair):
+            if spec not in place:
+                raise UsageError(f"{self.name}: no comparable configuration '{spec}'; {suggest(spec, place)}")
+        if self.table is None:
+            return ()
+        return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
+
 
 def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] = TARGETS) -> SweepAnalysis:
     """Sum a sweep up.
@@ -169,133 +229,123 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         targets: measured bits per coordinate at which methods are compared.
     """
     table = read_cells(result)
-    common, partial = _common_cells(table)
-    measured = table.measured
-    used = np.where(partial[:, None], measured, table.used(common))
-    sums = _Sums(table, used)
-    order, labels, configurations = _configurations(table, sums, partial)
-    families = _families(configurations, tuple(float(t) for t in targets))
+    common, partial = common_cells(table)
+    used = np.where(partial[:, None], table.measured, table.used(common))
+    weights = _weights(table, used)
+    sums = Sums(table, used, weights)
+    logs = sums.log_by_cell(len(table.tensors), len(table.steps))
+    per_step = sums.relative_variance_by(table.step, len(table.steps))
+    per_tensor = sums.relative_variance_by(table.tensor, len(table.tensors))
+    order, labels, configurations = _configurations(table, sums, partial, per_step, per_tensor, weights)
+    wanted = tuple(float(t) for t in targets)
+    families = _families(configurations, wanted)
+    steps = StepTable(
+        steps=table.steps,
+        weights=weights,
+        by_elements=_log(per_step)[order],
+        by_layer=logs[order],
+        variance=np.array([c.relative_variance for c in configurations]),
+        bits=np.array([c.bits for c in configurations]),
+        layer_variance=per_tensor[order],
+        layer_bits=sums.bits_by(table.tensor, len(table.tensors))[order],
+    )
     return SweepAnalysis(
         name=name,
         rows=len(result),
         configurations=configurations,
         families=families,
-        targets=tuple(float(t) for t in targets),
+        targets=wanted,
         tensors=tuple(table.tensors),
         elements=table.elements,
         energy_share=_energy_share(table, common),
         steps=table.steps,
-        per_tensor=sums.relative_variance_by(table.tensor, len(table.tensors))[order],
-        per_step=sums.relative_variance_by(table.step, len(table.steps))[order],
-        bits_per_step=sums.bits_by_step()[order],
+        per_tensor=steps.layer_variance,
+        per_step=per_step[order],
+        bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
         cells=int(common.sum()) if not partial.all() else 0,
-        notes=_notes(table, common, configurations, labels),
+        notes=sweep_notes(table, common, configurations, labels),
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),
+        step_weights=weights,
+        per_tensor_bits=steps.layer_bits,
+        at_layers=_at_layers(steps, families, len(wanted)),
+        comparisons=compare_families(steps, families, wanted),
+        phases=_phases(table, sums, order, families, wanted),
+        bd_rates=bd_rates(families, configurations),
+        layer_choices=layer_choices(steps, families, wanted, table.tensors),
+        table=steps,
     )
 
 
-def _common_cells(table: CellTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(cells,) the cells that are compared, and (configurations,) which configurations are left out.
-
-    Sums over different cells are not comparable. Starting with the best covered configuration, each further
-    one may shrink the common set, but not below half of it: one codec that was interrupted early, or that
-    fails on most tensors, must not take the others' data away.
-    """
-    covers = table.covers()
-    configurations, cells = covers.shape
-    partial = np.ones(configurations, dtype=np.bool_)
-    common = np.ones(cells, dtype=np.bool_)
-    coverage = covers.sum(axis=1)
-    enough = coverage.max(initial=0) / 2
-    for c in np.argsort(-coverage, kind="stable"):
-        smaller = common & covers[c]
-        if coverage[c] and smaller.sum() >= enough:
-            common, partial[c] = smaller, False
-    if table.whole_model[~partial].any() and not table.whole_model[~partial].all():
-        # A whole-model row holds every tensor of its step, so a step with a hole cannot be compared with it.
-        common = table.in_whole_steps(common)
-    return common, partial
-
-
-def _divide(top: NDArray[np.float64], bottom: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np.float64]:
-    out = np.full(len(top), np.nan)
-    np.divide(top, bottom, out=out, where=where)
+def _weights(table: CellTable, used: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(steps,) part of training that each step stands for, 0 for steps that no codec could measure."""
+    out = np.zeros(len(table.steps))
+    there = np.unique(table.step[used.any(axis=0)])
+    out[there] = step_weights(table.steps[there])
     return out
 
 
-class _Sums:
-    """Weighted sums of a :class:`CellTable` over the cells in use."""
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    out = np.full(values.shape, np.nan)
+    np.log(values, out=out, where=values > 0)
+    return out
 
-    def __init__(self, table: CellTable, used: NDArray[np.bool_]) -> None:
-        self._table = table
-        self._used = used
-        self.cells: NDArray[np.int64] = used.sum(axis=1)
 
-    def ratio(self, values: NDArray[np.float64], weights: NDArray[np.float64], *, strict: bool) -> NDArray[np.float64]:
-        """``sum values weights / sum weights`` per configuration.
+def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> NDArray[np.float64]:
+    """(families, targets) geometric mean over layers, of the mix of configurations that stands for each family."""
+    out = np.full((len(families), targets), np.nan)
+    logs = _log(table.layer_variance)
+    for f, family in enumerate(families):
+        for k, at in enumerate(family.at):
+            mix = table.mix(at, table.bits)
+            values = np.sum([part * logs[c] for c, part in mix], axis=0) if mix else np.zeros(0)
+            known = values[np.isfinite(values)]
+            if math.isfinite(at.variance) and len(known):
+                out[f, k] = math.exp(float(known.mean()))
+    return out
 
-        Args:
-            values: (configurations, cells).
-            weights: the same shape.
-            strict: a missing value in a cell in use makes the sum NaN; otherwise the cell is left out.
-        """
-        known = np.isfinite(values) & np.isfinite(weights)
-        mask = self._used & known
-        top = np.where(mask, values * np.where(mask, weights, 0), 0).sum(axis=1)
-        bottom = np.where(mask, weights, 0).sum(axis=1)
-        incomplete = (self._used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
-        return _divide(top, bottom, (bottom > 0) & ~incomplete)
 
-    def relative_variance(self) -> NDArray[np.float64]:
-        table = self._table
-        top = np.where(self._used, table.squared_error, 0).sum(axis=1)
-        bottom = np.where(self._used, table.energy, 0).sum(axis=1)
-        return _divide(top, bottom, bottom > 0)
-
-    def relative_variance_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
-        """(configurations, groups) relative variance of each group's cells; a negative group is left out."""
-        table = self._table
-        out = np.full((len(table.specs), groups), np.nan)
-        for c in range(len(table.specs)):
-            mask = self._used[c] & (group >= 0)
-            top = np.bincount(group[mask], weights=table.squared_error[c, mask], minlength=groups)
-            bottom = np.bincount(group[mask], weights=table.energy[c, mask], minlength=groups)
-            np.divide(top, bottom, out=out[c], where=bottom > 0)
-        return out
-
-    def bits_by_step(self) -> NDArray[np.float64]:
-        """(configurations, steps) bits per coordinate; NaN for a step without cells or whose bits are not known."""
-        table = self._table
-        out = np.full((len(table.specs), len(table.steps)), np.nan)
-        for c in range(len(table.specs)):
-            mask = self._used[c]
-            steps, n = table.step[mask], table.n[c, mask]
-            total = np.bincount(steps, weights=n, minlength=len(table.steps))
-            sent = np.bincount(steps, weights=table.bits[c, mask] * n, minlength=len(table.steps))
-            np.divide(sent, total, out=out[c], where=total > 0)
-        return out
-
-    def step_ratio(self) -> NDArray[np.float64]:
-        """Mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
-        out = np.full(len(self._table.specs), np.nan)
-        for c, bits in enumerate(self.bits_by_step()):
-            there = bits[np.unique(self._table.step[self._used[c]])]
-            if len(there) and (there > 0).all():
-                out[c] = float(np.mean(32 / there))
-        return out
-
-    def source(self, closed: NDArray[np.bool_], drawn: NDArray[np.bool_]) -> list[Source]:
-        """Where numbers came from: masks (configurations, cells) of closed forms and of draws."""
-        has_closed = np.logical_or.reduce(self._used & closed, axis=1)
-        has_drawn = np.logical_or.reduce(self._used & drawn, axis=1)
-        names: tuple[Source, ...] = ("none", "expected", "measured", "mixed")
-        return [names[k] for k in (has_closed + 2 * has_drawn).tolist()]
+def _phases(
+    table: CellTable,
+    sums: Sums,
+    order: NDArray[np.int64],
+    families: Sequence[Family],
+    targets: Sequence[float],
+) -> tuple[Phase, ...]:
+    """The thirds of training, each summed up like the whole."""
+    found = []
+    for name, mask in thirds(table.steps):
+        inside = table.steps[mask]
+        # One group, the steps of this third.
+        group = np.where(mask[table.step], 0, -1)
+        variance = sums.relative_variance_by(group, 1)[order, 0]
+        bits = sums.bits_by(group, 1)[order, 0]
+        at = [
+            [at_bits(bits[[*f.members]].tolist(), variance[[*f.members]].tolist(), t).variance for t in targets]
+            for f in families
+        ]
+        found.append(
+            Phase(
+                name=name,
+                first=int(inside[0]),
+                last=int(inside[-1]),
+                steps=len(inside),
+                relative_variance=variance,
+                bits=bits,
+                at=np.array(at, dtype=np.float64).reshape(len(families), len(targets)),
+            )
+        )
+    return tuple(found)
 
 
 def _configurations(
-    table: CellTable, sums: _Sums, partial: NDArray[np.bool_]
+    table: CellTable,
+    sums: Sums,
+    partial: NDArray[np.bool_],
+    per_step: NDArray[np.float64],
+    per_tensor: NDArray[np.float64],
+    weights: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
     labels = label(table.specs, table.methods, table.parameters)
     variance = sums.relative_variance()
@@ -305,13 +355,15 @@ def _configurations(
         for name in ("bits_fixed", "bits_entropy", "bits_huffman", "cosine")
     }
     # w1 over mean |g|: numerator and denominator are summed apart, as for the whole model's gradient.
-    weights = table.mean_abs * table.n
-    w1 = sums.ratio(table.w1_normalized, weights, strict=False)
+    magnitudes = table.mean_abs * table.n
+    w1 = sums.ratio(table.w1_normalized, magnitudes, strict=False)
+    absolute = sums.ratio(divide(table.mean_abs_error, table.mean_abs, table.mean_abs > 0), magnitudes, strict=False)
     # What one cell lacks would make the sums of different cells, so nothing is left out here.
     optimal = sums.ratio(table.optimal_variance, table.energy, strict=True)
     model = sums.ratio(table.model_variance, table.energy, strict=True)
-    times = _divide(variance, optimal, optimal > 0)
+    times = divide(variance, optimal, optimal > 0)
     step_ratio = sums.step_ratio()
+    layer_logs, step_logs = _log(per_tensor), _log(per_step)
     compared = np.where(partial, np.nan, variance)
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
@@ -350,6 +402,9 @@ def _configurations(
             model_variance=float(model[c]),
             fitted_on=table.fitted_on[c],
             pareto=bool(front[c]),
+            mean_abs_error=float(absolute[c]),
+            layers_variance=math.exp(known_mean(layer_logs[c])),
+            in_steps=bootstrap(step_logs[c], weights, KEY),
         )
         for c in order
     )
@@ -378,47 +433,3 @@ def _energy_share(table: CellTable, common: NDArray[np.bool_]) -> NDArray[np.flo
     per_tensor = np.bincount(table.tensor[mask], weights=energy[mask], minlength=len(table.tensors))
     total = per_tensor.sum()
     return per_tensor / total if total > 0 else np.full(len(per_tensor), np.nan)
-
-
-def _notes(
-    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], labels: Labels
-) -> tuple[str, ...]:
-    if not table.measured.any():
-        return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
-    notes = []
-    is_tensor = table.tensor >= 0
-    covered = table.covers().any(axis=0)
-    holes = int((is_tensor & ~covered).sum())
-    if holes:
-        notes.append(
-            f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
-            "are left out (non-finite gradients, or skipped)."
-        )
-    empty = [c.spec for c in configurations if c.partial and not c.cells]
-    if empty:
-        notes.append(f"No error that is a number: {listed(empty)}.")
-    partial = [c.spec for c in configurations if c.partial and c.cells]
-    if partial:
-        notes.append(
-            f"Not compared, because measured on too few of the tensors and steps: {listed(partial)}. "
-            "Their lines are summed over what they have."
-        )
-    if common.sum() < covered.sum():
-        notes.append(
-            f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
-            "that every compared codec has."
-        )
-    expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
-    if expected:
-        which = "all codecs" if len(expected) == len(configurations) else listed(expected)
-        notes.append(f"Bits are expectations, not encoded bytes, where there were no draws: {which}.")
-    lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
-    if lacking:
-        notes.append(f"No bits known, so not compared at equal bits: {listed(lacking)}.")
-    drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
-    if drawn:
-        which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
-        notes.append(f"Error of the draws, rounding noise included, where there is no closed form: {which}.")
-    if labels.unreadable:
-        notes.append(f"Parameters could not be read from the results: {listed(labels.unreadable)}.")
-    return tuple(notes)

@@ -48,6 +48,7 @@ class CellTable:
         cosine: of decoded and original, mean over draws.
         w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
         mean_abs: mean |g|.
+        mean_abs_error: mean |Q(g) - g|, mean over draws.
         optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
         model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
         fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``previous``,
@@ -76,6 +77,7 @@ class CellTable:
     cosine: NDArray[np.float64]
     w1_normalized: NDArray[np.float64]
     mean_abs: NDArray[np.float64]
+    mean_abs_error: NDArray[np.float64]
     optimal_variance: NDArray[np.float64]
     model_variance: NDArray[np.float64]
     fitted_on: tuple[str, ...]
@@ -173,6 +175,7 @@ def read_cells(result: SweepResult) -> CellTable:
         cosine=prefer(drawn["cosine"], closed["cosine"]),
         w1_normalized=prefer(drawn["w1_normalized"], closed["w1_normalized"]),
         mean_abs=prefer(drawn["mean_abs"], closed["mean_abs"]),
+        mean_abs_error=prefer(drawn["mean_abs_error"], closed["mean_abs_error"]),
         optimal_variance=where_any("optimal_variance"),
         model_variance=where_any("model_variance"),
         fitted_on=_fitted_on(config, result["fitted_on"], len(specs)),
@@ -194,6 +197,7 @@ _BOTH = (
     "cosine",
     "w1_normalized",
     "mean_abs",
+    "mean_abs_error",
 )
 
 

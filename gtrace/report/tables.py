@@ -10,8 +10,9 @@ import numpy as np
 
 from gtrace.report.comparison import OUTCOMES
 from gtrace.report.names import MISSING, number, size
+from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
 from gtrace.report.runs import known_mean
-from gtrace.report.verdict import decisive_target, leaders, lossless, off_target, ranking
+from gtrace.report.verdict import off_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

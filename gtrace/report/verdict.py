@@ -8,46 +8,15 @@ from typing import TYPE_CHECKING
 
 from gtrace.report.families import FITTED
 from gtrace.report.names import count, listed, number
+from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
 from gtrace.report.runs import known_mean
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis import Configuration, Family, SweepAnalysis
+    from gtrace.report.analysis import Configuration, SweepAnalysis
     from gtrace.report.runs import Run, RunLogAnalysis
-
-#: Bits that a reader asks about first, when several targets can be compared equally well.
-PREFERRED_BITS = 3.0
-
-#: Methods whose relative variances differ by less than this are called level.
-LEVEL = 0.02
 
 #: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
 FITTED_BITS = 4.0
-
-
-def decisive_target(analysis: SweepAnalysis) -> int:
-    """Index of the target where most methods can be compared, the nearest to three bits of those; or -1."""
-    known = [sum(math.isfinite(f.at[k].variance) for f in analysis.families) for k in range(len(analysis.targets))]
-    if not any(known):
-        return -1
-    return max(range(len(known)), key=lambda k: (known[k], -abs(analysis.targets[k] - PREFERRED_BITS)))
-
-
-def ranking(analysis: SweepAnalysis, target: int) -> list[Family]:
-    """The families that can be compared at a target (an index), least variance first."""
-    found = [f for f in analysis.families if math.isfinite(f.at[target].variance)]
-    return sorted(found, key=lambda f: f.at[target].variance)
-
-
-def leaders(analysis: SweepAnalysis, target: int) -> list[Family]:
-    """The families that nobody beats at a target (an index) by more than :data:`LEVEL`, least variance first."""
-    ranked = ranking(analysis, target)
-    return [f for f in ranked if f.at[target].variance <= ranked[0].at[target].variance * (1 + LEVEL)]
-
-
-def lossless(analysis: SweepAnalysis, family: Family) -> bool:
-    """Whether a family makes no error at all, as the uncompressed gradient: there is nothing to compare."""
-    values = [analysis.configurations[i].relative_variance for i in family.members]
-    return bool(values) and all(value == 0 for value in values)
 
 
 def sweep_verdict(analysis: SweepAnalysis) -> list[str]:

@@ -2,7 +2,8 @@ import pytest
 from helpers_report import result_of, row, rows_of
 
 from gtrace.report.analysis import analyze
-from gtrace.report.verdict import decisive_target, off_target, sweep_verdict
+from gtrace.report.ranking import decisive_target
+from gtrace.report.verdict import off_target, sweep_verdict
 
 
 def curve(method, points):

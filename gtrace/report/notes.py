@@ -1,0 +1,68 @@
+"""What a reader must know about how the numbers of a sweep came to be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gtrace.report.names import listed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from gtrace.report.analysis import Configuration
+    from gtrace.report.cells import CellTable
+    from gtrace.report.families import Labels
+
+
+def sweep_notes(
+    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], labels: Labels
+) -> tuple[str, ...]:
+    """What a reader must know about how the numbers of a sweep came to be, one line each.
+
+    Args:
+        table: cells of the sweep.
+        common: (cells,) which of them are compared.
+        configurations: summed up.
+        labels: names of families, in the order of ``table.specs``.
+    """
+    if not table.measured.any():
+        return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
+    notes = []
+    is_tensor = table.tensor >= 0
+    covered = table.covers().any(axis=0)
+    holes = int((is_tensor & ~covered).sum())
+    if holes:
+        notes.append(
+            f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
+            "are left out (non-finite gradients, or skipped)."
+        )
+    empty = [c.spec for c in configurations if c.partial and not c.cells]
+    if empty:
+        notes.append(f"No error that is a number: {listed(empty)}.")
+    partial = [c.spec for c in configurations if c.partial and c.cells]
+    if partial:
+        notes.append(
+            f"Not compared, because measured on too few of the tensors and steps: {listed(partial)}. "
+            "Their lines are summed over what they have."
+        )
+    if common.sum() < covered.sum():
+        notes.append(
+            f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
+            "that every compared codec has."
+        )
+    expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
+    if expected:
+        which = "all codecs" if len(expected) == len(configurations) else listed(expected)
+        notes.append(f"Bits are expectations, not encoded bytes, where there were no draws: {which}.")
+    lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
+    if lacking:
+        notes.append(f"No bits known, so not compared at equal bits: {listed(lacking)}.")
+    drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
+    if drawn:
+        which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
+        notes.append(f"Error of the draws, rounding noise included, where there is no closed form: {which}.")
+    if labels.unreadable:
+        notes.append(f"Parameters could not be read from the results: {listed(labels.unreadable)}.")
+    return tuple(notes)

@@ -70,7 +70,7 @@ def test_the_policy_stops_what_would_leave(browser, page_file):
     # A script that got into the page by a hole in the escaping: not run, and no address is opened.
     page = browser.new_page()
     asked = []
-    page.on("request", asked.append)
+    page.on("request", lambda request: asked.append(request))
     broken = page_file.with_name("broken.html")
     inside = "<img src='https://example.invalid/a.png'><script>document.title = 'mine'</script></main>"
     broken.write_text(page_file.read_text(encoding="utf-8").replace("</main>", inside, 1), encoding="utf-8")

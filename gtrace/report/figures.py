@@ -14,6 +14,7 @@ from gtrace.report.style import (
     FRONT,
     INK,
     MUTED,
+    PAPER,
     Look,
     log_ticks,
     look,
@@ -41,6 +42,8 @@ _NAME = 34
 _FEW = 12
 #: Inches that each of them adds to a figure.
 _MORE = 0.09
+#: Factor that a logarithmic axis spans at least.
+_LEAST_SPAN = 3.0
 #: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
 _MIDDLE, _FEWEST_STEPS = 0.8, 3
 #: A curve over many more steps than this has markers at some of them only.
@@ -94,6 +97,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
                 va="top",
                 fontsize=7.5,
                 color=MUTED,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
             )
         if len(labels) > _FEW:
             list_curves(axes, list(zip(lines, labels, strict=True)))
@@ -264,9 +268,18 @@ def _frame(axes: Axes, *, empty: bool) -> None:
     if empty:
         say_empty(axes)
         return
+    log_values(axes)
+
+
+def log_values(axes: Axes) -> None:
+    """A logarithmic vertical axis of at least a factor of three, so that a wobble of a percent looks like one."""
     axes.set_yscale("log")
     axes.margins(y=0.12)
     axes.autoscale_view()
+    low, high = axes.get_ylim()
+    if high < _LEAST_SPAN * low:
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / math.sqrt(_LEAST_SPAN), middle * math.sqrt(_LEAST_SPAN))
     log_ticks(axes.yaxis)
 
 

@@ -30,8 +30,8 @@ _NAME, _LAYER = 34, 40
 MOST_NAMED = 60
 #: Inches that all rows share, what one row takes at least and at most, and a line of text.
 _ROWS, _THINNEST, _THICKEST, _TEXT = 11.0, 0.04, 0.3, 0.15
-#: Inches that fit on a screen.
-_SCREEN = 6.5
+#: Inches that fit on a screen, that the rows of a map take at least, and that the formula beside it needs.
+_SCREEN, _SHORTEST, _FORMULA = 6.5, 0.6, 2.2
 _NUMBER = re.compile(r"\d+")
 
 
@@ -46,7 +46,9 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
         cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
         rows = row_names(analysis.tensors)
         longest = max((len(name) for _, name in rows), default=1)
-        figure = new_figure(1.9 + 0.075 * longest + cell_width * configurations, 1.9 + cell_height * layers)
+        figure = new_figure(
+            1.9 + 0.075 * longest + cell_width * configurations, 1.9 + max(cell_height * layers, _SHORTEST)
+        )
         axes = figure.add_subplot()
         axes.grid(visible=False)
         if not np.isfinite(values).any():
@@ -83,7 +85,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
             pad=0.02,
             anchor=(0, 1) if tall else (0, 0.5),
         )
-        bar.set_label(VARIANCE)
+        bar.set_label(VARIANCE if cell_height * layers > _FORMULA else "relative variance")
         log_ticks(bar.ax.yaxis)
         bar.outline.set_visible(False)
         axes.set_ylabel("tensor" if len(rows) == len(analysis.tensors) else f"{layers} tensors, some of them named")

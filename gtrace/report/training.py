@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.families import method_of, short_spec
+from gtrace.report.figures import log_values
 from gtrace.report.labels import Label, label_curves, make_room
 from gtrace.report.names import literal, shorten
 from gtrace.report.runs import BASELINE
@@ -60,10 +61,7 @@ def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
         what = "encoded" if analysis.neural else "sent up"
         axes.set_ylabel(f"bits per value, {what}")
         if labels:
-            axes.set_yscale("log")
-            axes.margins(y=0.12)
-            axes.autoscale_view()
-            log_ticks(axes.yaxis)
+            log_values(axes)
             make_room(axes, labels)
             label_curves(axes, labels)
         else:

@@ -5,8 +5,9 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import numpy as np
 import pytest
-from helpers_report import EVIL, METHODS, result_of, row, rows_of, write_runs
+from helpers_report import EVIL, LAYERS, METHODS, result_of, row, rows_of, write_runs
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from gtrace.report import figures, heatmap, training
 from gtrace.report.analysis import analyze
@@ -242,6 +243,31 @@ def test_shortened_names_stay_different():
     assert max(map(len, short)) <= 40
     assert shorten_all(["x" * 50, "x" * 60], 20) == ["xxxxxxx…xxxxxxx #1", "xxxxxxx…xxxxxxx #2"]
     assert shorten_all([], 20) == []
+    # Nothing that all share, and the numbers in the middle: they must not be what is cut out.
+    names = [f"model.encoder.layers.{k}.{'attention.' * 9}{part}" for k in range(12) for part in ("weight", "bias")]
+    short = shorten_all(["$x^2$", *names], 40)
+    assert short[0] == "$x^2$"
+    assert len(set(short)) == 25
+    assert max(map(len, short)) <= 40
+    assert all(f".{k // 2}…" in name for k, name in enumerate(short[1:]))
+
+
+def test_a_wobble_of_a_percent_looks_like_one():
+    rows = [row("w", step, squared_error=0.5 + 0.001 * step, bits_total=3.0) for step in range(4)]
+    low, high = figures.variance_over_steps(analyze(result_of(rows))).axes[0].get_ylim()
+    assert low < 0.3 < 0.8 < high
+
+
+@pytest.mark.parametrize("layers", [("w",), ("v", "w"), LAYERS])
+def test_no_word_of_a_heat_map_is_cut_off(layers):
+    figure = heatmap.layer_heatmap(analyze(result_of(rows_of(("qsgd",), [3], layers, (0,), draws=0))))
+    figure.draw_without_rendering()
+    frame, map_axes = figure.bbox, figure.axes[0]
+    shown = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label)]
+    for text in filter(Text.get_text, (*shown, *map_axes.get_xticklabels(), *map_axes.get_yticklabels())):
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1, text.get_text()
+        assert frame.y0 <= box.y0 <= box.y1 <= frame.y1, text.get_text()
 
 
 def test_files_are_the_same_every_time(sweep):

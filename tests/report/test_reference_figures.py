@@ -32,15 +32,15 @@ def test_figures_look_as_they_did(drawn):
     assert wrong == {}, AGAIN
 
 
-def test_a_moved_curve_or_a_lost_name_is_seen_and_a_smoother_letter_is_not():
-    def image(last=1.0, name="a name", **options):
+def test_a_moved_curve_a_lost_name_or_another_colour_is_seen_and_a_smoother_letter_is_not():
+    def image(last=1.0, name="a name", colour="#0072b2", **options):
         figure = Figure(figsize=(8, 4))
         axes = figure.add_subplot()
-        axes.plot([0, 1, 2], [0, 1, last])
+        axes.plot([0, 1, 2], [0, 1, last], color=colour)
         axes.text(0.2, 0.8, name, **options)
         return picture(figure)
 
-    for other in (image(last=0.9), image(name="")):
+    for other in (image(last=0.9), image(name=""), image(colour="#d55e00")):
         mean, worst = difference(other, image())
         assert mean > MEAN or worst > WORST
     mean, worst = difference(image(antialiased=False), image())

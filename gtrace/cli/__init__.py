@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gtrace import __version__
-from gtrace.errors import EXIT_INTERRUPTED, GtraceError, suggest
+from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 #: command -> (module that defines it as ``command``, its line in ``gtrace --help``), in the order of use.
 COMMANDS = {
@@ -33,8 +34,33 @@ COMMANDS = {
 }
 
 
+class _ReaderWentAwayError(Exception):
+    """The reader of a pipe (head, less) has seen enough. Not an OSError, to which click gives an exit code of 1."""
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ReaderWentAwayError from None
+    except SystemExit as end:
+        # rich answers a closed pipe with an exit of its own.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise _ReaderWentAwayError from None
+        raise
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's module only when that command is run."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -86,8 +112,19 @@ def main(args: Sequence[str] | None = None) -> Any:
     except KeyboardInterrupt:
         click.echo("gtrace: interrupted; what was finished is kept", err=True)
         code = EXIT_INTERRUPTED
+    except _ReaderWentAwayError:
+        code = _stop_printing()
+    try:
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of a pipe (head, less) went away: not an error, and nothing may be printed any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        # What was printed last was short enough to wait in a buffer.
+        code = code or _stop_printing()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop_printing() -> int:
+    """A closed pipe is a normal end; what is still in buffers goes nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+    return EXIT_OK

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.options import print_json
+from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: Columns of a pipe or a file, where nothing says how wide it is.
-PIPE_WIDTH = 132
+PIPE_WIDTH = 160
 
 
 @click.command("report")
@@ -25,42 +26,92 @@ PIPE_WIDTH = 132
     "--output",
     type=click.Path(path_type=Path),
     default=None,
-    help="A .html page, a .md or .csv table, or a folder for the page and each figure as PNG and SVG.  "
+    help="A .html page, tables as .md, .tex, .csv, .jsonl or .parquet, or a folder for the page and each figure.  "
     "[default: NAME.report.html here]",
+)
+@click.option(
+    "--figure",
+    metavar="NAME",
+    default=None,
+    help="Draw one figure alone into -o FILE.pdf, .png or .svg.  [default: NAME.svg here]",
+)
+@click.option(
+    "--pair",
+    "pairs",
+    nargs=2,
+    multiple=True,
+    metavar="SPEC SPEC",
+    help="Compare two configurations of a sweep as they are, each at its own bits. May be repeated.",
 )
 @click.option("--force", is_flag=True, help="Overwrite a report that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; no page unless -o asks for it.")
-def command(results: tuple[Path, ...], output: Path | None, *, force: bool, as_json: bool) -> None:
-    """Say what RESULTS show: which codec makes the least error at equal measured bits, and where.
+def command(
+    results: tuple[Path, ...],
+    output: Path | None,
+    figure: str | None,
+    pairs: tuple[tuple[str, str], ...],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Say what RESULTS show: which codec makes the least error at equal measured bits, where, and how sure that is.
 
-    RESULTS are sweeps (.sweep.db), run logs (.jsonl) and traces, each a section of the report. Without any,
-    the newest sweep and the newest run log in this folder are taken.
+    RESULTS are sweeps (.sweep.db), run logs (.jsonl) and traces, each a section of the report. Sweeps are compared
+    with the first one, run logs of the same task are put together. Without any, the newest sweep and the newest run
+    log in this folder are taken.
 
     \b
     Examples:
       gtrace report digits_cnn.sweep.db
       gtrace report digits_cnn.sweep.db run.jsonl -o figures
+      gtrace report a.sweep.db b.sweep.db -o both.md
+      gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
+      gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
     """
-    run(list(results), output, force=force, as_json=as_json)
+    if figure is not None:
+        if as_json or pairs:
+            raise UsageError("--figure draws one figure alone: leave out --json and --pair")
+        draw(list(results), figure, output, force=force)
+    else:
+        run(list(results), output, pairs, force=force, as_json=as_json)
 
 
-def run(results: list[Path], output: Path | None, *, force: bool, as_json: bool) -> None:
+def draw(results: list[Path], figure: str, output: Path | None, *, force: bool) -> None:
+    """One figure into a file, its path on standard output."""
+    from gtrace.report.figure_files import write_figure
+    from gtrace.report.inputs import load_report
+
+    report = load_report(_given(results))
+    click.echo(str(write_figure(report, figure, output or Path(f"{figure}.svg"), force=force)))
+
+
+def _given(results: list[Path]) -> list[Path]:
+    """The results named, or the newest ones here, which is said."""
+    from gtrace.report.inputs import newest_results
+
+    if results:
+        return results
+    found = newest_results(Path())
+    click.echo(f"taking the newest results in this folder: {' and '.join(map(str, found))}", err=True)
+    return found
+
+
+def run(
+    results: list[Path], output: Path | None, pairs: tuple[tuple[str, str], ...] = (), *, force: bool, as_json: bool
+) -> None:
     """The command without its options' parsing.
 
     The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any
     time. The tables are printed even when the page may not be written, so that nobody has to ask twice.
     """
     from gtrace.errors import GtraceError
-    from gtrace.report.inputs import load_report, newest_results
+    from gtrace.report.inputs import load_report
     from gtrace.report.write import default_page, output_kind, write_report
 
     if output is not None:
         output_kind(output)
-    if not results:
-        results = newest_results(Path())
-        taken = " and ".join(str(path) for path in results)
-        click.echo(f"taking the newest results in this folder: {taken}", err=True)
-    report = load_report(results)
+    results = _given(results)
+    report = load_report(results, pairs=pairs)
     if not as_json:
         output = output or default_page(results[0])
     written: list[Path] = []

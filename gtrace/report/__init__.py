@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gtrace.report.analysis import SweepAnalysis, analyze
-    from gtrace.report.export import to_csv, to_json, to_markdown
+    from gtrace.report.export import to_json, to_markdown
     from gtrace.report.gallery import draw, figure_names
     from gtrace.report.html import to_html
     from gtrace.report.inputs import Report, load_report, make_report, newest_results
+    from gtrace.report.latex import to_latex
+    from gtrace.report.records import to_csv, to_json_lines, to_parquet
     from gtrace.report.runs import RunLogAnalysis, analyze_runs
     from gtrace.report.text import print_report
     from gtrace.report.write import default_page, write_html, write_report
@@ -34,10 +36,13 @@ _HOMES = {
     "make_report": "inputs",
     "newest_results": "inputs",
     "print_report": "text",
-    "to_csv": "export",
+    "to_csv": "records",
     "to_html": "html",
     "to_json": "export",
+    "to_json_lines": "records",
+    "to_latex": "latex",
     "to_markdown": "export",
+    "to_parquet": "records",
     "write_html": "write",
     "write_report": "write",
 }
@@ -58,7 +63,10 @@ __all__ = [
     "to_csv",
     "to_html",
     "to_json",
+    "to_json_lines",
+    "to_latex",
     "to_markdown",
+    "to_parquet",
     "write_html",
     "write_report",
 ]

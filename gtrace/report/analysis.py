@@ -158,6 +158,8 @@ class SweepAnalysis:
         phases: thirds of training that have steps; empty for fewer than three steps.
         bd_rates: of every family against qsgdinf; empty without it.
         layer_choices: tensors that another method than the leader suits better.
+        layer_best: (tensors,) label of the method with the least error at the decisive target, at equal bits of the
+            tensor itself; empty where fewer than two can be compared.
         table: cells and logarithms by step, for further comparisons.
     """
 
@@ -185,6 +187,7 @@ class SweepAnalysis:
     phases: tuple[Phase, ...] = ()
     bd_rates: tuple[BDRate, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
+    layer_best: tuple[str, ...] = ()
     table: StepTable | None = field(default=None, repr=False)
 
     @property
@@ -233,7 +236,7 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
     used = np.where(partial[:, None], table.measured, table.used(common))
     weights = _weights(table, used)
     sums = Sums(table, used, weights)
-    logs = sums.log_by_cell(len(table.tensors), len(table.steps))
+    error, energy = (sums.by_cell(v, len(table.tensors), len(table.steps)) for v in (table.squared_error, table.energy))
     per_step = sums.relative_variance_by(table.step, len(table.steps))
     per_tensor = sums.relative_variance_by(table.tensor, len(table.tensors))
     order, labels, configurations = _configurations(table, sums, partial, per_step, per_tensor, weights)
@@ -243,12 +246,15 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         steps=table.steps,
         weights=weights,
         by_elements=_log(per_step)[order],
-        by_layer=logs[order],
+        by_layer=_log(divide(error, energy, energy > 0))[order],
+        error=error[order],
+        energy=energy[order],
         variance=np.array([c.relative_variance for c in configurations]),
         bits=np.array([c.bits for c in configurations]),
         layer_variance=per_tensor[order],
         layer_bits=sums.bits_by(table.tensor, len(table.tensors))[order],
     )
+    layer_best, choices = layer_choices(steps, families, wanted, table.tensors)
     return SweepAnalysis(
         name=name,
         rows=len(result),
@@ -273,7 +279,8 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         comparisons=compare_families(steps, families, wanted),
         phases=_phases(table, sums, order, families, wanted),
         bd_rates=bd_rates(families, configurations),
-        layer_choices=layer_choices(steps, families, wanted, table.tensors),
+        layer_choices=choices,
+        layer_best=layer_best,
         table=steps,
     )
 

@@ -130,6 +130,8 @@ class StepTable:
         weights: (S,) part of training of each.
         by_elements: (C, S) over all elements of a step.
         by_layer: (C, L, S) of each tensor alone.
+        error: (C, L, S) squared errors themselves.
+        energy: (C, L, S) squared norms of the gradients.
         variance: (C,) the headline's, over everything.
         bits: (C,) measured bits.
         layer_variance: (C, L) of each tensor over all steps.
@@ -140,6 +142,8 @@ class StepTable:
     weights: NDArray[np.float64]
     by_elements: NDArray[np.float64]
     by_layer: NDArray[np.float64]
+    error: NDArray[np.float64]
+    energy: NDArray[np.float64]
     variance: NDArray[np.float64]
     bits: NDArray[np.float64]
     layer_variance: NDArray[np.float64]
@@ -236,20 +240,27 @@ def _part(logs: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
 
 def layer_choices(
     table: StepTable, families: Sequence[Family], targets: Sequence[float], tensors: Sequence[str]
-) -> tuple[LayerChoice, ...]:
-    """Tensors whose best method is not the leader's at the decisive target, at equal bits of the tensor itself."""
+) -> tuple[tuple[str, ...], tuple[LayerChoice, ...]]:
+    """The best method of each tensor at the decisive target, at equal bits of the tensor itself.
+
+    Returns:
+        its label for each tensor, empty where fewer than two methods can be compared, and the tensors where it is
+        another one than the leader over all tensors, by more than :data:`LEVEL`.
+    """
     k = decisive(families, targets)
     order = ranked(families, k) if k >= 0 else []
     if len(order) < 2:
-        return ()
+        return ("",) * len(tensors), ()
     leader, tested = order[0], 0
+    labels = []
     found: list[tuple[str, str, float, Interval]] = []
     for place, tensor in enumerate(tensors):
         own = _layer_mixes(table, order, targets[k], place)
+        best = min(own, key=lambda label: own[label][0]) if len(own) > 1 else ""
+        labels.append(best)
         tested += max(len(own) - 1, 0)
         if leader.label not in own or len(own) < 2:
             continue
-        best = min(own, key=lambda label: own[label][0])
         ratio = own[best][0] / own[leader.label][0]
         if best == leader.label or ratio > 1 / (1 + LEVEL):
             continue
@@ -260,10 +271,11 @@ def layer_choices(
     # Every method of every tensor could have been the best one, so all of them count.
     unused = np.ones(max(tested - len(found), 0))
     corrected = holm(np.concatenate([[interval.p for *_, interval in found], unused]))
-    return tuple(
+    choices = tuple(
         LayerChoice(tensor, float(targets[k]), best, leader.label, ratio, interval, float(p))
         for (tensor, best, ratio, interval), p in zip(found, corrected, strict=False)
     )
+    return tuple(labels), choices
 
 
 def _layer_mixes(

@@ -1,27 +1,28 @@
-"""The numbers of a report for other programs and for pull requests: JSON, CSV, Markdown."""
+"""The numbers of a report for other programs and for pull requests: JSON and Markdown."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import re
 from typing import TYPE_CHECKING, Any
 
-from gtrace.errors import UsageError
 from gtrace.report.comparison import OUTCOMES
-from gtrace.report.law_tables import law_tables
 from gtrace.report.laws import section_json
 from gtrace.report.names import literal
-from gtrace.report.tables import Table, configuration_table, equal_bits_table, run_table, shadow_table, trace_table
-from gtrace.report.verdict import runs_verdict, sweep_verdict
+from gtrace.report.records import flat, run_row
+from gtrace.report.records import to_csv as to_csv
+from gtrace.report.sections import sections
+from gtrace.report.verdict import runs_verdict, side_by_side_verdict, sweep_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.evidence import Phase
     from gtrace.report.inputs import Report
-    from gtrace.report.runs import Run, RunLogAnalysis
+    from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.side_by_side import SideBySide
+    from gtrace.report.tables import Table
     from gtrace.report.traces import TraceSummary
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#!|~$&])")
@@ -34,6 +35,19 @@ def to_json(report: Report) -> dict[str, Any]:
         "sweeps": [_sweep_json(sweep) for sweep in report.sweeps],
         "runs": [_run_log_json(run) for run in report.runs],
         "traces": [_trace_json(trace) for trace in report.traces],
+        "pairs": [[flat(c) for c in found] for found in report.pairs],
+        "side_by_side": [_pair_json(pair) for pair in report.side_by_side],
+        "pooled_runs": [
+            {**dataclasses.asdict(pool), "groups": [flat(group) for group in pool.groups]} for pool in report.pools
+        ],
+    }
+
+
+def _pair_json(pair: SideBySide) -> dict[str, Any]:
+    return {
+        **{field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)},
+        "verdict": side_by_side_verdict(pair),
+        "shared": [flat(found) for found in pair.shared],
     }
 
 
@@ -45,13 +59,14 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
             "family": family.label,
             "bits": at.target,
             "relative_variance": at.variance,
+            "relative_variance_by_layers": analysis.at_layers[f, k],
             "outcome": at.outcome,
             "why": OUTCOMES[at.outcome],
             "lower": specs[at.lower] if at.lower >= 0 else None,
             "upper": specs[at.upper] if at.upper >= 0 else None,
         }
-        for family in analysis.families
-        for at in family.at
+        for f, family in enumerate(analysis.families)
+        for k, at in enumerate(family.at)
     ]
     return {
         "name": analysis.name,
@@ -59,7 +74,7 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
         "rows": analysis.rows,
         "cells": analysis.cells,
         "equal_bits": equal_bits,
-        "configurations": [dataclasses.asdict(c) for c in analysis.configurations],
+        "configurations": [flat(c) for c in analysis.configurations],
         "tensors": list(analysis.tensors),
         "elements": analysis.elements,
         "steps": analysis.steps,
@@ -69,6 +84,27 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
         "warnings": list(analysis.warnings),
         "provenance": analysis.provenance,
         "fits": [dataclasses.asdict(fit) for fit in analysis.fits],
+        "step_weights": analysis.step_weights,
+        "comparisons": [{**flat(c), "workers": 1} for c in analysis.comparisons],
+        "phases": [_phase_json(phase, analysis) for phase in analysis.phases],
+        "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
+        "layer_choices": [flat(choice) for choice in analysis.layer_choices],
+        "layer_best": dict(zip(analysis.tensors, analysis.layer_best, strict=True)),
+    }
+
+
+def _phase_json(phase: Phase, analysis: SweepAnalysis) -> dict[str, Any]:
+    at = {
+        family.label: {f"{target:g}": phase.at[f, k] for k, target in enumerate(analysis.targets)}
+        for f, family in enumerate(analysis.families)
+    }
+    return {
+        "name": phase.name,
+        "first_step": phase.first,
+        "last_step": phase.last,
+        "steps": phase.steps,
+        "relative_variance": {c.spec: phase.relative_variance[i] for i, c in enumerate(analysis.configurations)},
+        "equal_bits": at,
     }
 
 
@@ -86,73 +122,22 @@ def _run_log_json(analysis: RunLogAnalysis) -> dict[str, Any]:
         "verdict": runs_verdict(analysis),
         "task": analysis.task,
         "workers": analysis.workers,
-        "runs": [{**_run_row(run), **dataclasses.asdict(run)} for run in analysis.runs],
+        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in analysis.runs],
         "notes": list(analysis.notes),
         "warnings": list(analysis.warnings),
         "study": analysis.study,
+        "seeds": [flat(group) for group in analysis.groups],
     }
-
-
-def _run_row(run: Run) -> dict[str, Any]:
-    return {
-        "run": run.spec,
-        "seed": run.seed,
-        "steps_done": len(run.steps),
-        "final_loss": run.final_loss,
-        "final_accuracy": run.final_accuracy,
-        "final_eval_loss": run.final_eval_loss,
-        "mean_relative_variance": run.mean_relative_variance,
-        "bits_per_worker": float(run.sent[-1]) if len(run.sent) else float("nan"),
-        "ratio": run.ratio,
-        "finished": run.finished,
-        "diverged": run.diverged,
-    }
-
-
-def to_csv(report: Report) -> str:
-    """One line per configuration of every sweep, or per run of every run log, at full precision.
-
-    Raises:
-        UsageError: sweeps and run logs together, or neither: their columns have nothing in common.
-    """
-    if bool(report.sweeps) == bool(report.runs) or report.traces:
-        raise UsageError("-o .csv holds one kind of table: pass sweeps alone or run logs alone, no traces")
-    rows: list[dict[str, Any]] = []
-    for sweep in report.sweeps:
-        rows += [{"results": sweep.name, **dataclasses.asdict(c)} for c in sweep.configurations]
-    for log in report.runs:
-        rows += [{"results": log.name, **_run_row(run)} for run in log.runs]
-    buffer = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
-    return buffer.getvalue()
 
 
 def to_markdown(report: Report) -> str:
     """Verdicts and tables for a pull request."""
     lines = [f"# {markdown_text(report.title)}", ""]
-    for sweep in report.sweeps:
-        lines += _section("Sweep", sweep.name, sweep_verdict(sweep))
-        if sweep.measured:
-            lines += _markdown_table(equal_bits_table(sweep))
-        if sweep.configurations:
-            lines += _markdown_table(configuration_table(sweep))
-        lines += _notes([*sweep.notes, *(f"Warning: {w}" for w in sweep.warnings)])
-    for log in report.runs:
-        lines += _section("Training", log.name, runs_verdict(log))
-        if log.runs:
-            lines += _markdown_table(run_table(log))
-        if log.has_shadow:
-            lines += _markdown_table(shadow_table(log))
-        lines += _notes([*log.notes, *(f"Warning: {w}" for w in log.warnings)])
-    for trace in report.traces:
-        lines += [*_section("Trace", trace.name, [trace.sentence]), *_markdown_table(trace_table(trace))]
-        for laws in trace.laws:
-            lines += _section("", laws.title, laws.sentences)
-            for table in law_tables(laws):
-                lines += _markdown_table(table)
+    for section in sections(report):
+        lines += _section(section.heading, section.sentences)
+        for table in section.tables:
+            lines += _markdown_table(table)
+        lines += _notes([*section.notes, *(f"Warning: {w}" for w in section.warnings)])
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -165,9 +150,9 @@ def markdown_text(value: object) -> str:
     return _MARKDOWN.sub(r"\\\1", literal(value))
 
 
-def _section(kind: str, name: str, verdict: Iterable[str]) -> list[str]:
+def _section(heading: str, verdict: Iterable[str]) -> list[str]:
     first, *rest = [markdown_text(sentence) for sentence in verdict]
-    return ["## " + f"{kind} {markdown_text(name)}".lstrip(), "", " ".join([f"**{first}**", *rest]), ""]
+    return [f"## {markdown_text(heading)}", "", " ".join([f"**{first}**", *rest]), ""]
 
 
 def _markdown_table(table: Table) -> list[str]:

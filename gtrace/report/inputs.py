@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, UsageError
 from gtrace.report.analysis import SweepAnalysis, analyze
 from gtrace.report.runs import RunLogAnalysis, analyze_runs
+from gtrace.report.seeds import RunPool, pool_runs
+from gtrace.report.side_by_side import SideBySide, side_by_side
 from gtrace.report.traces import TraceSummary, summarize_trace
 from gtrace.runlog import read_runlog
 from gtrace.sweep.results import ResultStore, SweepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from gtrace.report.evidence import Comparison
 
 SWEEP_SUFFIX = ".sweep.db"
 RUN_SUFFIX = ".jsonl"
@@ -32,12 +36,18 @@ class Report:
         sweeps: sections on codecs, in the order given.
         runs: sections on training.
         traces: sections on traces that nothing was measured on.
+        side_by_side: every further sweep against the first.
+        pools: run logs of the same task put together.
+        pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
     """
 
     title: str
     sweeps: tuple[SweepAnalysis, ...] = ()
     runs: tuple[RunLogAnalysis, ...] = ()
     traces: tuple[TraceSummary, ...] = ()
+    side_by_side: tuple[SideBySide, ...] = ()
+    pools: tuple[RunPool, ...] = ()
+    pairs: tuple[tuple[Comparison, ...], ...] = ()
 
     @property
     def sections(self) -> int:
@@ -50,6 +60,7 @@ def make_report(
     runs: Sequence[Path | str | Sequence[dict[str, Any]]] = (),
     traces: Sequence[Path | str] = (),
     title: str | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -58,11 +69,15 @@ def make_report(
         runs: run logs, or their records.
         traces: traces, of which the table of contents is read.
         title: heading; made from the names when left out.
+        pairs: specs of configurations to be compared within each sweep as they are.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
+        UsageError: a pair names a configuration that a sweep lacks, or there is no sweep.
     """
     named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
+    if pairs and not sweeps:
+        raise UsageError("--pair compares configurations of a sweep; pass a .sweep.db")
     read_sweeps = []
     for k, sweep in enumerate(sweeps):
         if isinstance(sweep, SweepResult):
@@ -78,11 +93,24 @@ def make_report(
     read_traces = [summarize_trace(Path(trace), named(trace)) for trace in traces]
     names = [s.name for s in read_sweeps] + [r.name for r in read_runs] + [t.name for t in read_traces]
     heading = title or f"gtrace report: {', '.join(names)}"
-    return Report(heading, tuple(read_sweeps), tuple(read_runs), tuple(read_traces))
+    return Report(
+        heading,
+        tuple(read_sweeps),
+        tuple(read_runs),
+        tuple(read_traces),
+        side_by_side(read_sweeps),
+        pool_runs(read_runs),
+        tuple(sweep.compare(pairs) for sweep in read_sweeps) if pairs else (),
+    )
 
 
-def load_report(paths: Sequence[Path], title: str | None = None) -> Report:
+def load_report(paths: Sequence[Path], title: str | None = None, pairs: Sequence[tuple[str, str]] = ()) -> Report:
     """Read paths of any kind; what each is, is told from its content.
+
+    Args:
+        paths: results and traces.
+        title: heading; made from the names when left out.
+        pairs: specs of configurations to be compared within each sweep as they are.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -93,6 +121,7 @@ def load_report(paths: Sequence[Path], title: str | None = None) -> Report:
         runs=[path for path, kind in kinds if kind == "run"],
         traces=[path for path, kind in kinds if kind == "trace"],
         title=title,
+        pairs=pairs,
     )
 
 

@@ -141,3 +141,36 @@ def size(count_of_bits: float) -> str:
             return f"{number(amount)} {unit}"
         amount /= 1000
     return f"{number(amount)} TB"
+
+
+def percent(share: float) -> str:
+    """A part of a whole, and a dash for what is no number.
+
+    >>> percent(0.834), percent(float("nan"))
+    ('83%', '–')
+    """
+    return MISSING if math.isnan(share) else f"{share:.0%}"
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Values over time as up to ``width`` blocks between their smallest and their largest; what is no number is a gap.
+
+    >>> sparkline([1.0, 2.0, float("nan"), 8.0])
+    '▁▂ █'
+    """
+    length = min(len(values), width)
+    if not length:
+        return ""
+    parts = [values[k * len(values) // length : (k + 1) * len(values) // length] for k in range(length)]
+    known = [[v for v in part if math.isfinite(v)] for part in parts]
+    means = [sum(part) / len(part) if part else math.nan for part in known]
+    finite = [m for m in means if math.isfinite(m)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    top = len(_BLOCKS) - 1
+    scale = top / (high - low) if high > low else 0.0
+    return "".join(" " if math.isnan(m) else _BLOCKS[round((m - low) * scale)] for m in means)

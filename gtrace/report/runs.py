@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError
+from gtrace.report.seeds import BASELINE as BASELINE
+from gtrace.report.seeds import SeedGroup, seed_groups
+from gtrace.report.statistics import FEWEST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-
-#: Spec of the uncompressed run that the others are compared with.
-BASELINE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,7 @@ class RunLogAnalysis:
         warnings: of the training itself.
         study: the first record of the log.
         neural: bits and variances are those of the gradients inside the backward passes.
+        groups: the finished runs of each codec over seeds, the uncompressed one first.
     """
 
     name: str
@@ -134,11 +135,17 @@ class RunLogAnalysis:
     warnings: tuple[str, ...]
     study: dict[str, Any]
     neural: bool = False
+    groups: tuple[SeedGroup, ...] = ()
 
     @property
     def has_shadow(self) -> bool:
         """Whether shadow passes compared weight gradients in any run."""
         return any(run.shadow for run in self.runs)
+
+    @property
+    def several_seeds(self) -> bool:
+        """Whether any codec finished with more than one seed."""
+        return any(len(group.seeds) > 1 for group in self.groups)
 
     def baseline(self, run: Run) -> Run | None:
         """The uncompressed run with the same seed, None where there is none or ``run`` is it."""
@@ -179,6 +186,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
         warnings=tuple(str(r.get("text", "")) for r in records if r["type"] == "warning"),
         study=study,
         neural=study.get("kind") == "neural",
+        groups=seed_groups(runs),
     )
 
 
@@ -257,7 +265,7 @@ def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
     if diverged:
         notes.append(f"Diverged: {', '.join(diverged)}.")
     seeds = {run.seed for run in runs}
-    if len(seeds) < 5:
+    if len(seeds) < FEWEST_SEEDS:
         notes.append(
             f"{'One seed' if len(seeds) == 1 else f'{len(seeds)} seeds'}: this describes what happened "
             "and is no evidence for a difference between codecs."

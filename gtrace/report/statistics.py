@@ -198,7 +198,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     block = block_length(off)
     blocks = float(w.sum() ** 2 / (w @ w)) / block
     if blocks < FEWEST_BLOCKS:
-        why = f"{count(n, 'step')} that drift or weigh too unequally to be worth {FEWEST_BLOCKS:.0f} independent ones"
+        why = f"{count(n, 'step')} worth {blocks:.1f} independent ones, fewer than {FEWEST_BLOCKS:.0f}"
         return Interval(estimate, count=n, blocks=blocks, why=why)
     drawn = block_counts(n, block, key)
     found = (drawn @ (w * off)) / (drawn @ w)

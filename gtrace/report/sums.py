@@ -101,14 +101,11 @@ class Sums:
         bottom = self.totals(self._table.n, group, groups)
         return divide(self.totals(self._table.bits * self._table.n, group, groups), bottom, bottom > 0)
 
-    def log_by_cell(self, tensors: int, steps: int) -> NDArray[np.float64]:
-        """(C, tensors, steps) log of the relative variance of each cell in use, NaN for holes and for no error."""
-        table = self._table
-        some = self._used & (table.tensor >= 0) & (table.squared_error > 0) & (table.energy > 0)
-        values = divide(table.squared_error, table.energy, some)
-        c, k = np.nonzero(some)
+    def by_cell(self, values: NDArray[np.float64], tensors: int, steps: int) -> NDArray[np.float64]:
+        """(C, tensors, steps) ``values`` (C, K) of the cells in use as they are, NaN for holes."""
+        c, k = np.nonzero(self._used & (self._table.tensor >= 0))
         out = np.full((len(values), tensors, steps), np.nan)
-        out[c, table.tensor[k], table.step[k]] = np.log(values[c, k])
+        out[c, self._table.tensor[k], self._table.step[k]] = values[c, k]
         return out
 
     def step_ratio(self) -> NDArray[np.float64]:

@@ -12,12 +12,13 @@ from gtrace.report.comparison import OUTCOMES
 from gtrace.report.names import MISSING, number, size
 from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
 from gtrace.report.runs import known_mean
-from gtrace.report.verdict import off_target
+from gtrace.report.verdict import off_target, signed_percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gtrace.report.analysis import Configuration, Family, SweepAnalysis
+    from gtrace.report.bd_rate import BDRate
     from gtrace.report.runs import RunLogAnalysis
     from gtrace.report.traces import TraceSummary
 
@@ -84,7 +85,7 @@ _FITTED = (
         "optimal: relative variance of the best levels of the same number, fitted to each gradient itself, with "
         "the same scale.",
     ),
-    _Extra(Column("times optimal", "relative variance over the optimal one"), lambda c: c.times_optimal),
+    _Extra(Column("times optimal", "relative variance over the optimal one", rank=1), lambda c: c.times_optimal),
     _Extra(
         Column("model says", "relative variance that the model of the data promised", rank=1),
         lambda c: c.model_variance,
@@ -97,12 +98,20 @@ _FITTED = (
 def equal_bits_table(analysis: SweepAnalysis) -> Table:
     """The headline: relative variance of each method at equal measured bits, best first."""
     columns = [Column("method", "codec, and what tells its families apart", numeric=False)]
-    columns += [
-        Column(f"{t:g} {'bit' if t == 1 else 'bits'}", f"relative variance at {t:g} measured bits per coordinate")
-        for t in analysis.targets
-    ]
-    best = [leaders(analysis, k) for k in range(len(analysis.targets))]
     decisive = decisive_target(analysis)
+    columns += [
+        Column(
+            f"{t:g} {'bit' if t == 1 else 'bits'}",
+            f"relative variance at {t:g} measured bits per coordinate",
+            rank=0 if k == decisive else 1 + abs(k - decisive),
+        )
+        for k, t in enumerate(analysis.targets)
+    ]
+    rates = {rate.family: rate for rate in analysis.bd_rates}
+    reference = analysis.bd_rates[0].reference if rates else ""
+    if rates:
+        columns.append(Column(f"BD-rate / {reference}", f"bits for the same error as {reference}, on average", rank=1))
+    best = [leaders(analysis, k) for k in range(len(analysis.targets))]
 
     def order(family: Family) -> tuple[bool, float, bool]:
         here = family.at[decisive].variance if decisive >= 0 else math.nan
@@ -127,12 +136,22 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
                     _bracket_hint(low, high),
                 )
             )
+        if rates:
+            cells.append(_rate_cell(rates.get(family.label), reference=family.label == reference))
         rows.append(tuple(cells))
     notes = [
-        "Relative variance: ||Q(g) - g||² / ||g||², less is better; above 1 the error exceeds the gradient.",
+        (
+            "Relative variance: ||Q(g) - g||² / ||g||² of one worker's gradient, less is better; above 1 the error "
+            "exceeds the gradient."
+        ),
         "Below each number: the configurations it is log-interpolated between; b3 means bits=3.",
         f"{MISSING}: no configurations on both sides of these bits, and nothing is extrapolated.",
     ]
+    if rates:
+        notes.append(
+            f"BD-rate: change of bits against {reference} at equal error, mean of its logarithm over the errors that "
+            "both reach, which stand below it."
+        )
     elsewhere = off_target(analysis)
     if elsewhere:
         notes.append(f"Reached by none of these columns: {'; '.join(elsewhere)}.")
@@ -143,6 +162,14 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         tuple(notes),
         "No configuration to compare.",
     )
+
+
+def _rate_cell(rate: BDRate | None, *, reference: bool) -> Cell:
+    if reference:
+        return Cell("0%", mark="quiet")
+    if rate is None or math.isnan(rate.change):
+        return Cell(MISSING, mark="missing", hint=rate.why if rate else "")
+    return Cell(signed_percent(rate.change), f"{number(rate.low, 2)}{MISSING}{number(rate.high, 2)}")
 
 
 def _bracket(low: Configuration, high: Configuration) -> str:
@@ -164,15 +191,17 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
     fitted = [extra for extra in _FITTED if any(math.isfinite(extra.value(c)) for c in analysis.configurations)]
     columns = (
         Column("configuration", "codec and its parameters", numeric=False),
-        Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False),
+        Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False, rank=2),
         Column("relative variance", "||Q(g) - g||² / ||g||², summed over tensors and steps"),
         *(extra.column for extra in fitted),
+        Column("by layers", "geometric mean of the layers' relative variances, each layer alike", rank=4),
         Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
         Column("bits entropy", "per coordinate, at the entropy of the symbols", rank=4),
         Column("bits Huffman", "per coordinate, expected with a Huffman code", rank=5),
         Column("32 / bits", "compression: float32 bits over measured bits", rank=1),
         Column("cosine", "of decoded and original gradient, mean weighted by elements", rank=3),
-        Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=6),
+        Column("|error| / |g|", "mean |Q(g) - g| over mean |g|, which W1 / |g| never exceeds", rank=6),
+        Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=7),
     )
     rows = tuple(
         (
@@ -184,6 +213,7 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             Cell(PARETO if c.pareto else "", mark="best" if c.pareto else ""),
             _value(c.relative_variance),
             *(_value(extra.value(c)) for extra in fitted),
+            _value(c.layers_variance),
             _value(
                 c.bits,
                 hint={"expected": "expected, no draws", "mixed": "partly expected"}.get(c.bits_source, ""),
@@ -192,32 +222,82 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             _value(c.bits_huffman),
             _value(c.ratio_float32),
             Cell(MISSING, mark="missing") if math.isnan(c.cosine) else Cell(f"{c.cosine:.4f}"),
+            _value(c.mean_abs_error),
             _value(c.w1_normalized),
         )
         for c in analysis.configurations
     )
     notes = (
         f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error.",
+        (
+            "Relative variance: errors and energies summed over all elements. By layers: each layer alike. Steps "
+            "count by the part of training that they stand for."
+        ),
         *(extra.note for extra in fitted if extra.note),
+        (
+            "32 / bits: bits of float32 over measured bits, of one worker. W1 ignores which value is where: it ranks "
+            "no codec, and the mean error beside it is its upper bound."
+        ),
     )
     return Table("Configurations", columns, rows, notes, "No configuration was measured.")
 
 
-def layer_table(analysis: SweepAnalysis) -> Table:
-    """One line per tensor: relative variance with the configuration of each method nearest to three bits."""
-    chosen = [i for i in (analysis.nearest(f, VIEW_BITS) for f in analysis.families) if i >= 0]
+def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
+    """One line per tensor: relative variance with the configuration of each method nearest to three bits.
+
+    Args:
+        analysis: of a sweep.
+        most: of more tensors, those with the largest part of the energy and those that prefer another method.
+    """
+    k = decisive_target(analysis)
+    order = [f.label for f in ranking(analysis, k)] if k >= 0 else []
+    families = sorted(analysis.families, key=lambda f: order.index(f.label) if f.label in order else len(order))
+    chosen = [i for i in (analysis.nearest(f, VIEW_BITS) for f in families) if i >= 0]
     columns = [
         Column("tensor", "parameter name", numeric=False),
-        Column("elements"),
-        Column("energy", "part of the total ||g||²"),
+        Column("elements", rank=len(chosen) + 2),
+        Column("energy", "part of the total ||g||²", rank=len(chosen) + 1),
     ]
-    columns += [Column(configuration_name(analysis.configurations[i]), analysis.configurations[i].spec) for i in chosen]
+    if any(analysis.layer_best):
+        columns.append(
+            Column(
+                f"best at {analysis.targets[k]:g}",
+                f"method with the least error at {analysis.targets[k]:g} measured bits of this tensor; bold where it "
+                "differs from the leader beyond the noise of steps",
+                numeric=False,
+            )
+        )
+    columns += [
+        Column(configuration_name(analysis.configurations[i]), analysis.configurations[i].spec, rank=place)
+        for place, i in enumerate(chosen)
+    ]
+    sure = {c.tensor for c in analysis.layer_choices if c.sure}
+    shown = list(range(len(analysis.tensors)))
+    if most is not None and len(shown) > most:
+        share = np.nan_to_num(analysis.energy_share)
+        weight = [(analysis.tensors[t] in sure, float(share[t])) for t in shown]
+        shown = sorted(sorted(shown, key=lambda t: weight[t], reverse=True)[:most])
     rows = []
-    for k, name in enumerate(analysis.tensors):
-        cells = [Cell(name), Cell(f"{analysis.elements[k]:,}"), _percent(float(analysis.energy_share[k]))]
-        rows.append((*cells, *(_value(float(analysis.per_tensor[i, k])) for i in chosen)))
-    note = f"Per method the configuration with measured bits nearest to {VIEW_BITS:g}, summed over steps."
-    return Table("Relative variance per tensor", tuple(columns), tuple(rows), (note,), "No tensor was measured.")
+    for t in shown:
+        name = analysis.tensors[t]
+        cells = [Cell(name), Cell(f"{analysis.elements[t]:,}"), _percent(float(analysis.energy_share[t]))]
+        if any(analysis.layer_best):
+            best = analysis.layer_best[t]
+            cells.append(Cell(best or MISSING, mark="best" if name in sure else "" if best else "missing"))
+        rows.append((*cells, *(_value(float(analysis.per_tensor[i, t])) for i in chosen)))
+    notes = [
+        (
+            f"Per method the configuration with measured bits nearest to {VIEW_BITS:g}, summed over steps; its bits "
+            "differ from tensor to tensor, so these columns rank no methods."
+        )
+    ]
+    if any(analysis.layer_best):
+        notes.append(f"Best at {analysis.targets[k]:g}: least error at as many measured bits of the tensor itself.")
+    if len(rows) < len(analysis.tensors):
+        notes.append(
+            f"{len(analysis.tensors) - len(rows)} tensors with less energy are left out; -o FILE has them all."
+        )
+    return Table("Relative variance per tensor", tuple(columns), tuple(rows), tuple(notes), "No tensor was measured.")
 
 
 def run_table(analysis: RunLogAnalysis) -> Table:
@@ -254,7 +334,10 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         )
         for run in analysis.runs
     )
-    return Table("Training runs", columns, rows, (), "No training step was logged.")
+    whose = "one worker" if analysis.workers == 1 else f"all {analysis.workers} workers"
+    compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both of {whose}."
+    error = "Relative variance: of the neural gradients." if neural else f"Relative variance: of the mean over {whose}."
+    return Table("Training runs", columns, rows, (compared, error), "No training step was logged.")
 
 
 def shadow_table(analysis: RunLogAnalysis) -> Table:

@@ -8,20 +8,9 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gtrace.report.law_tables import law_tables
 from gtrace.report.names import MISSING, literal
-from gtrace.report.tables import (
-    PARETO,
-    Cell,
-    Column,
-    Table,
-    configuration_table,
-    equal_bits_table,
-    run_table,
-    shadow_table,
-    trace_table,
-)
-from gtrace.report.verdict import runs_verdict, sweep_verdict
+from gtrace.report.sections import sections
+from gtrace.report.tables import PARETO, Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,11 +21,14 @@ if TYPE_CHECKING:
 
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 #: The first column may fold down to the first width; columns are dropped until it has the second.
-_NARROWEST, _READABLE = 16, 32
+_NARROWEST, _READABLE = 14, 32
+#: Lines of the table of layers; files have them all.
+MOST_LAYERS = 24
 #: Characters between two columns.
 _GAP = 3
 #: Stand-ins for what an encoding without Unicode lacks; everything else becomes an escape.
-_ASCII = {MISSING: "-", PARETO: "*", "²": "^2", "∞": "inf", "×": "x", "…": "...", "−": "-", "○": "o"}
+_ASCII = {MISSING: "-", PARETO: "*", "²": "^2", "∞": "inf", "×": "x", "…": "...", "−": "-", "○": "o", "±": "+-"}
+_ASCII |= dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True))
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -50,33 +42,13 @@ def print_report(report: Report, console: Console) -> None:
     """
     page = _Page(console)
     several = report.sections > 1
-    for sweep in report.sweeps:
-        page.heading("Sweep", sweep.name, shown=several)
-        page.verdict(sweep_verdict(sweep))
-        if sweep.measured:
-            page.table(equal_bits_table(sweep))
-        if sweep.configurations:
-            page.table(configuration_table(sweep))
-        page.lines(sweep.notes, "note")
-        page.lines(sweep.warnings, "warning")
-    for run in report.runs:
-        page.heading("Training", run.name, shown=several)
-        page.verdict(runs_verdict(run))
-        if run.runs:
-            page.table(run_table(run))
-        if run.has_shadow:
-            page.table(shadow_table(run))
-        page.lines(run.notes, "note")
-        page.lines(run.warnings, "warning")
-    for trace in report.traces:
-        page.heading("Trace", trace.name, shown=several)
-        page.verdict([trace.sentence])
-        page.table(trace_table(trace))
-        for laws in trace.laws:
-            page.heading("", laws.title, shown=True)
-            page.verdict(laws.sentences)
-            for table in law_tables(laws):
-                page.table(table)
+    for section in sections(report, MOST_LAYERS):
+        page.heading(section.heading, shown=several or not section.kind)
+        page.verdict(section.sentences)
+        for table in section.tables:
+            page.table(table)
+        page.lines(section.notes, "note")
+        page.lines(section.warnings, "warning")
 
 
 class _Page:
@@ -93,10 +65,10 @@ class _Page:
                     text = text.replace(symbol, plain)
         return literal(text, self._encoding)
 
-    def heading(self, kind: str, name: str, *, shown: bool) -> None:
+    def heading(self, text: str, *, shown: bool) -> None:
         if shown:
             self._console.print()
-            self._console.print(Text(f"{kind} {self.safe(name)}".lstrip(), style="bold underline"))
+            self._console.print(Text(self.safe(text), style="bold underline"))
 
     def verdict(self, sentences: Iterable[str]) -> None:
         self._console.print()
@@ -116,11 +88,12 @@ class _Page:
             return
         kept, dropped, needed = _fit(table, self._console.width)
         grid = RichTable(box=SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
+        names = _width(table.columns[0], [row[0] for row in table.rows])
         for k in kept:
             column = table.columns[k]
             heading = Text("\n".join(self.safe(column.heading).rsplit(" ", 1)))
             if k == 0:
-                grid.add_column(heading, overflow="fold", min_width=_NARROWEST)
+                grid.add_column(heading, overflow="fold", min_width=min(_NARROWEST, names))
             else:
                 grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
         for row in table.rows:

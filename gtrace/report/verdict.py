@@ -6,21 +6,33 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gtrace.report.evidence import SIGNIFICANT
 from gtrace.report.families import FITTED
-from gtrace.report.names import count, listed, number
+from gtrace.report.names import count, listed, number, percent
 from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
 from gtrace.report.runs import known_mean
+from gtrace.report.seeds import BASELINE
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis import Configuration, SweepAnalysis
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis import Configuration, Family, SweepAnalysis
+    from gtrace.report.evidence import Comparison
     from gtrace.report.runs import Run, RunLogAnalysis
+    from gtrace.report.seeds import SeedGroup
+    from gtrace.report.side_by_side import SideBySide
+    from gtrace.report.statistics import Interval
 
 #: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
 FITTED_BITS = 4.0
 
+#: Methods and layers that a sentence names before it counts.
+_NAMED = 6
+_LAYERS = 3
+
 
 def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
-    """Sentences that say which method adds the least error at equal measured bits."""
+    """Sentences that say which method adds the least error at equal measured bits, and how sure that is."""
     if not analysis.rows:
         return ["Nothing was measured: the sweep has no rows."]
     if not analysis.measured:
@@ -30,24 +42,52 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         wanted = listed([f"{t:g}" for t in analysis.targets])
         nowhere = f"No method has configurations around {wanted} measured bits per coordinate: nothing to compare."
         return [nowhere, *_fitted(analysis)]
-    ranked = ranking(analysis, k)
-    best = ranked[0].at[k].variance
+    found = ranking(analysis, k)
     at = f"At {bits_in_words(analysis.targets[k])}"
-    sentences = []
-    if len(ranked) == 1:
-        sentences.append(
-            f"{at}, {ranked[0].label} has relative variance {number(best)}; no other method has data there."
-        )
+    if len(found) == 1:
+        value = number(found[0].at[k].variance)
+        first = [f"{at}, {found[0].label} has relative variance {value}; no other method has data there."]
     else:
-        level = leaders(analysis, k)
-        rest = [f"{f.label} {number(f.at[k].variance)}{_times(f.at[k].variance, best)}" for f in ranked[len(level) :]]
-        values = listed([number(f.at[k].variance) for f in level])
-        if len(level) > 1:
-            head = f"{at}, {listed([f.label for f in level])} add the least error: relative variance {values}"
-        else:
-            head = f"{at}, {level[0].label} adds the least error: relative variance {values}"
-        sentences.append(f"{head}; {listed(rest, limit=4)}." if rest else f"{head}.")
-    return sentences + _elsewhere(analysis, k) + _fitted(analysis)
+        values = listed([f"{f.label} {number(f.at[k].variance)}" for f in found], _NAMED)
+        first = [f"{at}, relative variance: {values}.", *_how_sure(analysis, k)]
+    rest = [*_elsewhere(analysis, k), *_over_training(analysis, k), *_layers(analysis), *_rates(analysis)]
+    return [*first, *rest, *_fitted(analysis)]
+
+
+def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:
+    """The leader against those it cannot be told from, and against the first that it can."""
+    found, level = ranking(analysis, k), leaders(analysis, k)
+    sentences = []
+    if len(level) > 1:
+        sentences.append(f"{listed([f.label for f in level])} are level: {_doubt(analysis, level, k)}.")
+    behind = next((f for f in found if f not in level), None)
+    if behind is None:
+        return sentences
+    compared = analysis.comparison(found[0].label, behind.label, analysis.targets[k])
+    head = found[0].label if len(level) == 1 else f"Of these, {found[0].label}"
+    if compared is None:
+        return [*sentences, f"{head} adds less error than {behind.label}."]
+    return [*sentences, f"{head} adds {compared_in_words(compared)}."]
+
+
+def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
+    known = [analysis.comparison(level[0].label, f.label, analysis.targets[k]) for f in level[1:]]
+    found = [c for c in known if c is not None and c.by_elements.known]
+    if len(found) < len(level) - 1:
+        return "their relative variances are nearly the same"
+    if any(c.differs for c in found):
+        return "which adds less depends on whether steps count by their gradients' norms or all alike"
+    return f"the differences are within the noise of {count(found[0].by_elements.count, 'step')}"
+
+
+def compared_in_words(compared: Comparison) -> str:
+    """``0.54 times the error of zipml in the average step (95%: 0.46 to 0.63)``, or why there is no interval."""
+    ratio, low, high = compared.by_elements.exp()
+    said = f"{number(ratio, 2)} times the error of {compared.second} in the average step"
+    if compared.by_elements.known:
+        sure = "" if compared.differs else f", not beyond the noise of {count(compared.by_elements.count, 'step')}"
+        return f"{said} (95%: {number(low, 2)} to {number(high, 2)}){sure}"
+    return f"{said}, less in {percent(compared.better)} of training; no interval ({compared.by_elements.why})"
 
 
 def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
@@ -64,6 +104,44 @@ def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
         bits = "bit" if targets == [1.0] else "bits"
         sentences.append(f"{listed(labels)} {verb} at {listed([f'{t:g}' for t in targets])} {bits}{also}.")
     return sentences
+
+
+def _over_training(analysis: SweepAnalysis, k: int) -> list[str]:
+    """Thirds of training where another method has the least error than over all of it."""
+    found = ranking(analysis, k)
+    if len(found) < 2:
+        return []
+    labels = [f.label for f in analysis.families]
+    said = []
+    for phase in analysis.phases:
+        known = {label: phase.at[i, k] for i, label in enumerate(labels) if math.isfinite(phase.at[i, k])}
+        if found[0].label not in known:
+            continue
+        best = min(known, key=lambda label: known[label])
+        if best != found[0].label:
+            values = f"{best} {number(known[best])}, {found[0].label} {number(known[found[0].label])}"
+            said.append(f"{phase.name} (steps {phase.first:,} to {phase.last:,}) {values}")
+    return [f"It changes over training: {'; '.join(said)}."] if said else []
+
+
+def _layers(analysis: SweepAnalysis) -> list[str]:
+    """Layers that another method suits better beyond the noise of steps, the clearest first."""
+    sure = sorted((c for c in analysis.layer_choices if c.sure), key=lambda c: c.ratio)
+    if not sure:
+        return []
+    shown = [f"{c.tensor} prefers {c.best} ({number(c.ratio, 2)} times the error)" for c in sure[:_LAYERS]]
+    more = f" and {len(sure) - _LAYERS} more" if len(sure) > _LAYERS else ""
+    return [
+        f"At {bits_in_words(sure[0].bits)} of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."
+    ]
+
+
+def _rates(analysis: SweepAnalysis) -> list[str]:
+    known = sorted((b for b in analysis.bd_rates if math.isfinite(b.change)), key=lambda b: b.change)
+    if not known:
+        return []
+    said = listed([f"{b.family} {signed_percent(b.change)}" for b in known], _NAMED)
+    return [f"Bits for the same error as {known[0].reference} (BD-rate): {said}."]
 
 
 def _fitted(analysis: SweepAnalysis) -> list[str]:
@@ -111,22 +189,22 @@ def off_target(analysis: SweepAnalysis) -> list[str]:
 
 
 def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
-    """One sentence per compressed run: what it reached, what the uncompressed one reached, what was sent."""
+    """What each codec reached, what the uncompressed run reached, what was sent; over seeds where there are several."""
     if not analysis.runs:
         return ["No training step was logged."]
+    if analysis.several_seeds:
+        return seeds_verdict(analysis.groups, analysis.workers, neural=analysis.neural)
     sentences = []
     for run in analysis.runs:
-        if run.spec == "none" and len(analysis.runs) > 1:
+        if run.spec == BASELINE and len(analysis.runs) > 1:
             continue
         baseline = analysis.baseline(run)
-        seed = f" (seed {run.seed})" if len({r.seed for r in analysis.runs}) > 1 else ""
         until = "" if run.finished else f", until step {run.last_step}"
-        parts = [f"Trained with {run.spec}{seed} on {count(analysis.workers, 'worker')}{until}: {_reached(run)}"]
+        parts = [f"Trained with {run.spec} on {count(analysis.workers, 'worker')}{until}: {_reached(run)}"]
         if baseline is not None and _reached(baseline) and _comparable(run, baseline):
             parts.append(f"uncompressed {_reached(baseline, name=False)}")
-        if math.isfinite(run.ratio) and run.spec != "none":
-            what = "for the neural gradients" if analysis.neural else "sent up"
-            parts.append(f"{number(run.ratio)} times fewer bits {what} than with float32")
+        if math.isfinite(run.ratio) and run.spec != BASELINE:
+            parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
         sentences.append("; ".join(parts) + ".")
         if run.shadow:
             cosines = {curve.tensor: known_mean(curve.cosine) for curve in run.shadow}
@@ -139,6 +217,49 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
                     f"the worst is {worst} with {known[worst]:.4f}."
                 )
     return sentences
+
+
+def seeds_verdict(groups: Sequence[SeedGroup], workers: int, *, neural: bool) -> list[str]:
+    """One sentence per codec over seeds: its mean, its difference to the uncompressed runs, and how sure that is."""
+    sentences = []
+    for group in groups:
+        if group.spec == BASELINE and len(groups) > 1:
+            continue
+        spread = f" ± {metric_text(group.metric, group.deviation)}" if math.isfinite(group.deviation) else ""
+        parts = [
+            (
+                f"Trained with {group.spec} on {count(workers, 'worker')}, {count(len(group.seeds), 'seed')}: "
+                f"{group.metric} {metric_text(group.metric, group.mean)}{spread}"
+            )
+        ]
+        if math.isfinite(group.difference.estimate):
+            parts.append(f"against uncompressed {difference_text(group.metric, group.difference, group.p_holm)}")
+        if math.isfinite(group.ratio) and group.spec != BASELINE:
+            parts.append(f"{number(group.ratio)} times fewer bits {_sent(neural=neural)} than with float32")
+        sentences.append("; ".join(parts) + ".")
+    return sentences
+
+
+def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
+    """A paired difference with how sure it is: ``-0.31 points (95%: -0.52 to -0.10)``."""
+
+    def shown(value: float) -> str:
+        return f"{100 * value:+.2f}" if metric == "test accuracy" else f"{value:+.3g}"
+
+    unit = " points" if metric == "test accuracy" else ""
+    if not difference.known:
+        return f"{shown(difference.estimate)}{unit} (descriptive: {difference.why})"
+    sure = "" if p_holm < SIGNIFICANT else ", within the noise of seeds"
+    return f"{shown(difference.estimate)}{unit} (95%: {shown(difference.low)} to {shown(difference.high)}){sure}"
+
+
+def metric_text(metric: str, value: float) -> str:
+    """A value of a metric of training: accuracies in percent."""
+    return f"{value:.2%}" if metric == "test accuracy" and math.isfinite(value) else number(value)
+
+
+def _sent(*, neural: bool) -> str:
+    return "for the neural gradients" if neural else "sent up"
 
 
 def _comparable(run: Run, baseline: Run) -> bool:
@@ -156,12 +277,41 @@ def _reached(run: Run, *, name: bool = True) -> str:
 
 def bits_in_words(target: float) -> str:
     """``3 measured bits per coordinate``."""
-    return f"{target:g} measured {_bits(target)} per coordinate"
+    return f"{target:g} measured {'bit' if target == 1 else 'bits'} per coordinate"
 
 
-def _bits(number_of: float) -> str:
-    return "bit" if number_of == 1 else "bits"
+def signed_percent(change: float) -> str:
+    """``-18%``, ``+4.2%``: two digits are all that such a mean is good for."""
+    return f"{100 * change:+.{0 if abs(change) >= 0.0995 else 1}f}%"
 
 
-def _times(value: float, best: float) -> str:
-    return f" ({number(value / best, 2)} times as much)" if best > 0 else ""
+def side_by_side_verdict(pair: SideBySide) -> list[str]:
+    """How much more or less error the same codecs make in a second sweep, and what only one of them has."""
+    sentences = []
+    known = sorted(c.ratio for c in pair.shared if math.isfinite(c.ratio))
+    if not pair.shared:
+        sentences.append("No codec is in both sweeps.")
+    elif not known:
+        sentences.append(f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare.")
+    else:
+        middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
+        sentences.append(
+            f"{count(len(pair.shared), 'configuration')} in both: {pair.second} has {number(middle)} times the error "
+            f"of {pair.first} in the median, {number(known[0])} to {number(known[-1])} times."
+        )
+        if pair.paired:
+            sure = sum(c.differs for c in pair.shared)
+            none = sum(not c.by_elements.known for c in pair.shared)
+            unsure = f"; {none} have too few steps to tell" if none else ""
+            sentences.append(
+                f"Paired on {count(pair.tensors, 'tensor')} and {count(pair.steps, 'step')} that both have: "
+                f"{sure} differ beyond the noise of steps{unsure}."
+            )
+        else:
+            sentences.append("No tensor at any step is in both, so these are ratios of sums over different gradients.")
+    if pair.same_trace is False:
+        sentences.append("The sweeps are of different traces: the ratios hold the difference of the runs as well.")
+    for name, specs in ((pair.first, pair.only_first), (pair.second, pair.only_second)):
+        if specs:
+            sentences.append(f"Only in {name}: {listed(specs)}.")
+    return sentences

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, UsageError
-from gtrace.report.export import to_csv, to_markdown
+from gtrace.report.export import to_markdown
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
+from gtrace.report.latex import to_latex
+from gtrace.report.records import to_csv, to_json_lines, to_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from gtrace.report.svg import FigureKind
     from gtrace.sweep.results import SweepResult
 
-KINDS = (".html", ".md", ".csv")
+KINDS = (".html", ".md", ".csv", ".jsonl", ".parquet", ".tex")
 PAGE = ".report.html"
 FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
 
@@ -53,7 +55,7 @@ def write_html(
 
 
 def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
-    """Write a report as the suffix of ``output`` says: a page, Markdown, CSV, or a folder with everything.
+    """Write a report as the suffix of ``output`` says: a page, tables of any kind, or a folder with everything.
 
     A folder gets the page and every figure as PNG, SVG and PDF. Nothing is written when anything would be
     overwritten that may not be, and every file appears whole or not at all.
@@ -69,15 +71,15 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
     if not output.parent.is_dir():
         raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
     if kind:
-        _refuse([output], force=force)
-        _put(output, _render(report, kind))
+        refuse([output], force=force)
+        put(output, _render(report, kind))
         return [output]
     from gtrace.report.gallery import report_plates
 
     plates = report_plates(report)
     page = output / "report.html"
     drawings = [output / f"{name}.{suffix}" for name in plates for suffix in FIGURE_KINDS]
-    _refuse([page, *drawings], force=force)
+    refuse([page, *drawings], force=force)
     from gtrace.report.svg import render
 
     # Rendering is what takes time and may be interrupted: the folder appears after it.
@@ -88,7 +90,7 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
             contents[output / f"{name}.{suffix}"] = render(figure, suffix)
     output.mkdir(exist_ok=True)
     for path, data in contents.items():
-        _put(path, data)
+        put(path, data)
     return [page, *drawings]
 
 
@@ -122,13 +124,20 @@ def _render(report: Report, kind: str) -> bytes:
         return to_markdown(report).encode()
     if kind == ".csv":
         return to_csv(report).encode()
+    if kind == ".jsonl":
+        return to_json_lines(report).encode()
+    if kind == ".parquet":
+        return to_parquet(report)
+    if kind == ".tex":
+        return to_latex(report).encode()
     # matplotlib takes half a second to load; tables do without.
     from gtrace.report.html import to_html
 
     return to_html(report).encode()
 
 
-def _refuse(paths: Sequence[Path], *, force: bool) -> None:
+def refuse(paths: Sequence[Path], *, force: bool) -> None:
+    """Raise :class:`OutputExistsError` for a folder, and for a file unless ``force`` is on."""
     for path in paths:
         if path.is_dir():
             raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
@@ -136,7 +145,7 @@ def _refuse(paths: Sequence[Path], *, force: bool) -> None:
             raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
 
 
-def _put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes) -> None:
     """Write beside the place and move in, so that a reader never sees half a file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

@@ -30,7 +30,7 @@ def sweep(tmp_path):
 def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
     code, out, err = call(sweep)
     assert (code, err) == (0, "")
-    assert out.lstrip().startswith("At 2 measured bits per coordinate, qsgdinf")
+    assert out.lstrip().startswith("At 2 measured bits per coordinate, relative variance: qsgdinf")
     assert out.endswith("\nnet.report.html\n")
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
@@ -185,3 +185,63 @@ def test_help_is_quick_because_it_loads_nothing_heavy():
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert "RESULTS" in found.stdout
     assert found.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_one_figure_alone(call, sweep, tmp_path, suffix, start):
+    code, out, err = call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}")
+    assert (code, out, err) == (0, f"one.{suffix}\n", "")
+    data = (tmp_path / f"one.{suffix}").read_bytes()
+    assert data.startswith(start)
+    assert call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}")[0] == 4
+    assert call(sweep, "--figure", "rate-distortion", "-o", f"one.{suffix}", "--force")[0] == 0
+    assert (tmp_path / f"one.{suffix}").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--figure", "rate-distorsion"], "no such figure; did you mean rate-distortion?"),
+        (["--figure", "rate-distortion", "-o", "x.jpg"], "a figure is written as .pdf, .png, .svg"),
+        (["--figure", "rate-distortion", "--json"], "leave out --json and --pair"),
+        (
+            ["--pair", "qsgd:bits=2", "alq"],
+            "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits=",
+        ),
+        (["-o", "x.docx"], ".html, .md, .csv, .jsonl, .parquet, .tex"),
+    ],
+)
+def test_what_there_is_not_is_said_in_one_line(call, sweep, tmp_path, options, words):
+    code, out, err = call(sweep, *options)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+    assert not [path for path in tmp_path.iterdir() if path.suffix in (".svg", ".jpg", ".html", ".docx")]
+
+
+def test_named_pairs_come_first(call, sweep):
+    pair = ["qsgdinf:bits=3,bucket_size=8192", "qsgd:bits=3,bucket_size=8192"]
+    code, out, _ = call(sweep, "--pair", *pair, "--json")
+    assert code == 0
+    ((found,),) = json.loads(out)["pairs"]
+    assert (found["first"], found["second"]) == tuple(pair)
+    assert found["by_elements"] < 0.1
+    code, out, _ = call(sweep, "--pair", *pair, "-o", "x.md")
+    assert out.lstrip().startswith(f"{pair[0]} adds ")
+
+
+def test_two_sweeps_side_by_side(call, sweep, tmp_path):
+    other = write_sweep(tmp_path / "other.sweep.db", rows_of(bits=[2, 3], layers=("w", "x"), seed=1))
+    code, out, _ = call(sweep, other, "-o", "both.jsonl")
+    assert code == 0
+    assert "Sweep other.sweep.db against net.sweep.db" in out
+    kinds = [json.loads(line)["record"] for line in (tmp_path / "both.jsonl").read_text().splitlines()]
+    assert kinds.count("side_by_side") == 8
+
+
+@pytest.mark.parametrize("suffix", ["tex", "parquet", "jsonl"])
+def test_more_formats(call, sweep, tmp_path, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    assert call(sweep, "-o", f"x.{suffix}")[0] == 0
+    assert (tmp_path / f"x.{suffix}").stat().st_size > 1000

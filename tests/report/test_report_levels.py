@@ -90,8 +90,8 @@ def test_the_table_has_the_columns_where_they_say_something(sweep):
     assert next(r for r in table.rows if r[0].text == "zipml:bits=3")[5].mark == "missing"
     assert any(note.startswith("optimal: ") for note in table.notes)
     plain = configuration_table(analyze(result_of(rows_of(bits=[2, 3]))))
-    assert len(plain.columns) == 9
-    assert len(plain.notes) == 1
+    assert len(plain.columns) == 11
+    assert len(plain.notes) == 3
     empirical = [r for r in fitted_rows() if r["model_variance"] is None]
     assert "model says" not in [column.heading for column in configuration_table(analyze(result_of(empirical))).columns]
 
@@ -128,7 +128,7 @@ def test_every_export_has_the_optimum(sweep, capsys):
     markdown = to_markdown(report)
     assert "| times optimal | model says |" in markdown
     out = io.StringIO()
-    print_report(report, Console(file=out, width=132))
+    print_report(report, Console(file=out, width=160))
     assert "Hidden" not in out.getvalue()
     assert "optimal: relative variance of the best levels" in out.getvalue()
 

@@ -1,0 +1,220 @@
+"""The numbers of a report as flat records, for CSV, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import UsageError
+from gtrace.report.statistics import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.inputs import Report
+    from gtrace.report.runs import Run, RunLogAnalysis
+
+Record = dict[str, Any]
+
+#: Fields that hold logarithms of ratios or of relative variances; records hold the ratios.
+_LOGARITHMS = {"by_elements", "by_layers", "interval", "in_steps"}
+
+
+def table_records(report: Report) -> list[Record]:
+    """One record per configuration of every sweep, or per run of every run log, all with the same fields.
+
+    Raises:
+        UsageError: sweeps and run logs together, or neither: their columns have nothing in common.
+    """
+    if bool(report.sweeps) == bool(report.runs) or report.traces:
+        raise UsageError(
+            "-o .csv and .parquet hold one kind of table: pass sweeps alone or run logs alone, no traces; "
+            ".jsonl holds everything"
+        )
+    rows = [{"results": sweep.name, **flat(c)} for sweep in report.sweeps for c in sweep.configurations]
+    return rows + [{"results": log.name, **run_row(run)} for log in report.runs for run in log.runs]
+
+
+def to_csv(report: Report) -> str:
+    """:func:`table_records` as CSV at full precision, empty for what is not known.
+
+    Raises:
+        UsageError: sweeps and run logs together, or neither.
+    """
+    rows = table_records(report)
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+    return buffer.getvalue()
+
+
+def to_json_lines(report: Report) -> str:
+    """One JSON object a line; ``record`` says what it is and ``results`` where it is from. Missing numbers are null.
+
+    Records: ``verdict``, ``configuration``, ``equal_bits``, ``comparison``, ``bd_rate``, ``phase``, ``layer``,
+    ``layer_choice``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``, ``tensor``.
+    """
+    return "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in all_records(report))
+
+
+def to_parquet(report: Report) -> bytes:
+    """:func:`table_records` as a Parquet file.
+
+    Raises:
+        UsageError: sweeps and run logs together, or neither; neither pyarrow nor pandas is there.
+    """
+    rows = table_records(report)
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    buffer = io.BytesIO()
+    try:
+        _write_parquet(columns, buffer)
+    except ImportError:
+        raise UsageError(
+            "-o .parquet needs pyarrow, which is not installed: pip install pyarrow, or take -o .csv or .jsonl"
+        ) from None
+    return buffer.getvalue()
+
+
+def _write_parquet(columns: dict[str, list[Any]], buffer: io.BytesIO) -> None:
+    """With pyarrow, or with pandas and whatever engine it finds; ImportError where there is neither."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        from pyarrow import parquet
+    except ImportError:
+        import pandas as pd
+
+        pd.DataFrame(columns).to_parquet(buffer)
+        return
+    parquet.write_table(pyarrow.table(columns), buffer)
+
+
+def all_records(report: Report) -> Iterator[Record]:
+    """Everything that a report says, the verdicts first."""
+    from gtrace.report.sections import sections
+
+    for section in sections(report):
+        yield {"record": "verdict", "results": section.name, "sentences": list(section.sentences)}
+    for sweep in report.sweeps:
+        yield from _labelled(sweep.name, _sweep_records(sweep))
+    for sweep, named in zip(report.sweeps, report.pairs, strict=False):
+        yield from _labelled(sweep.name, ({"record": "pair", "workers": 1, **flat(c)} for c in named))
+    for pair in report.side_by_side:
+        common = {"first_results": pair.first, "same_trace": pair.same_trace}
+        yield from _labelled(pair.second, ({"record": "side_by_side", **common, **flat(c)} for c in pair.shared))
+    for log in report.runs:
+        yield from _labelled(log.name, _run_records(log))
+    for pool in report.pools:
+        for group in pool.groups:
+            yield {"record": "pooled_seeds", "results": list(pool.logs), "workers": pool.workers, **flat(group)}
+    for trace in report.traces:
+        yield from _labelled(trace.name, ({"record": "tensor", **dataclasses.asdict(t)} for t in trace.tensors))
+
+
+def _labelled(name: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+    for record in records:
+        yield {"record": record["record"], "results": name, **record}
+
+
+def _sweep_records(sweep: SweepAnalysis) -> Iterator[Record]:
+    specs = [c.spec for c in sweep.configurations]
+    for c in sweep.configurations:
+        yield {"record": "configuration", **flat(c)}
+    for f, family in enumerate(sweep.families):
+        for k, at in enumerate(family.at):
+            yield {
+                "record": "equal_bits",
+                "family": family.label,
+                "bits": at.target,
+                "relative_variance": at.variance,
+                "relative_variance_by_layers": sweep.at_layers[f, k],
+                "outcome": at.outcome,
+                "lower": specs[at.lower] if at.lower >= 0 else None,
+                "upper": specs[at.upper] if at.upper >= 0 else None,
+            }
+    for comparison in sweep.comparisons:
+        yield {"record": "comparison", "workers": 1, **flat(comparison)}
+    for rate in sweep.bd_rates:
+        yield {"record": "bd_rate", **flat(rate)}
+    for phase in sweep.phases:
+        for i, spec in enumerate(specs):
+            yield {
+                "record": "phase",
+                "phase": phase.name,
+                "first_step": phase.first,
+                "last_step": phase.last,
+                "spec": spec,
+                "relative_variance": phase.relative_variance[i],
+                "bits": phase.bits[i],
+            }
+    for t, tensor in enumerate(sweep.tensors):
+        for i, spec in enumerate(specs):
+            yield {
+                "record": "layer",
+                "tensor": tensor,
+                "elements": sweep.elements[t],
+                "energy_share": sweep.energy_share[t],
+                "best": sweep.layer_best[t] or None,
+                "spec": spec,
+                "relative_variance": sweep.per_tensor[i, t],
+                "bits": sweep.per_tensor_bits[i, t],
+            }
+    for choice in sweep.layer_choices:
+        yield {"record": "layer_choice", **flat(choice)}
+
+
+def _run_records(log: RunLogAnalysis) -> Iterator[Record]:
+    for run in log.runs:
+        yield {"record": "run", "workers": log.workers, **run_row(run)}
+    for group in log.groups:
+        yield {"record": "seeds", "workers": log.workers, **flat(group)}
+
+
+def run_row(run: Run) -> Record:
+    """The ends of a training run."""
+    return {
+        "run": run.spec,
+        "seed": run.seed,
+        "steps_done": len(run.steps),
+        "final_loss": run.final_loss,
+        "final_accuracy": run.final_accuracy,
+        "final_eval_loss": run.final_eval_loss,
+        "mean_relative_variance": run.mean_relative_variance,
+        "bits_per_worker": float(run.sent[-1]) if len(run.sent) else float("nan"),
+        "ratio": run.ratio,
+        "finished": run.finished,
+        "diverged": run.diverged,
+    }
+
+
+def flat(value: Any) -> Record:
+    """A dataclass as a dictionary in which each :class:`Interval` is five fields and no logarithm is left."""
+    record: Record = {}
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if isinstance(item, Interval):
+            ends = item.exp() if field.name in _LOGARITHMS else (item.estimate, item.low, item.high)
+            record |= {f"{field.name}{end}": number for end, number in zip(("", "_low", "_high"), ends, strict=True)}
+            record |= {f"{field.name}_p": item.p, f"{field.name}_why": item.why}
+        else:
+            record[field.name] = item
+    return record
+
+
+def plain(value: Any) -> Any:
+    """``value`` in types that JSON has; numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,117 @@
+"""A report as sections of words and tables, in the order in which a terminal, Markdown and LaTeX show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
+from gtrace.report.law_tables import law_tables
+from gtrace.report.names import count
+from gtrace.report.tables import (
+    configuration_table,
+    equal_bits_table,
+    layer_table,
+    run_table,
+    shadow_table,
+    trace_table,
+)
+from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict, side_by_side_verdict, sweep_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.evidence import Comparison
+    from gtrace.report.inputs import Report
+    from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.tables import Table
+    from gtrace.report.traces import TraceSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Words and tables on one input.
+
+    Attributes:
+        kind: what it is about, empty for a part of the section before.
+        name: of the input.
+        sentences: the verdict, the answer first.
+        tables: in the order of their weight.
+        notes: what a reader must know.
+        warnings: of the measurement itself.
+    """
+
+    kind: str
+    name: str
+    sentences: tuple[str, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """Kind and name."""
+        return f"{self.kind} {self.name}".lstrip()
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """The sections of a report: sweeps, sweeps side by side, training, training put together, traces.
+
+    Args:
+        report: what to show.
+        most_layers: lines of the table of layers at most; None for all.
+    """
+    for place, sweep in enumerate(report.sweeps):
+        named = report.pairs[place] if report.pairs else ()
+        yield _sweep(sweep, most_layers, named)
+    for pair in report.side_by_side:
+        name = f"{pair.second} against {pair.first}"
+        yield Section("Sweep", name, tuple(side_by_side_verdict(pair)), (side_by_side_table(pair),))
+    for log in report.runs:
+        yield _run_log(log)
+    for pool in report.pools:
+        yield Section(
+            "Training",
+            f"put together: {', '.join(pool.logs)}",
+            tuple(seeds_verdict(pool.groups, pool.workers, neural=pool.neural)) or ("No run was finished.",),
+            (seed_table(pool.groups, pool.workers, neural=pool.neural, notes=pool.notes),),
+        )
+    for trace in report.traces:
+        yield from _trace(trace)
+
+
+def _sweep(sweep: SweepAnalysis, most_layers: int | None, named: tuple[Comparison, ...]) -> Section:
+    sentences = sweep_verdict(sweep)
+    tables = []
+    if named:
+        sentences = [f"{c.first} adds {compared_in_words(c)}." for c in named] + sentences
+        title = "Error of the first configuration over that of the second, paired over steps"
+        note = f"Each at its own bits. p is Holm's, corrected for the {count(len(named), 'pair')} named."
+        tables.append(pairs_table(title, named, (note,)))
+    if sweep.measured:
+        tables.append(equal_bits_table(sweep))
+    if sweep.comparisons:
+        tables.append(comparison_table(sweep))
+        if sweep.phases:
+            tables.append(phase_table(sweep))
+    if sweep.measured and len(sweep.tensors) > 1:
+        tables.append(layer_table(sweep, most_layers))
+    if sweep.configurations:
+        tables.append(configuration_table(sweep))
+    return Section("Sweep", sweep.name, tuple(sentences), tuple(tables), sweep.notes, sweep.warnings)
+
+
+def _run_log(log: RunLogAnalysis) -> Section:
+    tables = [run_table(log)] if log.runs else []
+    if log.several_seeds:
+        tables.append(seed_table(log.groups, log.workers, neural=log.neural))
+    if log.has_shadow:
+        tables.append(shadow_table(log))
+    return Section("Training", log.name, tuple(runs_verdict(log)), tuple(tables), log.notes, log.warnings)
+
+
+def _trace(trace: TraceSummary) -> Iterator[Section]:
+    yield Section("Trace", trace.name, (trace.sentence,), (trace_table(trace),))
+    for laws in trace.laws:
+        yield Section("", laws.title, tuple(laws.sentences), tuple(law_tables(laws)))

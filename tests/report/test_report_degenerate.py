@@ -1,0 +1,216 @@
+import importlib.util
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers_report import EVIL, fitted_rows, result_of, row, rows_of, write_runs
+from rich.console import Console
+
+from gtrace.errors import UsageError
+from gtrace.report import records
+from gtrace.report.export import markdown_text, to_json, to_markdown
+from gtrace.report.inputs import make_report
+from gtrace.report.latex import latex_text, to_latex
+from gtrace.report.names import literal
+from gtrace.report.records import all_records, plain, to_csv, to_json_lines, to_parquet
+from gtrace.report.sections import sections
+from gtrace.report.text import print_report
+
+
+def stateful():
+    for step in range(5):
+        for draw in range(2):
+            for ratio in (0.01, 0.1):
+                yield {
+                    **row("w", step, "ef:topk", draw=draw, squared_error=0.5, bits_total=40 * ratio),
+                    "codec": f"ef:topk:ratio={ratio}",
+                    "params": json.dumps({"ratio": ratio}),
+                    "bits": None,
+                    "note": "open-loop",
+                }
+
+
+def without_numbers():
+    for r in rows_of(bits=[2, 3], layers=("w",)):
+        yield {**r, "squared_error": None, "energy": None, "relative_variance": None}
+
+
+INPUTS = {
+    "one step": lambda: result_of(rows_of(steps=(7,))),
+    "one codec": lambda: result_of(rows_of(methods=("qsgd",))),
+    "one configuration": lambda: result_of(rows_of(methods=("qsgd",), bits=[3])),
+    "no rows": lambda: result_of([]),
+    "nothing but NaN": lambda: result_of(without_numbers()),
+    "one tensor": lambda: result_of(rows_of(layers=("w",))),
+    "expectations alone": lambda: result_of(rows_of(draws=0)),
+    "draws alone": lambda: result_of(r for r in rows_of() if r["draw"] >= 0),
+    "no error at all": lambda: result_of([row("w", s, squared_error=0.0, bits_total=2.0) for s in range(20)]),
+    "gradients of zero": lambda: result_of(
+        [row("w", s, energy=1.0, squared_error=0.0) | {"energy": 0.0} for s in (0, 1)]
+    ),
+    "codecs with memory alone": lambda: result_of(stateful()),
+    "fitted codecs": lambda: result_of(fitted_rows()),
+    "whole model alone": lambda: result_of([row("*", s, squared_error=0.5, bits_total=2.0) for s in range(15)]),
+    "one tensor has holes": lambda: result_of(r for r in rows_of() if r["tensor"] != "fc1.bias" or r["step"] > 20),
+    "names that act": lambda: result_of(
+        [
+            row(name, s, m, b, squared_error=1 / b, bits_total=b)
+            for name in EVIL
+            for s in (0, 1)
+            for m in ("qsgd", "alq")
+            for b in (2, 4)
+        ]
+    ),
+}
+
+
+def printed(report, width=80):
+    file = io.StringIO()
+    print_report(report, Console(file=file, width=width, highlight=False, emoji=False, markup=False))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_sweep_can_be_shown_in_every_form(name):
+    report = make_report([INPUTS[name]()])
+    text = printed(report)
+    first = next(line for line in text.splitlines() if line)
+    assert len(first.split()) > 4
+    assert "nan" not in re.findall(r"\bnan\b", text)
+    assert to_markdown(report).count("\n## Sweep") == 1
+    for line in to_json_lines(report).splitlines():
+        assert json.loads(line, parse_constant=pytest.fail)["record"]
+    json.dumps(plain(to_json(report)), allow_nan=False)
+    tex = to_latex(report)
+    assert tex.count(r"\begin{") == tex.count(r"\end{")
+    assert len(to_csv(report).splitlines()) == (
+        len(report.sweeps[0].configurations) + 1 if report.sweeps[0].rows else 0
+    )
+    for section in sections(report):
+        for table in section.tables:
+            assert {len(line) for line in table.rows} <= {len(table.columns)}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 30])
+def test_every_run_log_can_be_shown_in_every_form(tmp_path, steps):
+    report = make_report(runs=[write_runs(tmp_path / "a.jsonl", steps=steps, seeds=(0, 1), end=steps > 1)])
+    assert printed(report).strip()
+    assert to_markdown(report).startswith("# gtrace report")
+    assert to_latex(report).count(r"\begin{") == to_latex(report).count(r"\end{")
+    json.dumps(plain(to_json(report)), allow_nan=False)
+    kinds = {json.loads(line)["record"] for line in to_json_lines(report).splitlines()}
+    assert kinds == {0: {"verdict"}, 1: {"verdict", "run"}, 30: {"verdict", "run", "seeds"}}[steps]
+
+
+def test_layers_named_by_an_enemy_have_no_effect_anywhere():
+    report = make_report([INPUTS["names that act"]()])
+    for text in (printed(report, 200), to_markdown(report), to_latex(report)):
+        assert not set(text) & {"\x1b", "\u202e"}
+    for name in EVIL:
+        assert literal(name) in printed(report, 400)
+        assert markdown_text(name) in to_markdown(report)
+        assert latex_text(name) in to_latex(report)
+        assert name in {r["tensor"] for r in all_records(report) if r["record"] == "layer"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a_b&c%#", r"a\_b\&c\%\#"),
+        (r"\input{x}", r"\textbackslash{}input\{x\}"),
+        ("$x^2$ ~", r"\$x\textasciicircum{}2\$ \textasciitilde{}"),
+        ("a--b \"c\" 'd'", r"a{-}{-}b \textquotedbl{}c\textquotedbl{} \textquotesingle{}d\textquotesingle{}"),
+        ("\x1b[31m", r"\textbackslash{}x1b{[}31m"),
+        ("é 中", r"é \textbackslash{}u4e2d"),
+        ("– ² ×", r"-- \textsuperscript{2} $\times$"),
+    ],
+)
+def test_latex_prints_what_stands_there(text, expected):
+    assert latex_text(text) == expected
+
+
+def test_latex_tables_have_one_width_each_and_no_sparklines():
+    text = to_latex(make_report([result_of(rows_of())]))
+    for spec, body in re.findall(
+        r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}(.*?)\\end\{(?:tabular|longtable)\}", text, re.DOTALL
+    ):
+        rows = [line for line in body.splitlines() if line.endswith(r"\\") and "caption" not in line]
+        assert rows
+        assert {len(re.findall(r"(?<!\\)&", line)) for line in rows} == {len(spec) - 1}
+    assert "▁" not in text
+    assert r"\toprule" in text
+
+
+def test_a_long_table_breaks_over_pages():
+    rows = [row(method="qsgd", bits=b, squared_error=1 / b, bits_total=b / 4, tensor="w") for b in range(2, 60)]
+    text = to_latex(make_report([result_of(rows)]))
+    assert text.count(r"\begin{longtable}") == text.count(r"\end{longtable}") == 1
+
+
+def test_parquet_holds_what_csv_holds():
+    parquet = pytest.importorskip("pyarrow.parquet")
+    report = make_report([result_of(rows_of())])
+    table = parquet.read_table(io.BytesIO(to_parquet(report)))
+    configurations = report.sweeps[0].configurations
+    assert table.column("spec").to_pylist() == [c.spec for c in configurations]
+    assert table.column("relative_variance").to_pylist() == [c.relative_variance for c in configurations]
+    assert table.num_columns == len(to_csv(report).splitlines()[0].split(","))
+
+
+def test_without_pyarrow_and_pandas_one_line_says_so(monkeypatch):
+    for name in ("pyarrow", "pyarrow.parquet", "pandas"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match="needs pyarrow") as error:
+        to_parquet(make_report([result_of(rows_of(bits=[2]))]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("pandas"), reason="pandas is not installed")
+def test_pandas_stands_in_for_pyarrow(monkeypatch):
+    seen = {}
+
+    class Frame:
+        def __init__(self, columns):
+            seen["columns"] = columns
+
+        def to_parquet(self, buffer):
+            buffer.write(b"PAR1")
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("pandas.DataFrame", Frame)
+    assert to_parquet(make_report([result_of(rows_of(bits=[2]))])) == b"PAR1"
+    assert "relative_variance" in seen["columns"]
+
+
+def test_records_hold_ratios_and_no_logarithms():
+    report = make_report([result_of(rows_of(steps=range(0, 300, 10)))])
+    found = [r for r in all_records(report) if r["record"] == "comparison"]
+    (sweep,) = report.sweeps
+    assert len(found) == len(sweep.comparisons) > 0
+    for record, compared in zip(found, sweep.comparisons, strict=True):
+        assert record["by_elements"] == pytest.approx(compared.ratio)
+        assert record["by_elements_low"] <= record["by_elements"] <= record["by_elements_high"]
+        assert record["workers"] == 1
+    assert {r["record"] for r in all_records(report)} >= {
+        "verdict",
+        "configuration",
+        "equal_bits",
+        "bd_rate",
+        "phase",
+        "layer",
+    }
+    seeds = records.flat(next(iter(sweep.configurations)))
+    assert seeds["in_steps"] == pytest.approx(math.exp(sweep.configurations[0].in_steps.estimate))
+
+
+@pytest.mark.parametrize("arguments", [["codecs"], ["codecs", "--json"], ["--help"]])
+def test_a_closed_pipe_is_a_normal_end(arguments):
+    command = [sys.executable, "-m", "gtrace", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0

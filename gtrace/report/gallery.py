@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, suggest
 from gtrace.report import figures, heatmap, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
@@ -331,9 +331,11 @@ def draw(report: Report, name: str) -> Figure:
         return plates[found[0]].draw()
     if found:
         raise UsageError(f"figure '{name}': several of this report are called so; choose {', '.join(found)}")
-    here = ", ".join(plates) or "none: there is nothing to draw"
-    reason = "this report has nothing to draw for it" if name in FIGURES else "there is none of this name"
-    raise UsageError(f"figure '{name}': {reason}; the figures of this report are {here}")
+    if not plates:
+        raise UsageError(f"figure '{name}': these results have nothing to draw")
+    if name in FIGURES:
+        raise UsageError(f"figure '{name}': these results have nothing for it; they have {', '.join(plates)}")
+    raise UsageError(f"figure '{name}': no such figure; {suggest(name, plates)}")
 
 
 def report_plates(report: Report) -> dict[str, Plate]:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import gtrace
+from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
 from gtrace.report.gallery import law_plates, run_plates, sweep_plates
 from gtrace.report.law_tables import law_tables
 from gtrace.report.layer_sections import layer_sections
@@ -28,12 +29,13 @@ from gtrace.report.tables import (
     shadow_table,
     trace_table,
 )
-from gtrace.report.verdict import runs_verdict, sweep_verdict
+from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict, side_by_side_verdict, sweep_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.evidence import Comparison
     from gtrace.report.gallery import Plate
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from gtrace.report.traces import TraceSummary
 
 
+_PAIRS = "Error of the first configuration over that of the second, paired over steps"
 _FOOTER = (
     f"How to read this page: docs/reading-a-report.md in the gtrace repository. Made by gtrace {gtrace.__version__}."
 )
@@ -55,9 +58,23 @@ def to_html(report: Report) -> str:
     alone = report.sections == 1
     sections: list[_Section] = []
     for k, sweep in enumerate(report.sweeps):
-        sections.append(_sweep(sweep, f"s{k}", alone=alone))
+        sections.append(_sweep(sweep, f"s{k}", report.pairs[k] if report.pairs else (), alone=alone))
+    for k, pair in enumerate(report.side_by_side):
+        sections.append(
+            _words_and_table(
+                f"b{k}",
+                "Sweep",
+                f"{pair.second} against {pair.first}",
+                side_by_side_verdict(pair),
+                side_by_side_table(pair),
+            )
+        )
     for k, run in enumerate(report.runs):
         sections.append(_run(run, f"r{k}", alone=alone))
+    for k, pool in enumerate(report.pools):
+        said = seeds_verdict(pool.groups, pool.workers, neural=pool.neural) or ["No run was finished."]
+        found = seed_table(pool.groups, pool.workers, neural=pool.neural, notes=pool.notes)
+        sections.append(_words_and_table(f"p{k}", "Training", f"put together: {', '.join(pool.logs)}", said, found))
     for k, trace in enumerate(report.traces):
         sections.append(_trace(trace, f"t{k}", alone=alone))
     script = _asset("page.js")
@@ -164,14 +181,30 @@ def _summary(report: Report) -> list[str]:
     return verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
 
 
-def _sweep(analysis: SweepAnalysis, prefix: str, *, alone: bool) -> _Section:
+def _words_and_table(prefix: str, kind: str, name: str, sentences: Sequence[str], content: Table) -> _Section:
+    """A section on several inputs together."""
+    section = _Section(prefix, name, 3)
+    section.lines += [*_title(kind, name, alone=False), *verdict(sentences)]
+    section.table(content)
+    return section
+
+
+def _sweep(analysis: SweepAnalysis, prefix: str, pairs: Sequence[Comparison], *, alone: bool) -> _Section:
     section = _Section(prefix, analysis.name, 2 if alone else 3)
     section.lines += [*_title("Sweep", analysis.name, alone=alone), f'<p class="facts">{text(_facts(analysis))}</p>']
     if alone:
-        section.lines += verdict(sweep_verdict(analysis))
+        named = [f"{pair.first} adds {compared_in_words(pair)}." for pair in pairs]
+        section.lines += verdict([*named, *sweep_verdict(analysis)])
     section.lines += [*_made_by(analysis.provenance), *caution(analysis.notes)]
+    if pairs:
+        note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
+        section.table(pairs_table(_PAIRS, pairs, (note,)))
     if analysis.measured:
         section.table(equal_bits_table(analysis), "headline")
+    if analysis.comparisons:
+        section.table(comparison_table(analysis))
+        if analysis.phases:
+            section.table(phase_table(analysis))
     if analysis.configurations:
         plates = sweep_plates(analysis)
         for plate in plates:
@@ -205,6 +238,8 @@ def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> _Section:
     section.lines += [*_made_by(analysis.study), *caution(analysis.notes)]
     if analysis.runs:
         section.table(run_table(analysis))
+    if analysis.several_seeds:
+        section.table(seed_table(analysis.groups, analysis.workers, neural=analysis.neural))
     if analysis.has_shadow:
         section.table(shadow_table(analysis))
     for plate in run_plates(analysis):

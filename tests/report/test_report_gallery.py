@@ -33,11 +33,11 @@ def test_a_figure_is_drawn_by_its_name(report):
 
 
 def test_names_that_say_nothing_are_refused(report):
-    with pytest.raises(UsageError, match=r"'bars': there is none of this name; the figures of this report are rate-"):
-        draw(report, "bars")
-    with pytest.raises(UsageError, match="'neural-gradients': this report has nothing to draw for it"):
+    with pytest.raises(UsageError, match="'rate-distorsion': no such figure; did you mean rate-distortion"):
+        draw(report, "rate-distorsion")
+    with pytest.raises(UsageError, match="'neural-gradients': these results have nothing for it; they have rate-"):
         draw(report, "neural-gradients")
-    with pytest.raises(UsageError, match="none: there is nothing to draw"):
+    with pytest.raises(UsageError, match="these results have nothing to draw"):
         draw(make_report([result_of([])]), "layers")
 
 

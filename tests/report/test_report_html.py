@@ -58,7 +58,7 @@ def test_the_page_is_well_formed(page):
     assert parsed.tags.count("svg") == 5 + 4
     assert parsed.tags.count("h1") == 1
     assert len(parsed.ids) == len(set(parsed.ids))
-    assert parsed.tags.count("table") == 3 + len(LAYERS) + 3
+    assert parsed.tags.count("table") == 5 + len(LAYERS) + 3
 
 
 def test_nothing_is_fetched_from_anywhere(page):

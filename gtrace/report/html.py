@@ -177,7 +177,11 @@ def _css() -> str:
 def _summary(report: Report) -> list[str]:
     """The verdicts of all sections, so that the answer is on the first screen."""
     several = len(report.sweeps) > 1
-    sentences = [(f"{sweep.name}: " if several else "") + " ".join(sweep_verdict(sweep)) for sweep in report.sweeps]
+    sentences = []
+    for sweep in report.sweeps:
+        first, *others = sweep_verdict(sweep)
+        sentences.append((f"{sweep.name}: " if several else "") + first)
+        sentences += [" ".join(others)] if others else []
     return verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
 
 

@@ -121,6 +121,13 @@ def test_numbers_in_any_form_are_in_order_and_what_is_missing_is_last(page):
         assert len(texts) > len(known) > 1
         assert known == sorted(known, reverse=sign < 0)
     head.get_by_role("button").click()
+    rates = table.get_by_role("columnheader", name="BD-rate").get_by_role("button")
+    rates.click()
+    signed = [float(text.split("\n")[0].rstrip("%")) for text in column(table, 6) if text != "–"]
+    assert len(signed) > 1
+    assert signed == sorted(signed)
+    rates.click()
+    rates.click()
     sizes = page.get_by_role("table", name="Training runs")
     sent = sizes.get_by_role("columnheader", name="sent up per worker").get_by_role("button")
     sent.click()

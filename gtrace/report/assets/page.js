@@ -17,7 +17,7 @@
   // NaN for what is no number: a dash, or nothing.
   const number = (text) => {
     if (text.endsWith("∞")) return text.startsWith("-") ? -Infinity : Infinity;
-    const found = text.replaceAll(",", "").match(/^(-?[\d.]+(?:e[-+]?\d+)?)\s*([kMGT]?B)?/);
+    const found = text.replaceAll(",", "").match(/^[<+]?(-?[\d.]+(?:e[-+]?\d+)?)\s*([kMGT]?B)?/);
     return found ? Number(found[1]) * (found[2] ? UNITS[found[2]] : 1) : NaN;
   };
 

@@ -118,11 +118,11 @@ def seed_table(groups: Sequence[SeedGroup], workers: int, *, neural: bool, notes
     metric = groups[0].metric if groups else "test accuracy"
     columns = (
         Column("codec", numeric=False),
-        Column("seeds"),
+        Column("seeds", rank=2),
         Column(f"mean {metric}", "over seeds"),
         Column("deviation", "standard deviation over seeds", rank=1),
         Column("95% interval", "of the mean, by Student's t", rank=2),
-        Column("minus uncompressed", "mean difference of runs with the same seed"),
+        Column("against none", "mean difference to uncompressed runs with the same seed; pp: percentage points"),
         Column("its 95% interval", "by Student's t over seeds", rank=1),
         Column("float32 / encoded" if neural else "float32 / sent", "bits, mean over seeds", rank=3),
     )
@@ -145,7 +145,8 @@ def seed_table(groups: Sequence[SeedGroup], workers: int, *, neural: bool, notes
             )
         )
     few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
-    said = [f"{workers} {'worker' if workers == 1 else 'workers'}; finished runs only. Differences are paired by seed."]
+    whose = f"{workers} {'worker' if workers == 1 else 'workers'}; finished runs only."
+    said = [f"{whose} Differences to the uncompressed runs are paired by seed."]
     if few:
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
     return Table("Over seeds", columns, tuple(rows), (*said, *notes), "No run was finished.")
@@ -154,7 +155,7 @@ def seed_table(groups: Sequence[SeedGroup], workers: int, *, neural: bool, notes
 def _points(metric: str, value: float) -> str:
     if math.isnan(value):
         return MISSING
-    return f"{100 * value:+.2f} points" if metric == "test accuracy" else f"{value:+.3g}"
+    return f"{100 * value:+.2f} pp" if metric == "test accuracy" else f"{value:+.3g}"
 
 
 def side_by_side_table(pair: SideBySide) -> Table:

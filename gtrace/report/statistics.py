@@ -89,8 +89,8 @@ def step_weights(steps: ArrayLike) -> NDArray[np.float64]:
 
     >>> step_weights([0, 10, 20]).tolist() == [1 / 3] * 3
     True
-    >>> (30 * step_weights([0, 1, 2, 3, 24, 29])).round(2).tolist()
-    [4.0, 4.0, 4.0, 4.0, 8.67, 5.33]
+    >>> (34 * step_weights([0, 1, 2, 3, 24, 29])).round(2).tolist()
+    [4.0, 4.0, 4.0, 4.0, 13.0, 5.0]
     """
     at = np.asarray(steps, dtype=np.float64)
     if len(at) == 0:

@@ -304,18 +304,21 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     """One line per training run."""
     neural = analysis.neural
     what = "the gradients inside the backward passes" if neural else "the workers' gradients"
+    tested = any(math.isfinite(run.final_accuracy) for run in analysis.runs)
     columns = (
         Column("run", f"codec on {what}; none: uncompressed", numeric=False),
-        Column("seed", rank=3),
-        Column("steps", rank=2),
-        Column("training loss", "mean of the last tenth of the steps"),
+        Column("seed", rank=4),
+        Column("steps", rank=3),
+        Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
         Column("test accuracy", "at the last test"),
         Column(
             "relative variance",
             f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
-            rank=1,
+            rank=2,
         ),
-        Column("encoded per worker" if neural else "sent up per worker", "payload and shared bytes over the run"),
+        Column(
+            "encoded per worker" if neural else "sent up per worker", "payload and shared bytes over the run", rank=1
+        ),
         Column(
             "float32 / encoded" if neural else "float32 / sent",
             f"bits that float32 would have taken over the bits {'encoded' if neural else 'sent'}",
@@ -335,7 +338,7 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         for run in analysis.runs
     )
     whose = "one worker" if analysis.workers == 1 else f"all {analysis.workers} workers"
-    compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both of {whose}."
+    compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both by {whose}."
     error = "Relative variance: of the neural gradients." if neural else f"Relative variance: of the mean over {whose}."
     return Table("Training runs", columns, rows, (compared, error), "No training step was logged.")
 

@@ -102,3 +102,13 @@ def test_empty_inputs_have_words(tmp_path):
     assert "No training step was logged" in printed(
         make_report(runs=[write_runs(tmp_path / "c.jsonl", steps=0, end=False)])
     )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2, 3, 4)])
+def test_tables_of_training_fit_and_keep_the_accuracy(tmp_path, width, seeds):
+    text = printed(make_report(runs=[write_runs(tmp_path / "a.jsonl", steps=40, seeds=seeds)]), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "accuracy" in text
+    assert "float32 /" in text
+    assert ("5 seeds" in " ".join(text.split())) == (len(seeds) == 5)

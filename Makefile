@@ -20,10 +20,15 @@ $(VENV)/.frameworks: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[frameworks]' || echo "the frameworks group could not be installed; its tests are skipped"
 	touch $@
 
+$(VENV)/.browser: $(VENV)/.installed
+	# What only the tests of a report's page in a browser need, beside the system's Chromium; without it they are skipped.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]' || echo "the browser group could not be installed; its tests are skipped"
+	touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/gtrace demo --force
 
-test: $(VENV)/.frameworks lint
+test: $(VENV)/.frameworks $(VENV)/.browser lint
 	$(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.installed

@@ -2,7 +2,8 @@
 
 ``load_report`` and ``make_report`` read results into a :class:`Report`; ``write_html``, ``write_report`` and
 ``print_report`` put it into words; ``analyze`` and ``analyze_runs`` give the bare numbers. The functions of
-``figures`` and ``training`` take those and return matplotlib Figures.
+``figures`` and ``training`` take those and return matplotlib Figures, and ``draw`` makes any figure of a report by
+its name, one of ``figure_names``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gtrace.report.analysis import SweepAnalysis, analyze
     from gtrace.report.export import to_json, to_markdown
+    from gtrace.report.gallery import draw, figure_names
     from gtrace.report.html import to_html
     from gtrace.report.inputs import Report, load_report, make_report, newest_results
     from gtrace.report.latex import to_latex
@@ -28,6 +30,8 @@ _HOMES = {
     "analyze": "analysis",
     "analyze_runs": "runs",
     "default_page": "write",
+    "draw": "gallery",
+    "figure_names": "gallery",
     "load_report": "inputs",
     "make_report": "inputs",
     "newest_results": "inputs",
@@ -50,6 +54,8 @@ __all__ = [
     "analyze",
     "analyze_runs",
     "default_page",
+    "draw",
+    "figure_names",
     "load_report",
     "make_report",
     "newest_results",

@@ -144,6 +144,7 @@ class SweepAnalysis:
         steps: (steps,) ascending.
         per_tensor: (configurations, tensors) relative variance summed over steps, NaN where not measured.
         per_step: (configurations, steps) relative variance summed over tensors, NaN where not measured.
+        bits_per_step: (configurations, steps) measured bits per coordinate over all tensors, NaN where not known.
         cells: cells that are compared.
         notes: what a reader must know about how the numbers came to be, one line each.
         warnings: of the sweep itself.
@@ -173,6 +174,7 @@ class SweepAnalysis:
     steps: NDArray[np.int64]
     per_tensor: NDArray[np.float64]
     per_step: NDArray[np.float64]
+    bits_per_step: NDArray[np.float64]
     cells: int
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -265,6 +267,7 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         steps=table.steps,
         per_tensor=steps.layer_variance,
         per_step=per_step[order],
+        bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
         cells=int(common.sum()) if not partial.all() else 0,
         notes=sweep_notes(table, common, configurations, labels),
         warnings=result.warnings,

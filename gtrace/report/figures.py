@@ -6,14 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gtrace.report.labels import Label, label_curves, list_curves, make_room
-from gtrace.report.names import literal, number, shorten, shorten_all
+from gtrace.report.names import literal, number, shorten
 from gtrace.report.style import (
     FRONT,
-    MISSING_CELL,
+    INK,
     MUTED,
     PAPER,
     Look,
@@ -38,13 +37,15 @@ VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
 
 #: Longest names that fit beside a plot, in characters.
-_NAME, _LAYER = 34, 40
+_NAME = 34
 #: Names of more families than this collide beside their curves.
 _FEW = 12
 #: Inches that each of them adds to a figure.
 _MORE = 0.09
-#: A heat map of more layers does not fit on a screen.
-_TALL = 40
+#: Factor that a logarithmic axis spans at least.
+_LEAST_SPAN = 3.0
+#: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
+_MIDDLE, _FEWEST_STEPS = 0.8, 3
 #: A curve over many more steps than this has markers at some of them only.
 _MARKED = 12
 
@@ -64,6 +65,9 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             y = np.array([c.relative_variance for c in points])
             lines += axes.plot(x, y, **own.curve(), label=family.label)
             labels.append(Label(shorten(literal(family.label), _NAME), own.text, x, y))
+            members = [i for i in family.members if analysis.configurations[i] in points]
+            low, high = middle_of_steps(analysis.per_step[members])
+            axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
         front = sorted(
             (c.bits, c.relative_variance)
             for c in analysis.configurations
@@ -81,15 +85,19 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         _frame(axes, empty=not any(len(label.x) for label in labels))
         _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]), analysis.targets)
         if front:
+            notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
+            if len(analysis.steps) >= _FEWEST_STEPS:
+                notes.append("bars: the middle 80 % of the steps")
             axes.text(
                 1,
                 1,
-                "○ Pareto-optimal, grey: the front\ndotted: bits of the table",
+                "\n".join(notes),
                 transform=axes.transAxes,
                 ha="right",
                 va="top",
                 fontsize=7.5,
                 color=MUTED,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
             )
         if len(labels) > _FEW:
             list_curves(axes, list(zip(lines, labels, strict=True)))
@@ -101,95 +109,133 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
 def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
     """Relative variance over training steps, of each method's configuration nearest to ``near`` bits."""
     with styled():
-        figure = new_figure(8.2, 4.2 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+        figure, axes = _over_steps(analysis, analysis.per_step, near)
+        axes.set_ylabel(VARIANCE)
+        return figure
+
+
+def bits_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+    """Measured bits per coordinate over training steps, with the steps at which levels and codes were fitted anew."""
+    with styled():
+        figure, axes = _over_steps(analysis, analysis.bits_per_step, near)
+        axes.set_ylabel(BITS)
+        mark_updates(axes, np.array(fitted_at(analysis), dtype=np.float64))
+        return figure
+
+
+def fitted_at(analysis: SweepAnalysis) -> list[int]:
+    """The steps of a sweep whose data levels and codes were fitted on; empty where that is every step."""
+    refit = analysis.provenance.get("refit")
+    if refit == "once":
+        return [int(step) for step in analysis.steps[:1]]
+    if not isinstance(refit, (list, tuple)):
+        return []
+    return [step for step in analysis.steps.tolist() if step in refit]
+
+
+def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
+    """Mark steps of an update by ticks that stand on the axis, and say what they are."""
+    if len(steps):
+        place = axes.get_xaxis_transform()
+        axes.plot(steps, np.zeros(len(steps)), "|", color=INK, markersize=12, mew=1.3, transform=place, label="updates")
+        axes.text(
+            1,
+            1,
+            "ticks on the axis: levels and codes fitted anew",
+            transform=axes.transAxes,
+            ha="right",
+            va="bottom",
+            fontsize=7.5,
+            color=MUTED,
+        )
+
+
+def _over_steps(analysis: SweepAnalysis, values: NDArray[np.float64], near: float) -> tuple[Figure, Axes]:
+    """``values`` (configurations, steps) of each family's configuration nearest to ``near`` bits, on a log axis."""
+    figure = new_figure(8.2, 4.2 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+    axes = figure.add_subplot()
+    looks = family_looks(analysis)
+    labels, lines = [], []
+    for family in analysis.families:
+        i = analysis.nearest(family, near)
+        if i < 0:
+            continue
+        own = looks[family.label]
+        known = np.isfinite(values[i]) & (values[i] > 0)
+        x, y = analysis.steps[known].astype(np.float64), values[i][known]
+        many = len(x) > _MARKED
+        lines += axes.plot(
+            x,
+            y,
+            **own.curve(),
+            markevery=max(len(x) // _MARKED, 1),
+            linewidth=1.0 if many else 1.6,
+            label=family.label,
+        )
+        chosen = analysis.configurations[i]
+        name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
+        labels.append(Label(name, own.text, x, y))
+    axes.set_xlabel("training step")
+    _frame(axes, empty=not any(len(label.x) for label in labels))
+    step_axis(axes, analysis.steps)
+    if len(labels) > _FEW:
+        list_curves(axes, list(zip(lines, labels, strict=True)))
+    elif labels:
+        make_room(axes, labels)
+        label_curves(axes, labels)
+    return figure, axes
+
+
+def wasserstein(analysis: SweepAnalysis) -> Figure:
+    """Wasserstein-1 distance of the values against relative variance, one point per configuration."""
+    with styled():
+        figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
         axes = figure.add_subplot()
         looks = family_looks(analysis)
         labels, lines = [], []
         for family in analysis.families:
-            i = analysis.nearest(family, near)
-            if i < 0:
-                continue
             own = looks[family.label]
-            values = np.where(analysis.per_step[i] > 0, analysis.per_step[i], np.nan)
-            known = np.isfinite(values)
-            x, y = analysis.steps[known].astype(np.float64), values[known]
-            many = len(x) > _MARKED
-            lines += axes.plot(
-                x,
-                y,
-                **own.curve(),
-                markevery=max(len(x) // _MARKED, 1),
-                linewidth=1.0 if many else 1.6,
-                label=family.label,
-            )
-            chosen = analysis.configurations[i]
-            name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
-            labels.append(Label(name, own.text, x, y))
-        axes.set_xlabel("training step")
-        axes.set_ylabel(VARIANCE)
-        _frame(axes, empty=not any(len(label.x) for label in labels))
-        step_axis(axes, analysis.steps)
+            points = np.array(
+                sorted(
+                    (c.relative_variance, c.w1_normalized)
+                    for c in (analysis.configurations[i] for i in family.members)
+                    if _drawable(c.relative_variance) and _drawable(c.w1_normalized)
+                )
+            ).reshape(-1, 2)
+            lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)
+            labels.append(Label(shorten(literal(family.label), _NAME), own.text, *points.T))
+        axes.set_xlabel(VARIANCE)
+        axes.set_ylabel("Wasserstein-1 of the values / mean |g|")
+        empty = not any(len(label.x) for label in labels)
+        _frame(axes, empty=empty)
+        if not empty:
+            axes.set_xscale("log")
+            axes.margins(x=0.08)
+            axes.autoscale_view()
+            log_ticks(axes.xaxis)
         if len(labels) > _FEW:
             list_curves(axes, list(zip(lines, labels, strict=True)))
-        elif labels:
+        elif not empty:
             make_room(axes, labels)
             label_curves(axes, labels)
         return figure
 
 
-def layer_heatmap(analysis: SweepAnalysis) -> Figure:
-    """Relative variance of every tensor (rows) with every configuration (columns), in logarithmic colour."""
-    with styled():
-        columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
-        values = analysis.per_tensor[columns].T
-        values = np.where(values > 0, values, np.nan)
-        layers, configurations = max(len(analysis.tensors), 1), max(len(columns), 1)
-        cell_height = float(np.clip(5.0 / layers, 0.15, 0.3))
-        cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
-        longest = min(max((len(literal(name)) for name in analysis.tensors), default=1), _LAYER)
-        figure = new_figure(1.9 + 0.075 * longest + cell_width * configurations, 1.9 + cell_height * layers)
-        axes = figure.add_subplot()
-        axes.grid(visible=False)
-        if not np.isfinite(values).any():
-            _empty(axes)
-            return figure
-        axes.set_facecolor(MISSING_CELL)
-        low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        # One value alone has no range, and a logarithmic scale needs one.
-        scale = LogNorm(low, high) if high > low * 1.0001 else LogNorm(low / 2, high * 2)
-        image = axes.imshow(
-            np.ma.masked_invalid(values), cmap="viridis_r", norm=scale, aspect="auto", interpolation="none"
-        )
-        names = shorten_all([literal(configuration_name(analysis.configurations[i])) for i in columns], _NAME)
-        axes.set_xticks(range(len(columns)), names, rotation=90, fontsize=7)
-        axes.set_yticks(
-            range(len(analysis.tensors)),
-            shorten_all([literal(name) for name in analysis.tensors], _LAYER),
-            fontsize=7,
-        )
-        # Where one has to scroll, the columns are named at both ends.
-        axes.tick_params(length=0, labeltop=layers > _TALL)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        families = [analysis.configurations[i].family for i in columns]
-        for k in range(1, len(families)):
-            if families[k] != families[k - 1]:
-                axes.axvline(k - 0.5, color=PAPER, linewidth=2)
-        if values.size <= 260 and cell_width >= 0.3:
-            _write_values(axes, values, scale)
-        bar = figure.colorbar(
-            image,
-            ax=axes,
-            shrink=min(1.0, 3.2 / (cell_height * layers)),
-            aspect=18,
-            pad=0.02,
-            anchor=(0, 1) if layers > _TALL else (0, 0.5),
-        )
-        bar.set_label(VARIANCE)
-        log_ticks(bar.ax.yaxis)
-        bar.outline.set_visible(False)
-        axes.set_ylabel("tensor")
-        return figure
+def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Between which values the middle 80 % of the steps lie.
+
+    Args:
+        values: (configurations, steps), NaN where not measured.
+
+    Returns:
+        (configurations,) lower and (configurations,) upper ends, NaN for a configuration of fewer than three steps.
+    """
+    low, high = np.full(len(values), np.nan), np.full(len(values), np.nan)
+    for k, row in enumerate(values):
+        known = row[np.isfinite(row) & (row > 0)]
+        if len(known) >= _FEWEST_STEPS:
+            low[k], high[k] = np.quantile(known, [(1 - _MIDDLE) / 2, (1 + _MIDDLE) / 2])
+    return low, high
 
 
 def family_looks(analysis: SweepAnalysis) -> dict[str, Look]:
@@ -220,11 +266,20 @@ def _drawable(value: float) -> bool:
 
 def _frame(axes: Axes, *, empty: bool) -> None:
     if empty:
-        _empty(axes)
+        say_empty(axes)
         return
+    log_values(axes)
+
+
+def log_values(axes: Axes) -> None:
+    """A logarithmic vertical axis of at least a factor of three, so that a wobble of a percent looks like one."""
     axes.set_yscale("log")
     axes.margins(y=0.12)
     axes.autoscale_view()
+    low, high = axes.get_ylim()
+    if high < _LEAST_SPAN * low:
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / math.sqrt(_LEAST_SPAN), middle * math.sqrt(_LEAST_SPAN))
     log_ticks(axes.yaxis)
 
 
@@ -239,7 +294,8 @@ def _bits_axis(axes: Axes, bits: NDArray[np.float64], targets: Sequence[float]) 
         axes.set_xlim(0, 1.16 * (high or 1.0))
 
 
-def _empty(axes: Axes) -> None:
+def say_empty(axes: Axes) -> None:
+    """Axes without data say so, instead of standing there with ticks from 0 to 1."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)
@@ -256,19 +312,3 @@ def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
     elif len(steps):
         ticks = MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]).tick_values(steps[0], steps[-1])
         axes.set_xticks([t for t in ticks if steps[0] <= t <= steps[-1]])
-
-
-def _short(value: float) -> str:
-    """At most five characters, which is what a cell holds."""
-    if 0.001 <= value < 9999.5:
-        return number(value, 2 if value < 99.5 else 1 + int(math.log10(value)))
-    mantissa, _, exponent = f"{value:.0e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def _write_values(axes: Axes, values: NDArray[np.float64], scale: LogNorm) -> None:
-    for (row, column), value in np.ndenumerate(values):
-        if math.isfinite(value):
-            # These two are on a colour map, not on the page: they stay as they are in dark mode.
-            shade = "#fefefe" if float(scale(value)) > 0.45 else "#111111"
-            axes.text(column, row, _short(float(value)), ha="center", va="center", fontsize=6, color=shade)

@@ -1,15 +1,21 @@
-"""Which figures a report has, in which order, and the words around each. A new figure is one entry here."""
+"""Which figures a report has, in which order, and the words around each.
+
+A new figure is one entry in :data:`FIGURES` and one :class:`Plate`. :func:`draw` makes any of them by its name.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report import figures, law_figures, levels, shadows, training
+from gtrace.errors import UsageError, suggest
+from gtrace.report import figures, heatmap, law_figures, levels, shadows, training
 from gtrace.report.fits import common_count
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
 from gtrace.report.tables import VIEW_BITS
 
 if TYPE_CHECKING:
@@ -18,12 +24,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.inputs import Report
     from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
+
+#: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
+#: and with several inputs of one sort the input's name does.
+FIGURES = {
+    "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
+    "variance-over-steps": "sweep: relative variance over training",
+    "layers": "sweep: relative variance of every tensor with every configuration",
+    "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted anew",
+    "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",
+    "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
+    "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
+    "convergence": "sweep: objective of coordinate descent from every start",
+    "distribution": "trace: histograms of one gradient and Q-Q plots against two laws",
+    "distances-over-steps": "trace: distance to each law over training",
+    "mu-and-sigma": "trace: mu and sigma of log2 |g| over training",
+    "format-errors": "trace: expected error of each float format",
+    "sparsity": "trace: sparsity achieved against sparsity required, and the cosine it costs",
+    "training-over-steps": "run log: loss and accuracy against steps",
+    "training-over-bits": "run log: loss and accuracy against the bytes one worker has sent",
+    "training-over-time": "run log: loss and accuracy against simulated time",
+    "training-bits": "run log: bits per value over training, and when levels and codes were fitted anew",
+    "averaged-gradient": "run log: error of the averaged gradient over training",
+    "neural-gradients": "run log: error of the neural gradients over training",
+    "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
+}
 
 #: Titles of the tables that figures on laws belong to.
 _LAWS = "Distance to each law, per layer"
 _FORMATS = "Best float format per layer"
+_GROUPED = " Rows are named by block, or every few."
 _SPARSITY = "Required against achieved sparsity, per threshold rule"
 
 
@@ -57,8 +90,8 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "rate-distortion",
                 "Error against measured bits",
                 "Lower and further left is better. Each point is one configuration, summed over tensors and "
-                "steps. Circled points are Pareto-optimal. What has no error at all, or no known bits, "
-                "cannot be drawn.",
+                "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
+                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn.",
                 lambda: figures.rate_distortion(analysis),
             )
         )
@@ -77,8 +110,33 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
             Plate(
                 "layers",
                 "Error per layer",
-                "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value.",
-                lambda: figures.layer_heatmap(analysis),
+                "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
+                + (_GROUPED if len(analysis.tensors) > heatmap.MOST_NAMED else ""),
+                lambda: heatmap.layer_heatmap(analysis),
+            )
+        )
+    if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
+        marked = "Ticks on the axis: levels and codes were fitted to that step." if figures.fitted_at(analysis) else ""
+        plates.append(
+            Plate(
+                "bits-over-steps",
+                "Bits over training",
+                "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
+                f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
+                lambda: figures.bits_over_steps(analysis),
+                folded=True,
+            )
+        )
+    if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
+        plates.append(
+            Plate(
+                "wasserstein",
+                "Wasserstein distance against variance",
+                "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
+                "the values before and after as two heaps, whoever holds which; the variance compares them one by "
+                "one. Points far below the others keep the distribution better than their error says.",
+                lambda: figures.wasserstein(analysis),
+                folded=True,
             )
         )
     return plates + _fit_plates(analysis)
@@ -204,6 +262,26 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
                 lambda: training.training_over_bits(analysis),
             ),
         ]
+    if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
+        plates.append(
+            Plate(
+                "training-over-time",
+                "Training against simulated time",
+                "The same curves against the time that steps would take with the simulated network: further left is "
+                "sooner.",
+                lambda: training.training_over_time(analysis),
+            )
+        )
+    if any((run.bits > 0).any() for run in analysis.runs):
+        plates.append(
+            Plate(
+                "training-bits",
+                "Bits over training",
+                f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
+                "bytes. Ticks on a curve: its levels or codes were fitted anew.",
+                lambda: training.bits_over_steps(analysis),
+            )
+        )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
         plates.append(
             Plate(
@@ -227,3 +305,56 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
             )
         )
     return plates
+
+
+def figure_names(report: Report | None = None) -> list[str]:
+    """Names of the figures that a report has something to draw for; without a report, of all there are."""
+    return list(FIGURES) if report is None else list(report_plates(report))
+
+
+def draw(report: Report, name: str) -> Figure:
+    """One figure of a report, made by its name.
+
+    Args:
+        report: as ``load_report`` and ``make_report`` return it.
+        name: one of :func:`figure_names`; what stands before the figure's own name there may be left out
+            where one figure alone is meant (``distribution`` for ``weight-distribution``).
+
+    Raises:
+        UsageError: no figure has this name, this report has nothing to draw for it, or several are meant.
+    """
+    plates = report_plates(report)
+    if name in plates:
+        return plates[name].draw()
+    found = [whole for whole in plates if whole.endswith(f"-{name}")] if name in FIGURES else []
+    if len(found) == 1:
+        return plates[found[0]].draw()
+    if found:
+        raise UsageError(f"figure '{name}': several of this report are called so; choose {', '.join(found)}")
+    if not plates:
+        raise UsageError(f"figure '{name}': these results have nothing to draw")
+    if name in FIGURES:
+        raise UsageError(f"figure '{name}': these results have nothing for it; they have {', '.join(plates)}")
+    raise UsageError(f"figure '{name}': no such figure; {suggest(name, plates)}")
+
+
+def report_plates(report: Report) -> dict[str, Plate]:
+    """Every figure of a report by its name; the input's name stands before it where there are several of a sort."""
+    found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
+    found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
+    for trace in report.traces:
+        found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
+    named: dict[str, Plate] = {}
+    for section, plates, alike in found:
+        for plate in plates:
+            stem = f"{_slug(section)}-{plate.name}" if alike > 1 else plate.name
+            name, again = stem, 2
+            while name in named:
+                name, again = f"{stem}-{again}", again + 1
+            named[name] = plate
+    return named
+
+
+def _slug(name: str) -> str:
+    stem = name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"

@@ -1,22 +1,27 @@
-"""One HTML page that needs nothing else: no script, no network, its figures inside."""
+"""One HTML page that needs nothing else: no network, its figures and its one script inside.
+
+The policy in its head lets no address be opened and no script run but the page's own.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from html import escape
+import shlex
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import gtrace
-from gtrace.report.gallery import Plate, law_plates, run_plates, sweep_plates
+from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
+from gtrace.report.gallery import law_plates, run_plates, sweep_plates
 from gtrace.report.law_tables import law_tables
-from gtrace.report.names import count, literal
+from gtrace.report.layer_sections import layer_sections
+from gtrace.report.markup import anchor, caution, details, figure, heading, table, text, verdict
+from gtrace.report.names import count
 from gtrace.report.style import DARK
-from gtrace.report.svg import inline_svg, variable
+from gtrace.report.svg import variable
 from gtrace.report.tables import (
-    Cell,
-    Column,
-    Table,
     configuration_table,
     equal_bits_table,
     layer_table,
@@ -24,17 +29,21 @@ from gtrace.report.tables import (
     shadow_table,
     trace_table,
 )
-from gtrace.report.verdict import runs_verdict, sweep_verdict
+from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict, side_by_side_verdict, sweep_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.evidence import Comparison
+    from gtrace.report.gallery import Plate
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.tables import Table
     from gtrace.report.traces import TraceSummary
 
 
+_PAIRS = "Error of the first configuration over that of the second, paired over steps"
 _FOOTER = (
     f"How to read this page: docs/reading-a-report.md in the gtrace repository. Made by gtrace {gtrace.__version__}."
 )
@@ -47,20 +56,35 @@ def to_html(report: Report) -> str:
     direction marks) are shown as escapes.
     """
     alone = report.sections == 1
-    parts: list[str] = []
+    sections: list[_Section] = []
     for k, sweep in enumerate(report.sweeps):
-        parts += _sweep(sweep, f"s{k}", alone=alone)
+        sections.append(_sweep(sweep, f"s{k}", report.pairs[k] if report.pairs else (), alone=alone))
+    for k, pair in enumerate(report.side_by_side):
+        sections.append(
+            _words_and_table(
+                f"b{k}",
+                "Sweep",
+                f"{pair.second} against {pair.first}",
+                side_by_side_verdict(pair),
+                side_by_side_table(pair),
+            )
+        )
     for k, run in enumerate(report.runs):
-        parts += _run(run, f"r{k}", alone=alone)
+        sections.append(_run(run, f"r{k}", alone=alone))
+    for k, pool in enumerate(report.pools):
+        said = seeds_verdict(pool.groups, pool.workers, neural=pool.neural) or ["No run was finished."]
+        found = seed_table(pool.groups, pool.workers, neural=pool.neural, notes=pool.notes)
+        sections.append(_words_and_table(f"p{k}", "Training", f"put together: {', '.join(pool.logs)}", said, found))
     for k, trace in enumerate(report.traces):
-        parts += _trace(trace, f"t{k}", alone=alone)
-    summary = [] if alone else _summary(report)
+        sections.append(_trace(trace, f"t{k}", alone=alone))
+    script = _asset("page.js")
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta name="generator" content="gtrace {gtrace.__version__}">',
             f"<title>{text(report.title)}</title>",
@@ -68,12 +92,14 @@ def to_html(report: Report) -> str:
             "</head>",
             "<body>",
             f"<header>\n<h1>{text(report.title)}</h1>",
-            *summary,
+            *([] if alone else _summary(report)),
+            *_contents(sections),
             "</header>",
             "<main>",
-            *parts,
+            *(line for section in sections for line in ["<section>", *section.lines, "</section>"]),
             "</main>",
             f"<footer>{text(_FOOTER)}</footer>",
+            f"<script>{script}</script>",
             "</body>",
             "</html>",
             "",
@@ -81,96 +107,172 @@ def to_html(report: Report) -> str:
     )
 
 
-def text(value: object) -> str:
-    """``value`` as HTML text or attribute."""
-    return escape(literal(value), quote=True)
+class _Section:
+    """Lines of one input's part of the page, and what a reader may want to jump to."""
+
+    def __init__(self, prefix: str, name: str, level: int) -> None:
+        self.prefix = prefix
+        self.name = name
+        self.level = level
+        self.lines: list[str] = []
+        self.places: list[tuple[str, str]] = []
+
+    def heading(self, title: str, level: int = 0) -> None:
+        """A heading that the contents point at."""
+        identifier = anchor(self.prefix, title)
+        self.places.append((identifier, title))
+        self.lines.append(heading(title, level or self.level, identifier))
+
+    def table(self, content: Table, css: str = "", level: int = 0) -> None:
+        """A table under its own title."""
+        self.heading(content.title, level)
+        self.lines += table(content, css)
+
+    def folded(self, title: str, inside: list[str]) -> None:
+        """A part that is closed at first."""
+        identifier = anchor(self.prefix, title)
+        self.places.append((identifier, title))
+        self.lines += details(title, inside, identifier=identifier)
+
+    def plate(self, plate: Plate, kind: str = "", level: int = 0) -> None:
+        """A figure; ``kind`` keeps the figures of several kinds of gradients apart."""
+        prefix = f"{self.prefix}-{kind}" if kind else self.prefix
+        self.places.append((f"{prefix}-{plate.name}-title", plate.title))
+        self.lines += figure(plate, prefix, level or self.level)
+
+
+def _contents(sections: list[_Section]) -> list[str]:
+    """Links to everything that has a title, folded; nothing for a page that fits on a screen."""
+    if sum(len(section.places) for section in sections) < 3:
+        return []
+    inside: list[str] = []
+    for section in sections:
+        if len(sections) > 1:
+            inside.append(f"<p><code>{text(section.name)}</code></p>")
+        items = "".join(f'<li><a href="#{place}">{text(title)}</a></li>' for place, title in section.places)
+        inside.append(f"<ul>{items}</ul>")
+    return ['<nav aria-label="Contents">', *details("Contents", inside), "</nav>"]
+
+
+def _asset(name: str) -> str:
+    return files("gtrace.report").joinpath(f"assets/{name}").read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Content security policy: nothing from anywhere, and of scripts this one alone."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _css() -> str:
-    sheet = files("gtrace.report").joinpath("assets/page.css").read_text(encoding="utf-8")
     light = "".join(f"{variable(colour)}:{colour};" for colour in DARK)
     dark = "".join(f"{variable(colour)}:{other};" for colour, other in DARK.items())
-    return f"{sheet}:root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+    # Paper is white whatever the screen is.
+    return f"{_asset('page.css')}:root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
 def _summary(report: Report) -> list[str]:
     """The verdicts of all sections, so that the answer is on the first screen."""
     several = len(report.sweeps) > 1
-    sentences = [(f"{sweep.name}: " if several else "") + " ".join(sweep_verdict(sweep)) for sweep in report.sweeps]
-    return _verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
+    sentences = []
+    for sweep in report.sweeps:
+        first, *others = sweep_verdict(sweep)
+        sentences.append((f"{sweep.name}: " if several else "") + first)
+        sentences += [" ".join(others)] if others else []
+    return verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
 
 
-def _verdict(sentences: Iterable[str]) -> list[str]:
-    return ['<div class="verdict">', *(f"<p>{text(s)}</p>" for s in sentences), "</div>"]
+def _words_and_table(prefix: str, kind: str, name: str, sentences: Sequence[str], content: Table) -> _Section:
+    """A section on several inputs together."""
+    section = _Section(prefix, name, 3)
+    section.lines += [*_title(kind, name, alone=False), *verdict(sentences)]
+    section.table(content)
+    return section
 
 
-def _heading(kind: str, name: str, *, alone: bool) -> list[str]:
-    return [] if alone else [f'<h2 class="section">{kind} <code>{text(name)}</code></h2>']
-
-
-def _sweep(analysis: SweepAnalysis, prefix: str, *, alone: bool) -> list[str]:
-    plates = {plate.name: plate for plate in sweep_plates(analysis)}
-    level = 2 if alone else 3
-    parts = [
-        "<section>",
-        *_heading("Sweep", analysis.name, alone=alone),
-        f'<p class="facts">{text(_facts(analysis))}</p>',
-    ]
+def _sweep(analysis: SweepAnalysis, prefix: str, pairs: Sequence[Comparison], *, alone: bool) -> _Section:
+    section = _Section(prefix, analysis.name, 2 if alone else 3)
+    section.lines += [*_title("Sweep", analysis.name, alone=alone), f'<p class="facts">{text(_facts(analysis))}</p>']
     if alone:
-        parts += _verdict(sweep_verdict(analysis))
-    parts += _caution(analysis.notes)
+        named = [f"{pair.first} adds {compared_in_words(pair)}." for pair in pairs]
+        section.lines += verdict([*named, *sweep_verdict(analysis)])
+    section.lines += [*_made_by(analysis.provenance), *caution(analysis.notes)]
+    if pairs:
+        note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
+        section.table(pairs_table(_PAIRS, pairs, (note,)))
     if analysis.measured:
-        parts += _table(equal_bits_table(analysis), css="headline")
+        section.table(equal_bits_table(analysis), "headline")
+    if analysis.comparisons:
+        section.table(comparison_table(analysis))
+        if analysis.phases:
+            section.table(phase_table(analysis))
     if analysis.configurations:
-        parts += [
-            part for name, plate in plates.items() if name == "rate-distortion" for part in _plate(plate, prefix, level)
-        ]
-        parts += _table(configuration_table(analysis))
-        parts += [
-            part for name, plate in plates.items() if name != "rate-distortion" for part in _plate(plate, prefix, level)
-        ]
-        parts += _details("Relative variance per tensor", _table(layer_table(analysis), caption=False))
-    parts += _warnings(analysis.warnings, level)
-    parts += _details(
-        "Provenance", _provenance({"results": analysis.name, "rows": analysis.rows, **analysis.provenance})
-    )
-    return [*parts, "</section>"]
+        plates = sweep_plates(analysis)
+        for plate in plates:
+            if plate.name == "rate-distortion":
+                section.plate(plate)
+        section.table(configuration_table(analysis))
+        for plate in plates:
+            if plate.name != "rate-distortion":
+                section.plate(plate)
+        layers = layer_sections(analysis)
+        if layers:
+            section.heading("Layer by layer")
+            section.lines += layers
+        section.folded("Relative variance per tensor", table(layer_table(analysis)))
+    _warnings(section, analysis.warnings)
+    _provenance(section, {"results": analysis.name, "rows": analysis.rows, **analysis.provenance})
+    return section
 
 
-def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> list[str]:
-    level = 2 if alone else 3
+def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> _Section:
+    section = _Section(prefix, analysis.name, 2 if alone else 3)
     facts = [analysis.task, count(analysis.workers, "worker")]
     if isinstance(analysis.study.get("parameters"), int):
         facts.append(count(analysis.study["parameters"], "parameter"))
-    parts = ["<section>", *_heading("Training", analysis.name, alone=alone)]
-    parts.append(f'<p class="facts">{text(", ".join(filter(None, facts)))}</p>')
+    section.lines += [
+        *_title("Training", analysis.name, alone=alone),
+        f'<p class="facts">{text(", ".join(filter(None, facts)))}</p>',
+    ]
     if alone:
-        parts += _verdict(runs_verdict(analysis))
-    parts += _caution(analysis.notes)
+        section.lines += verdict(runs_verdict(analysis))
+    section.lines += [*_made_by(analysis.study), *caution(analysis.notes)]
     if analysis.runs:
-        parts += _table(run_table(analysis))
+        section.table(run_table(analysis))
+    if analysis.several_seeds:
+        section.table(seed_table(analysis.groups, analysis.workers, neural=analysis.neural))
     if analysis.has_shadow:
-        parts += _table(shadow_table(analysis))
-    parts += [part for plate in run_plates(analysis) for part in _plate(plate, prefix, level)]
-    parts += _warnings(analysis.warnings, level)
+        section.table(shadow_table(analysis))
+    for plate in run_plates(analysis):
+        section.plate(plate)
+    _warnings(section, analysis.warnings)
     study = {key: value for key, value in analysis.study.items() if key not in ("type", "tensors")}
-    parts += _details("Provenance", _provenance({"results": analysis.name, **study}))
-    return [*parts, "</section>"]
+    _provenance(section, {"results": analysis.name, **study})
+    return section
 
 
-def _trace(summary: TraceSummary, prefix: str, *, alone: bool) -> list[str]:
-    parts = ["<section>", *_heading("Trace", summary.name, alone=alone), *_verdict([summary.sentence])]
-    parts += _details("Recorded tensors", _table(trace_table(summary), caption=False))
+def _trace(summary: TraceSummary, prefix: str, *, alone: bool) -> _Section:
+    section = _Section(prefix, summary.name, 2 if alone else 3)
+    section.lines += [*_title("Trace", summary.name, alone=alone), *verdict([summary.sentence])]
+    section.folded("Recorded tensors", table(trace_table(summary)))
     for laws in summary.laws:
-        parts += [f"<h2>{text(laws.title)}</h2>", *_verdict(laws.sentences)]
+        section.heading(laws.title, 2)
+        section.lines += verdict(laws.sentences)
         # A table stands before the figures that show the same: laws, formats, pruning.
         plates = law_plates(laws)
-        for table in law_tables(laws):
-            parts += _table(table)
+        for content in law_tables(laws):
+            section.table(content, level=3)
             for plate in plates:
-                if plate.beside == table.title:
-                    parts += _plate(plate, f"{prefix}-{laws.kind}", 3)
-    return [*parts, "</section>"]
+                if plate.beside == content.title:
+                    section.plate(plate, laws.kind, 3)
+    return section
+
+
+def _title(kind: str, name: str, *, alone: bool) -> list[str]:
+    return [] if alone else [f'<h2 class="section">{kind} <code>{text(name)}</code></h2>']
 
 
 def _facts(analysis: SweepAnalysis) -> str:
@@ -182,72 +284,39 @@ def _facts(analysis: SweepAnalysis) -> str:
     )
 
 
-def _plate(plate: Plate, prefix: str, level: int) -> list[str]:
-    drawing = inline_svg(plate.draw(), f"{prefix}-{plate.name}", f"{plate.title}. {plate.caption}")
-    figure = [
-        "<figure>",
-        f'<div class="figure" tabindex="0">{drawing}</div>',
-        f"<figcaption>{text(plate.caption)}</figcaption>",
-        "</figure>",
-    ]
-    return _details(plate.title, figure) if plate.folded else [f"<h{level}>{text(plate.title)}</h{level}>", *figure]
+def _made_by(facts: Mapping[str, Any]) -> list[str]:
+    """The command and the seed, in one line; what else is known stands at the end of the section."""
+    command = facts.get("command")
+    if isinstance(command, list) and command:
+        # The first word is where the program lies on that machine.
+        command = shlex.join(["gtrace", *map(str, command[1:])])
+    said = [f"Made by <code>{text(command)}</code>"] if command else []
+    versions = facts.get("versions")
+    if isinstance(versions, dict) and "gtrace" in versions:
+        said.append(f"with gtrace {text(versions['gtrace'])}")
+    if facts.get("seed") is not None:
+        said.append(f"seed {text(facts['seed'])}")
+    return [f'<p class="facts">{", ".join(said)}</p>'] if said else []
 
 
-def _table(table: Table, css: str = "", *, caption: bool = True) -> list[str]:
-    parts = ['<div class="scroll" tabindex="0">', f'<table class="{css}">' if css else "<table>"]
-    if caption:
-        parts.append(f"<caption>{text(table.title)}</caption>")
-    parts.append(f"<thead><tr>{''.join(_head(column) for column in table.columns)}</tr></thead>")
-    parts.append("<tbody>")
-    for row in table.rows:
-        cells = [
-            _cell(cell, column, first=k == 0) for k, (cell, column) in enumerate(zip(row, table.columns, strict=True))
-        ]
-        parts.append(f"<tr>{''.join(cells)}</tr>")
-    if not table.rows:
-        parts.append(f'<tr><td class="word" colspan="{len(table.columns)}">{text(table.empty)}</td></tr>')
-    parts.append("</tbody></table></div>")
-    if table.notes:
-        parts.append(f'<ul class="notes">{"".join(f"<li>{text(note)}</li>" for note in table.notes)}</ul>')
-    return parts
+def _warnings(section: _Section, lines: tuple[str, ...]) -> None:
+    if lines:
+        section.heading("Warnings")
+        section.lines += caution(lines)
 
 
-def _head(column: Column) -> str:
-    css = "" if column.numeric else ' class="word"'
-    hint = f' title="{text(column.meaning)}"' if column.meaning else ""
-    return f'<th scope="col"{css}{hint}>{text(column.heading)}</th>'
-
-
-def _cell(cell: Cell, column: Column, *, first: bool) -> str:
-    css = " ".join(filter(None, ["" if column.numeric else "word", cell.mark]))
-    attributes = f' class="{css}"' if css else ""
-    if cell.hint:
-        attributes += f' title="{text(cell.hint)}"'
-    inside = f"<code>{text(cell.text)}</code>" if first else text(cell.text)
-    if cell.detail:
-        inside += f"<small>{text(cell.detail)}</small>"
-    return f'<th scope="row"{attributes}>{inside}</th>' if first else f"<td{attributes}>{inside}</td>"
-
-
-def _caution(lines: Iterable[str]) -> list[str]:
-    items = "".join(f"<li>{text(line)}</li>" for line in lines)
-    return [f'<div class="caution"><ul>{items}</ul></div>'] if items else []
-
-
-def _warnings(lines: tuple[str, ...], level: int) -> list[str]:
-    return [f"<h{level}>Warnings</h{level}>", *_caution(lines)] if lines else []
-
-
-def _details(title: str, inside: list[str]) -> list[str]:
-    return ["<details>", f"<summary>{text(title)}</summary>", *inside, "</details>"]
-
-
-def _provenance(facts: Mapping[str, Any]) -> list[str]:
+def _provenance(section: _Section, facts: Mapping[str, Any]) -> None:
     rows = "".join(
         f'<tr><th scope="row">{text(name)}</th><td><code>{text(value)}</code></td></tr>'
         for name, value in flatten(facts)
     )
-    return [f'<div class="scroll"><table class="facts-table"><tbody>{rows}</tbody></table></div>']
+    section.folded(
+        "Provenance",
+        [
+            '<div class="scroll" tabindex="0" role="group" aria-label="Provenance">',
+            f'<table class="facts-table"><tbody>{rows}</tbody></table></div>',
+        ],
+    )
 
 
 def flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

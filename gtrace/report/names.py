@@ -58,11 +58,22 @@ def shorten_all(names: Sequence[str], width: int) -> list[str]:
     shared = next((k for k, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), 0)
     head = max(first.rfind(".", 0, shared), 0)
     stripped = [f"…{name[head:]}" if head else name for name in names]
-    for candidates in (names, stripped):
-        short = [shorten(name, width) for name in candidates]
+    whole = [shorten(name, width) for name in names]
+    numbered = [_around_numbers(name, width) for name in names]
+    for short in (whole, [shorten(name, width) for name in stripped], numbered):
         if len(set(short)) == len(set(names)):
             return short
     return [f"{shorten(name, max(width - 5, 3))} #{k}" for k, name in enumerate(names, 1)]
+
+
+def _around_numbers(name: str, width: int) -> str:
+    """A name cut so that its last number stays, which tells the layers of a model apart, and its end."""
+    numbers = list(_DIGITS.finditer(name))
+    if len(name) <= width or not numbers:
+        return shorten(name, width)
+    tail = (width - 2) // 2
+    head = name[: numbers[-1].end()][-(width - 2 - tail) :]
+    return f"…{head}…{name[-tail:]}"
 
 
 def natural_order(names: Iterable[str]) -> list[str]:

@@ -50,11 +50,15 @@ class Run:
         steps: (S,) training steps that were logged.
         loss: (S,) training loss.
         sent: (S,) bits that one worker has sent up to and with this step.
+        bits: (S,) bits per value that one worker has sent in this step; NaN where not logged.
+        updates: (U,) of the steps, those at which levels or codes were fitted anew.
+        sim_seconds: (S,) simulated seconds up to and with this step; NaN where the log holds none.
         relative_variance: (S,) error of the averaged gradient over its energy.
         eval_steps: (E,) steps at which the model was tested.
         accuracy: (E,) test accuracy, NaN where the task has none.
         eval_loss: (E,) test loss.
         eval_sent: (E,) bits that one worker had sent when the model was tested.
+        eval_sim_seconds: (E,) simulated seconds then.
         finished: the run came to its end.
         diverged: the run says that it blew up.
         ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
@@ -66,11 +70,15 @@ class Run:
     steps: NDArray[np.int64]
     loss: NDArray[np.float64]
     sent: NDArray[np.float64]
+    bits: NDArray[np.float64]
+    updates: NDArray[np.int64]
+    sim_seconds: NDArray[np.float64]
     relative_variance: NDArray[np.float64]
     eval_steps: NDArray[np.int64]
     accuracy: NDArray[np.float64]
     eval_loss: NDArray[np.float64]
     eval_sent: NDArray[np.float64]
+    eval_sim_seconds: NDArray[np.float64]
     finished: bool
     diverged: bool
     ratio: float
@@ -195,7 +203,9 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, n
     bits = column(steps, "bits")
     sent = np.cumsum(bits) / workers
     before = np.searchsorted(at, eval_at, side="right")
-    float32 = float(np.nansum(column(steps, "bits_float32")))
+    uncompressed = column(steps, "bits_float32")
+    float32 = float(np.nansum(uncompressed))
+    passed = np.cumsum(column(steps, "sim_seconds"))
     total = float(np.nansum(bits))
     ratio = float32 / total if total > 0 and float32 > 0 else math.nan
     if end is not None:
@@ -207,11 +217,15 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, n
         steps=at.astype(np.int64),
         loss=column(steps, "loss"),
         sent=sent,
+        bits=32 * np.divide(bits, uncompressed, out=np.full(len(bits), np.nan), where=uncompressed > 0),
+        updates=at[column(steps, "fit_seconds") > 0].astype(np.int64),
+        sim_seconds=passed,
         relative_variance=column(steps, "relative_variance"),
         eval_steps=eval_at.astype(np.int64),
         accuracy=column(evals, "accuracy"),
         eval_loss=column(evals, "loss"),
         eval_sent=np.concatenate([[0.0], sent])[before],
+        eval_sim_seconds=np.concatenate([[0.0], passed])[before],
         finished=end is not None,
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,

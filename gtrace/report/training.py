@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.families import method_of, short_spec
+from gtrace.report.figures import log_values
 from gtrace.report.labels import Label, label_curves, make_room
 from gtrace.report.names import literal, shorten
 from gtrace.report.runs import BASELINE
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.runs import Run, RunLogAnalysis
 
-Against = Literal["steps", "bits"]
+Against = Literal["steps", "bits", "time"]
 
 _NAME = 30
 #: The running mean of the loss spans this part of the run.
@@ -34,6 +35,38 @@ def training_over_steps(analysis: RunLogAnalysis) -> Figure:
 def training_over_bits(analysis: RunLogAnalysis) -> Figure:
     """Training loss and test accuracy against the bytes that one worker has sent."""
     return _training(analysis, "bits")
+
+
+def training_over_time(analysis: RunLogAnalysis) -> Figure:
+    """Training loss and test accuracy against simulated seconds."""
+    return _training(analysis, "time")
+
+
+def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
+    """Bits per value that one worker has sent in each step, with the steps at which its codec was fitted anew."""
+    with styled():
+        figure = new_figure(8.2, 3.8)
+        axes = figure.add_subplot()
+        labels = []
+        for run, own, name in _looks(analysis):
+            known = np.isfinite(run.bits) & (run.bits > 0)
+            x, y = run.steps[known].astype(np.float64), run.bits[known]
+            if not len(x):
+                continue
+            axes.plot(x, y, color=own.line, linestyle=own.dash, linewidth=1.2, label=name)
+            fitted = np.isin(run.steps[known], run.updates)
+            axes.plot(x[fitted], y[fitted], "|", color=own.line, markersize=12, mew=1.6, label=f"updates of {name}")
+            labels.append(Label(name, own.text, x, y))
+        axes.set_xlabel("training step")
+        what = "encoded" if analysis.neural else "sent up"
+        axes.set_ylabel(f"bits per value, {what}")
+        if labels:
+            log_values(axes)
+            make_room(axes, labels)
+            label_curves(axes, labels)
+        else:
+            _empty(axes)
+        return figure
 
 
 def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
@@ -66,20 +99,19 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
         has_accuracy = any(np.isfinite(run.accuracy).any() for run in analysis.runs)
         losses, tests = [], []
         for run, own, name in _looks(analysis):
-            x = run.steps.astype(np.float64) if against == "steps" else run.sent / 8
-            if len(run.steps):
-                losses.append(_curve(left, x, run.loss, own, name, logarithmic=True))
-            x = run.eval_steps.astype(np.float64) if against == "steps" else run.eval_sent / 8
+            x, eval_x = _progress(run, against)
+            there = np.isfinite(x)
+            if there.any():
+                losses.append(_curve(left, x[there], run.loss[there], own, name, logarithmic=True))
             y = 100 * run.accuracy if has_accuracy else run.eval_loss
-            known = np.isfinite(y) & (x > 0 if against == "bits" else True)
+            known = np.isfinite(y) & np.isfinite(eval_x) & (eval_x > 0 if against != "steps" else True)
             if known.any():
-                right.plot(x[known], y[known], **own.curve(), label=name)
-                tests.append(Label(name, own.text, x[known], y[known]))
+                right.plot(eval_x[known], y[known], **own.curve(), label=name)
+                tests.append(Label(name, own.text, eval_x[known], y[known]))
         left.set_ylabel("training loss (thick: running mean)")
         right.set_ylabel("test accuracy (%)" if has_accuracy else "test loss")
         for axes, labels in ((left, losses), (right, tests)):
-            bits = "encoded by one worker" if analysis.neural else "sent up by one worker"
-            axes.set_xlabel("training step" if against == "steps" else bits)
+            axes.set_xlabel(_progress_name(analysis, against))
             if not labels:
                 _empty(axes)
                 continue
@@ -93,6 +125,21 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
         for axes, labels in ((left, losses), (right, tests)):
             label_curves(axes, labels)
         return figure
+
+
+def _progress(run: Run, against: Against) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where the steps of a run, and its tests, lie on the horizontal axis."""
+    if against == "bits":
+        return run.sent / 8, run.eval_sent / 8
+    if against == "time":
+        return run.sim_seconds, run.eval_sim_seconds
+    return run.steps.astype(np.float64), run.eval_steps.astype(np.float64)
+
+
+def _progress_name(analysis: RunLogAnalysis, against: Against) -> str:
+    if against == "bits":
+        return "encoded by one worker" if analysis.neural else "sent up by one worker"
+    return "simulated time (s)" if against == "time" else "training step"
 
 
 def _curve(

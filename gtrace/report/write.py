@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,12 @@ from gtrace.report.records import to_csv, to_json_lines, to_parquet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.report.gallery import Plate
+    from gtrace.report.svg import FigureKind
     from gtrace.sweep.results import SweepResult
 
 KINDS = (".html", ".md", ".csv", ".jsonl", ".parquet", ".tex")
 PAGE = ".report.html"
+FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
 
 
 def write_html(
@@ -57,7 +57,7 @@ def write_html(
 def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
     """Write a report as the suffix of ``output`` says: a page, tables of any kind, or a folder with everything.
 
-    A folder gets the page and every figure as PNG and SVG. Nothing is written when anything would be
+    A folder gets the page and every figure as PNG, SVG and PDF. Nothing is written when anything would be
     overwritten that may not be, and every file appears whole or not at all.
 
     Returns:
@@ -74,18 +74,20 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         refuse([output], force=force)
         put(output, _render(report, kind))
         return [output]
-    plates = _plates(report)
+    from gtrace.report.gallery import report_plates
+
+    plates = report_plates(report)
     page = output / "report.html"
-    drawings = [output / f"{name}.{suffix}" for name, _ in plates for suffix in ("png", "svg")]
+    drawings = [output / f"{name}.{suffix}" for name in plates for suffix in FIGURE_KINDS]
     refuse([page, *drawings], force=force)
     from gtrace.report.svg import render
 
     # Rendering is what takes time and may be interrupted: the folder appears after it.
     contents = {page: _render(report, ".html")}
-    for name, plate in plates:
+    for name, plate in plates.items():
         figure = plate.draw()
-        contents[output / f"{name}.png"] = render(figure, "png")
-        contents[output / f"{name}.svg"] = render(figure, "svg")
+        for suffix in FIGURE_KINDS:
+            contents[output / f"{name}.{suffix}"] = render(figure, suffix)
     output.mkdir(exist_ok=True)
     for path, data in contents.items():
         put(path, data)
@@ -132,30 +134,6 @@ def _render(report: Report, kind: str) -> bytes:
     from gtrace.report.html import to_html
 
     return to_html(report).encode()
-
-
-def _plates(report: Report) -> list[tuple[str, Plate]]:
-    """Figures with the names of their files; of several sweeps or run logs with their names in front."""
-    from gtrace.report.gallery import law_plates, run_plates, sweep_plates
-
-    found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
-    found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
-    for trace in report.traces:
-        found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
-    named: dict[str, Plate] = {}
-    for section, plates, alike in found:
-        for plate in plates:
-            stem = f"{_slug(section)}-{plate.name}" if alike > 1 else plate.name
-            name, again = stem, 2
-            while name in named:
-                name, again = f"{stem}-{again}", again + 1
-            named[name] = plate
-    return list(named.items())
-
-
-def _slug(name: str) -> str:
-    stem = name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"
 
 
 def refuse(paths: Sequence[Path], *, force: bool) -> None:

@@ -106,7 +106,7 @@ def test_other_formats(call, sweep, tmp_path, output, start):
 def test_a_folder_of_figures(call, sweep, tmp_path):
     code, out, _ = call(sweep, "-o", "figures")
     assert code == 0
-    assert out.endswith("6 figures in figures\nfigures/report.html\n")
+    assert out.endswith("15 figures in figures\nfigures/report.html\n")
     assert (tmp_path / "figures" / "rate-distortion.svg").exists()
 
 

@@ -5,10 +5,11 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import numpy as np
 import pytest
-from helpers_report import EVIL, METHODS, result_of, row, rows_of, write_runs
+from helpers_report import EVIL, LAYERS, METHODS, result_of, row, rows_of, write_runs
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from gtrace.report import figures, training
+from gtrace.report import figures, heatmap, training
 from gtrace.report.analysis import analyze
 from gtrace.report.gallery import run_plates, sweep_plates
 from gtrace.report.names import shorten_all
@@ -122,7 +123,7 @@ def test_bits_stay_linear_where_nothing_is_squeezed(sweep):
 
 
 def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
-    figure = figures.layer_heatmap(sweep)
+    figure = heatmap.layer_heatmap(sweep)
     (image,) = figure.axes[0].images
     assert image.get_array().shape == (len(sweep.tensors), len(sweep.configurations))
     np.testing.assert_array_equal(image.get_array(), sweep.per_tensor.T)
@@ -166,8 +167,19 @@ def test_running_mean_by_hand():
 
 
 def test_gallery_offers_what_there_is(sweep, runs):
-    assert [p.name for p in sweep_plates(sweep)] == ["rate-distortion", "variance-over-steps", "layers"]
-    assert [p.name for p in run_plates(runs)] == ["training-over-steps", "training-over-bits", "averaged-gradient"]
+    assert [p.name for p in sweep_plates(sweep)] == [
+        "rate-distortion",
+        "variance-over-steps",
+        "layers",
+        "bits-over-steps",
+        "wasserstein",
+    ]
+    assert [p.name for p in run_plates(runs)] == [
+        "training-over-steps",
+        "training-over-bits",
+        "training-bits",
+        "averaged-gradient",
+    ]
     for plate in (*sweep_plates(sweep), *run_plates(runs)):
         assert isinstance(plate.draw(), Figure)
         assert plate.caption.endswith((".", "?"))
@@ -194,24 +206,32 @@ def odd_sweeps():
 @pytest.mark.parametrize("case", list(odd_sweeps()))
 def test_every_figure_survives_odd_input(case):
     analysis = analyze(result_of(odd_sweeps()[case]))
-    for draw in (figures.rate_distortion, figures.variance_over_steps, figures.layer_heatmap):
+    empty = {"no rows", "no numbers", "no error"}
+    for draw, lacking in (
+        (figures.rate_distortion, {"no bits"}),
+        (figures.variance_over_steps, {"no bits"}),
+        (figures.bits_over_steps, {"no bits"}),
+        (figures.wasserstein, {"no bits", "200 layers"}),
+        (heatmap.layer_heatmap, set()),
+    ):
         svg = render(draw(analysis), "svg", text_as_paths=False)
         ET.fromstring(svg)
+        # The uncompressed gradient has bits, if no error.
         assert (b"nothing to draw" in svg) == (
-            case in {"no rows", "no numbers", "no error"} or (case == "no bits" and draw is not figures.layer_heatmap)
+            case in empty - ({"no error"} if draw is figures.bits_over_steps else set()) | lacking
         )
 
 
 def test_names_are_drawn_literally():
     # The last one needs a font that matplotlib does not bring, and it says so.
     analysis = analyze(result_of(rows_of(layers=EVIL[:-1], bits=[3])))
-    drawn = words(figures.layer_heatmap(analysis))
+    drawn = words(heatmap.layer_heatmap(analysis))
     shown = {"$x^2$", "\\x1b[31mred\\x1b[0m", "\\u202eevil", "<script>alert(1)</script>"}
     assert shown <= drawn
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
     rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
-    for draw in (figures.rate_distortion, figures.variance_over_steps, figures.layer_heatmap):
+    for draw in (figures.rate_distortion, figures.variance_over_steps, heatmap.layer_heatmap):
         svg = render(draw(analyze(result_of(rows))), "svg", text_as_paths=False).decode()
         assert "$x^2$" in "".join(ET.fromstring(svg).itertext())
 
@@ -223,6 +243,31 @@ def test_shortened_names_stay_different():
     assert max(map(len, short)) <= 40
     assert shorten_all(["x" * 50, "x" * 60], 20) == ["xxxxxxx…xxxxxxx #1", "xxxxxxx…xxxxxxx #2"]
     assert shorten_all([], 20) == []
+    # Nothing that all share, and the numbers in the middle: they must not be what is cut out.
+    names = [f"model.encoder.layers.{k}.{'attention.' * 9}{part}" for k in range(12) for part in ("weight", "bias")]
+    short = shorten_all(["$x^2$", *names], 40)
+    assert short[0] == "$x^2$"
+    assert len(set(short)) == 25
+    assert max(map(len, short)) <= 40
+    assert all(f".{k // 2}…" in name for k, name in enumerate(short[1:]))
+
+
+def test_a_wobble_of_a_percent_looks_like_one():
+    rows = [row("w", step, squared_error=0.5 + 0.001 * step, bits_total=3.0) for step in range(4)]
+    low, high = figures.variance_over_steps(analyze(result_of(rows))).axes[0].get_ylim()
+    assert low < 0.3 < 0.8 < high
+
+
+@pytest.mark.parametrize("layers", [("w",), ("v", "w"), LAYERS])
+def test_no_word_of_a_heat_map_is_cut_off(layers):
+    figure = heatmap.layer_heatmap(analyze(result_of(rows_of(("qsgd",), [3], layers, (0,), draws=0))))
+    figure.draw_without_rendering()
+    frame, map_axes = figure.bbox, figure.axes[0]
+    shown = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label)]
+    for text in filter(Text.get_text, (*shown, *map_axes.get_xticklabels(), *map_axes.get_yticklabels())):
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1, text.get_text()
+        assert frame.y0 <= box.y0 <= box.y1 <= frame.y1, text.get_text()
 
 
 def test_files_are_the_same_every_time(sweep):

@@ -1,8 +1,10 @@
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 
 import pytest
-from helpers_report import EVIL, PROVENANCE, result_of, row, rows_of, write_runs
+from helpers_report import EVIL, LAYERS, PROVENANCE, result_of, row, rows_of, write_runs
 
 from gtrace.report.html import flatten, to_html
 from gtrace.report.inputs import make_report
@@ -53,21 +55,21 @@ def page(report):
 def test_the_page_is_well_formed(page):
     parsed = Page(page)
     assert page.startswith("<!DOCTYPE html>")
-    assert parsed.tags.count("svg") == 3 + 3
+    assert parsed.tags.count("svg") == 5 + 4
     assert parsed.tags.count("h1") == 1
     assert len(parsed.ids) == len(set(parsed.ids))
-    assert parsed.tags.count("caption") == 3
+    assert parsed.tags.count("table") == 5 + len(LAYERS) + 3
 
 
 def test_nothing_is_fetched_from_anywhere(page):
     parsed = Page(page)
-    assert "script" not in parsed.tags
+    assert parsed.tags.count("script") == 1
     assert "link" not in parsed.tags
     assert "iframe" not in parsed.tags
     for name, value in parsed.attributes:
         if name in ("src", "href", "data", "action", "srcset"):
             assert value.startswith(("#", "data:image/png;base64,"))
-    assert "http" not in page
+    assert "http" not in page.replace("http-equiv", "")
     assert "@import" not in page
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
@@ -77,6 +79,28 @@ def test_every_reference_inside_a_figure_has_its_target(page):
     used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', page))
     assert used
     assert {a or b for a, b in used} == ids
+
+
+def test_the_policy_allows_no_address_and_this_script_alone(page):
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', page)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert "connect-src" not in rules
+    assert page.index(policy) < page.index("<style>")
+
+
+def test_every_layer_has_a_section(page):
+    layers = page[page.index('class="layers"') : page.index("Relative variance per tensor</summary>")]
+    assert re.findall(r"<summary>(\S+) ", layers) == sorted(LAYERS)
+    one = layers[: layers.index("</details>")]
+    (least,) = re.findall(r"least error: ([^<]+)</span>", one)
+    assert re.findall(r"<code>([^<]+)</code>", one)[0] == least
+    numbers = [float(n) for n in re.findall(r"<td>([\d.e-]+)</td></tr>", one)]
+    assert numbers[0] == 1.0
+    assert numbers == sorted(numbers)
 
 
 def test_the_answer_comes_first(page):
@@ -124,7 +148,7 @@ def test_names_are_shown_and_do_nothing(name):
     ]
     page = to_html(make_report([result_of(rows, [name], {name: {"x": name}})], title=name))
     parsed = Page(page)
-    assert "script" not in parsed.tags
+    assert parsed.tags.count("script") == 1
     assert "onload" not in dict(parsed.attributes)
     assert not set(page) & {"\x1b", "\u202e"}
     shown = name.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
@@ -139,7 +163,10 @@ def test_two_hundred_layers_stay_small():
     layers = [f"model.layers.{k}.attention.weight" for k in range(200)]
     page = to_html(make_report([result_of(rows_of(layers=layers, steps=(0,), draws=0))]))
     assert len(page) < 1_000_000
-    assert Page(page).text.count("model.layers.199.attention.weight") == 2
+    text = Page(page).text
+    assert text.count("model.layers.199.attention.weight") == 2
+    # The heat map names every few of the rows.
+    assert 40 < len(re.findall(r"\.\d+\.attention\.weight", text)) - 400 <= 70
 
 
 @pytest.mark.parametrize(

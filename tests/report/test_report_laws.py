@@ -8,10 +8,9 @@ from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import law_figures as figures
 from gtrace.report import load_report, to_html, to_json, to_markdown
-from gtrace.report.gallery import law_plates
+from gtrace.report.gallery import law_plates, report_plates
 from gtrace.report.law_tables import cosine_table, format_table, law_table, law_tables, sparsity_table
 from gtrace.report.laws import law_sections, mean_over_layers
-from gtrace.report.write import _plates
 from gtrace.sweep.pruning import ASKED
 from gtrace.trace import Trace, create_trace, open_trace
 
@@ -180,8 +179,8 @@ def test_json_and_markdown_tell_the_same(tmp_path):
 
 def test_figures_of_a_folder_have_names_of_their_own(tmp_path):
     paths = [write_laws(tmp_path / name, steps=(0,)) for name in ("a.zarr", "b.zarr")]
-    assert "neural-sparsity" in dict(_plates(load_report(paths[:1])))
-    assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(dict(_plates(load_report(paths))))
+    assert "neural-sparsity" in report_plates(load_report(paths[:1]))
+    assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(report_plates(load_report(paths)))
 
 
 def test_what_is_left_out_is_told(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ from helpers_report import result_of, rows_of, write_runs, write_sweep
 
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.report import default_page, load_report, make_report, newest_results, write_html, write_report
+from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_html, write_report
 from gtrace.report.inputs import kind_of
 from gtrace.report.write import output_kind
 
@@ -19,7 +19,8 @@ def sweep_path(tmp_path):
 
 @pytest.fixture(scope="module")
 def small():
-    return make_report([result_of(rows_of(bits=[2, 3], layers=("w", "v")))])
+    """One method at one step: two figures."""
+    return make_report([result_of(rows_of(("qsgd",), bits=[2, 3], layers=("w", "v"), steps=(0,), draws=0))])
 
 
 def test_one_page_on_a_sweep_and_a_run(tmp_path, sweep_path):
@@ -29,7 +30,7 @@ def test_one_page_on_a_sweep_and_a_run(tmp_path, sweep_path):
     assert path == tmp_path / "page.html"
     assert "<h1>My &lt;run&gt;</h1>" in text
     assert text.index("<code>a.sweep.db</code>") < text.index("<code>train.jsonl</code>")
-    assert text.count("<svg") == 6
+    assert text.count("<svg") == 9
 
 
 def test_nothing_is_overwritten_unless_asked(tmp_path, sweep_path):
@@ -58,14 +59,16 @@ def test_a_failed_write_leaves_no_half_file(tmp_path, small, monkeypatch):
 
 def test_a_folder_gets_the_page_and_every_figure(tmp_path, small):
     written = write_report(small, tmp_path / "out")
-    names = ["rate-distortion", "variance-over-steps", "layers"]
+    names = figure_names(small)
+    assert names == ["rate-distortion", "variance-over-steps", "layers"]
     assert written[0] == tmp_path / "out" / "report.html"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        ["report.html", *(f"{name}.{kind}" for name in names for kind in ("png", "svg"))]
+        ["report.html", *(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))]
     )
     assert sorted(written) == sorted((tmp_path / "out").iterdir())
     for name in names:
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "out" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert ET.parse(tmp_path / "out" / f"{name}.svg").getroot().tag.endswith("svg")
 
 
@@ -76,16 +79,7 @@ def test_one_file_in_the_way_stops_the_whole_folder(tmp_path, small):
     with pytest.raises(OutputExistsError, match=r"layers\.svg"):
         write_report(small, folder)
     assert [p.name for p in folder.iterdir()] == ["layers.svg"]
-    assert len(write_report(small, folder, force=True)) == 7
-
-
-def test_figures_of_several_sweeps_keep_apart(tmp_path):
-    rows = list(rows_of(bits=[3], layers=("w",), steps=(0,), methods=("qsgd",)))
-    for name in ("a b", "c"):
-        write_sweep(tmp_path / f"{name}.sweep.db", rows)
-    report = load_report([tmp_path / "a b.sweep.db", tmp_path / "c.sweep.db"])
-    names = {p.name for p in write_report(report, tmp_path / "out")}
-    assert {"a_b-layers.png", "c-layers.png", "report.html"} <= names
+    assert len(write_report(small, folder, force=True)) == 10
 
 
 def test_inputs_of_one_name_are_told_apart_by_their_path(tmp_path):

@@ -107,11 +107,21 @@ def test_borders_of_buckets_and_values_of_all_sizes(spec, monkeypatch):
             assert_equal(codec, codec.init(size), values, tuple(random.integers(0, 2**64, 2, np.uint64).tolist()))
 
 
-@pytest.mark.parametrize("levels", [[0.0], [0.0, 0.5, 0.5000001, 1.0], [0.0, *np.linspace(0.9, 1, 60)], [0.0, 0.3]])
+def adjacent(size):
+    """0, neighbours in float32, and 1: a threshold between two of them is rounded to one of them."""
+    near = np.float32(0.9) + np.arange(size - 2, dtype=np.float32) * np.float32(2.0**-24)
+    return [0.0, *near.tolist(), 1.0]
+
+
+@pytest.mark.parametrize(
+    "levels", [[0.0], [0.0, 0.3], adjacent(16), adjacent(64), np.linspace(0, 1, 128), np.linspace(0, 1, 129)]
+)
 def test_any_levels_that_a_state_may_hold(levels):
     codec = gtrace.codec("alq:bucket_size=64,norm=linf")
     grid = np.array(levels, np.float32)
-    values = np.concatenate([heavy(5000), np.tile(grid, 20)])
+    # Whole buckets on the levels, whose largest magnitude is 1.
+    on_levels = np.concatenate([np.resize(grid[1:], (40, 63)), np.ones((40, 1))], axis=1).astype(np.float32).reshape(-1)
+    values = np.concatenate([on_levels, heavy(5000)]) if grid.size > 1 else heavy(5000)
     assert_equal(codec, codec.init(values.size).with_arrays(levels=grid), values, (5, 6))
 
 
@@ -125,15 +135,17 @@ def test_uniforms_are_those_of_the_counter():
                 np.testing.assert_array_equal(found.cpu().numpy(), expected)
 
 
-def test_a_norm_whose_rounding_hangs_on_the_order_of_the_sum_is_the_hosts(monkeypatch):
-    # 1 + 2^-24 is halfway between two float32; what the other terms add is lost one by one and counts together.
+@pytest.mark.parametrize("first", [1.0, 1 + 2.0**-23])
+def test_a_norm_whose_rounding_hangs_on_the_order_of_the_sum_is_the_hosts(first, monkeypatch):
+    # 2^-24 more is halfway to the next float32; what the other terms add is lost one by one and counts together.
     values = np.zeros(64 * 200, np.float32)
-    values[0], values[64], values[128::64] = 1, 2.0**-24, 2.0**-54
+    values[0], values[64], values[128::64] = first, 2.0**-24, 2.0**-54
     codec = gtrace.codec("qsgd:norm=l1,bucket_size=none")
     state = codec.init(values.size)
     assert_equal(codec, state, values, (1, 2))
-    monkeypatch.setattr(device, "_SLACK", 0.0)
-    assert device.encode(codec, state, torch.from_numpy(values), (1, 2)) != codec.encode(state, values, (1, 2))
+    if first == 1:  # the host rounds halfway cases to even: down from here, up from the other
+        monkeypatch.setattr(device, "_SLACK", 0.0)
+        assert device.encode(codec, state, torch.from_numpy(values), (1, 2)) != codec.encode(state, values, (1, 2))
 
 
 @pytest.mark.parametrize("square", [True, False])

@@ -12,6 +12,7 @@ import numpy as np
 from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
 from gtrace.codecs.parts import Part, PartwiseCodec
+from gtrace.codecs.rule import Rule
 from gtrace.coding import (
     MAX_LENGTH,
     EliasCode,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 #: flag of a payload whose symbols are fixed width although the codec's coder is another
 FLAG_FIXED = 1
-#: up to this many magnitudes, counting random thresholds beats a search
-FEW_LEVELS = 16
 _SHARED = struct.Struct("<HH")
 #: bytes of :meth:`LevelCodec.shared` ahead of levels and lengths
 SHARED_HEAD = _SHARED.size
@@ -135,10 +134,10 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
         """The part as :meth:`encode` does it; one norm of the whole tensor counts with the first part."""
         payload, head, symbols = self._sealed(state, checked_values(state, values), key, start)
-        fixed = symbols.size * width_for(self._signed_values(state).size)
+        fixed = symbols.size * width_for(self.signed_values(state).size)
         coded, lengths = fixed, state.arrays.get("lengths")
         if self._integers is not None:
-            coded = self._elias(self._integers, self._signed_values(state).size).bits(symbols)
+            coded = self._elias(self._integers, self.signed_values(state).size).bits(symbols)
         elif lengths is not None:
             coded = huffman_code(lengths.tobytes()).bits(symbols)
         return Part(payload, 0 if start and "scale" in state.arrays else 8 * head, coded, fixed)
@@ -147,18 +146,40 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         self, state: State, x: NDArray[np.float32], key: tuple[int, int], start: int
     ) -> tuple[bytes, int, NDArray[np.uint16]]:
         """The payload of values from ``start`` on, the bytes before its symbols, and the symbols."""
-        split = self._quantized(x.size)
+        split = self.quantized(x.size)
         body, tail = x[:split], x[split:]
         whole = state.arrays.get("scale")
         scales = bucket_scales(body, self.needs.norm, self.bucket_size) if whole is None else whole
         symbols = np.empty(split, np.uint16)
         if split:
-            self._round(state, body, scales, (np.uint64(key[0]), np.uint64(key[1]), start), symbols)
+            self.rule(state).round(body, self.bucket_size or split, scales, key, symbols, start)
+        head = (0 if self.needs.norm == "none" else 4 * scales.size) + 4 * tail.size
+        return self.seal(state, scales, tail, symbols), head, symbols
+
+    def rule(self, state: State) -> Rule:
+        """How |v| / scale goes to one of :meth:`levels`."""
+        return Rule.among(self.levels(state), mirrored=not self.has_zero)
+
+    def seal(
+        self, state: State, scales: NDArray[np.float32], tail: NDArray[np.float32], symbols: NDArray[np.uint16]
+    ) -> bytes:
+        """The payload of values that were rounded already, by whatever engine.
+
+        Args:
+            state: of the tensor.
+            scales: float32, of each bucket.
+            tail: float32, the values beyond :meth:`quantized`.
+            symbols: uint16, of the values before; :meth:`signed_values` numbers them.
+        """
         coded, flags = self._code(state, symbols)
         norms = b"" if self.needs.norm == "none" else scales.astype("<f4").tobytes()
-        head = norms + tail.astype("<f4").tobytes()
-        sealed = seal(head + coded, codec=self.name, size=x.size, shared=self.shared(state), flags=flags)
-        return sealed, len(head), symbols
+        return seal(
+            norms + tail.astype("<f4").tobytes() + coded,
+            codec=self.name,
+            size=symbols.size + tail.size,
+            shared=self.shared(state),
+            flags=flags,
+        )
 
     def shared(self, state: State) -> bytes:
         """Fitted levels (float32) and code lengths, empty when there are neither."""
@@ -171,11 +192,23 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
+        opened = self.unseal(shared, payload, size)
+        split = opened.symbols.size
+        out = np.empty(size, np.float32)
+        _rounding.restore(opened.symbols, self.bucket_size or max(1, split), opened.scales, opened.values, out[:split])
+        out[split:] = opened.tail
+        return out
+
+    def unseal(self, shared: bytes, payload: bytes, size: int) -> Unsealed:
+        """Undo :meth:`seal`.
+
+        Raises:
+            PayloadError: the bytes are no payload of this codec and size, or damaged.
+        """
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         state = self._state_from(shared, size)
-        split = self._quantized(size)
-        bucket = self.bucket_size or max(1, split)
-        buckets = -(-split // bucket)
+        split = self.quantized(size)
+        buckets = -(-split // (self.bucket_size or max(1, split)))
         norm_bytes = 0 if self.needs.norm == "none" else 4 * buckets
         head = norm_bytes + 4 * (size - split)
         if len(body) < head:
@@ -185,12 +218,10 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             scales = np.ones(buckets, np.float32)
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
             raise PayloadError("payload holds a norm that is negative or not finite")
-        values = self._signed_values(state)
+        values = self.signed_values(state)
         symbols = self._uncode(state, body[head:], split, values.size, flags)
-        out = np.empty(size, np.float32)
-        _rounding.restore(symbols, bucket, scales, values, out[:split])
-        out[split:] = np.frombuffer(body[norm_bytes:head], "<f4")
-        return out
+        tail = np.frombuffer(body[norm_bytes:head], "<f4").astype(np.float32)
+        return Unsealed(scales, tail, symbols, values)
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
         """Closed forms from the sketch; see :class:`~gtrace.types.Expectation`."""
@@ -219,7 +250,8 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             model_error=self.model_error(state, sketch),
         )
 
-    def _quantized(self, size: int) -> int:
+    def quantized(self, size: int) -> int:
+        """How many of ``size`` values are rounded; the rest is sent as it is."""
         if self.tail == "exact" and self.bucket_size is not None:
             return size - size % self.bucket_size
         return size
@@ -243,26 +275,10 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         bits, huffman, complete, sent = numbers.tolist()
         return Symbols(probabilities, kept, float(width_for(kept.size)), bits, huffman, complete, sent)
 
-    def _signed_values(self, state: State) -> NDArray[np.float32]:
+    def signed_values(self, state: State) -> NDArray[np.float32]:
+        """What each symbol stands for, in units of the scale: float32, ascending."""
         levels = self.levels(state)
         return np.concatenate([-levels[::-1], levels[1:] if self.has_zero else levels])
-
-    def _round(
-        self,
-        state: State,
-        x: NDArray[np.float32],
-        scales: NDArray[np.float32],
-        key: tuple[np.uint64, np.uint64, int],
-        out: NDArray[np.uint16],
-    ) -> None:
-        levels = self.levels(state)
-        bucket = self.bucket_size or x.size
-        if levels.size <= FEW_LEVELS:
-            _rounding.round_levels(x, bucket, scales, levels, not self.has_zero, *key, out)
-        else:
-            table = np.empty(_rounding.TABLE_SIZE, np.int32)
-            _rounding.search_table(levels, table)
-            _rounding.round_many(x, bucket, scales, levels, table, not self.has_zero, *key, out)
 
     @property
     def _integers(self) -> EliasKind | None:
@@ -284,14 +300,14 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
 
     def _code(self, state: State, symbols: NDArray[np.uint16]) -> tuple[bytes, int]:
         if self._integers is not None:
-            return self._elias(self._integers, self._signed_values(state).size).encode(symbols), 0
+            return self._elias(self._integers, self.signed_values(state).size).encode(symbols), 0
         lengths = state.arrays.get("lengths")
         if lengths is not None:
             code = huffman_code(lengths.tobytes())
             if code.bits(symbols) >= 0:
                 return code.encode(symbols), 0
         flags = FLAG_FIXED if self.coder == "huffman" else 0
-        return pack_fixed(symbols, width_for(self._signed_values(state).size)), flags
+        return pack_fixed(symbols, width_for(self.signed_values(state).size)), flags
 
     def _uncode(self, state: State, data: memoryview, count: int, symbols: int, flags: int) -> NDArray[np.uint16]:
         lengths = state.arrays.get("lengths")
@@ -330,10 +346,26 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             state = state.with_arrays(levels=levels)
         if len(shared) > end:
             lengths = unpack_lengths(shared[end:])
-            if lengths.size != self._signed_values(state).size:
+            if lengths.size != self.signed_values(state).size:
                 raise PayloadError("shared bytes hold a code for another number of symbols")
             state = state.with_arrays(lengths=lengths)
         return state
+
+
+class Unsealed(NamedTuple):
+    """What a payload holds.
+
+    Attributes:
+        scales: float32, of each bucket; ones for a codec without.
+        tail: float32, the values that were sent as they are.
+        symbols: uint16, of the values before.
+        values: float32, what each symbol stands for in units of the scale.
+    """
+
+    scales: NDArray[np.float32]
+    tail: NDArray[np.float32]
+    symbols: NDArray[np.uint16]
+    values: NDArray[np.float32]
 
 
 class Symbols(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.levels import LevelCodec
 from gtrace.codecs.registry import register
-from gtrace.kernels import rounding as _rounding
+from gtrace.codecs.rule import Rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,13 +44,7 @@ class Natural(LevelCodec):
         del state
         return _LEVELS
 
-    def _round(
-        self,
-        state: State,
-        x: NDArray[np.float32],
-        scales: NDArray[np.float32],
-        key: tuple[np.uint64, np.uint64, int],
-        out: NDArray[np.uint16],
-    ) -> None:
-        del state, scales
-        _rounding.round_powers(x, *key, out)
+    def rule(self, state: State) -> Rule:
+        """The cell of a power of two is in the value's exponent."""
+        del state
+        return Rule("powers")

@@ -10,7 +10,7 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.levels import LevelCodec
 from gtrace.codecs.registry import register
-from gtrace.kernels import rounding as _rounding
+from gtrace.codecs.rule import Rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,16 +41,10 @@ class UniformCodec(LevelCodec):
         first, stride = (0, 1) if self.zero else (1, 2)
         return (np.arange(first, steps + 1, stride) / steps).astype(np.float32)
 
-    def _round(
-        self,
-        state: State,
-        x: NDArray[np.float32],
-        scales: NDArray[np.float32],
-        key: tuple[np.uint64, np.uint64, int],
-        out: NDArray[np.uint16],
-    ) -> None:
+    def rule(self, state: State) -> Rule:
+        """The cell of a uniform grid is computed."""
         del state
-        _rounding.round_uniform(x, self.bucket_size or x.size, scales, self._steps, not self.zero, *key, out)
+        return Rule("uniform", not self.zero, steps=self._steps)
 
 
 @register

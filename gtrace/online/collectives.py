@@ -24,6 +24,7 @@ class Collectives:
     Attributes:
         sent: bytes that this rank gave to collectives for other ranks, the eight that tell a length included.
         seconds: wall time inside of collectives, waiting for others included.
+        device: where the backend wants tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -32,20 +33,20 @@ class Collectives:
         self._group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self._device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+        self.device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
     def scatter(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send ``parts[k]`` to rank k; returns what every rank sent to this one, by rank."""
         start = time.perf_counter()
-        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=self._device)
+        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(lengths)
         dist.all_to_all_single(theirs, lengths, group=self._group)
         outgoing, incoming = lengths.tolist(), theirs.tolist()
         # bytearray and not bytes: torch warns of memory that it may not write to.
         joined = bytearray().join(parts)
         data = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
-        arrived = torch.empty(sum(incoming), dtype=torch.uint8, device=self._device)
-        dist.all_to_all_single(arrived, data.to(self._device), incoming, outgoing, group=self._group)
+        arrived = torch.empty(sum(incoming), dtype=torch.uint8, device=self.device)
+        dist.all_to_all_single(arrived, data.to(self.device), incoming, outgoing, group=self._group)
         self.sent += sum(outgoing) - outgoing[self.rank] + 8 * (self.size - 1)
         self.seconds += time.perf_counter() - start
         data = arrived.cpu()

@@ -118,7 +118,8 @@ def compress(
 ) -> Compression:
     """Replace gradients by what a codec makes of them, before each optimizer step.
 
-    Every gradient is encoded to bytes and decoded from them alone, on the CPU and in float32.
+    Every gradient is encoded to bytes and decoded from them alone, in float32: on the CPU, but on a CUDA device the
+    gradients there are rounded and restored where they are if the codec is one of levels.
 
     Args:
         optimizer_or_model: an optimizer, or a model (then every optimizer's steps on its parameters).

@@ -6,15 +6,16 @@ Simulated workers and hooks into one's own training loop use the same :class:`Ex
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gtrace.buckets import as_values
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
+from gtrace.online import vectors
 from gtrace.online.links import CodecRules, Receiver, Sender
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.types import WHOLE_MODEL
@@ -22,9 +23,8 @@ from gtrace.types import WHOLE_MODEL
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from gtrace.codecs.base import Codec
+    from gtrace.online.vectors import Vector
 
 Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
 NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
@@ -132,13 +132,13 @@ class Exchanged:
     """What came out of one exchange.
 
     Attributes:
-        gradients: tensor -> aggregated gradient, float32, in the shape it had; tensors that no worker could send
-            are missing.
+        gradients: tensor -> aggregated gradient, float32, in the shape it had, on the device it was encoded on; tensors
+            that no worker could send are missing.
         tally: of this exchange.
         bad: where there were NaN or infinities.
     """
 
-    gradients: dict[str, NDArray[np.float32]]
+    gradients: dict[str, Vector]
     tally: Tally
     bad: tuple[Bad, ...] = field(default=())
 
@@ -185,13 +185,13 @@ class Exchange:
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
 
-    def step(self, step: int, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> Exchanged:
+    def step(self, step: int, gradients: Sequence[Mapping[str, Vector]]) -> Exchanged:
         """Send every worker's gradients and aggregate what arrives.
 
         Args:
             step: number of the training step, part of the keys.
             gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
-                aggregated over the others.
+                aggregated over the others. Tensors of torch on an accelerator are encoded there if the codec can be.
 
         Raises:
             UsageError: not one mapping per worker, or a tensor that changed its shape.
@@ -202,7 +202,7 @@ class Exchange:
         shapes = {name: array.shape for tensors in gradients for name, array in tensors.items()}
         flat = [self._flatten(tensors) for tensors in gradients]
         tally, bad = Tally(), []
-        aggregated: dict[str, NDArray[np.float32]] = {}
+        aggregated: dict[str, Vector] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
             exact, decoded = [], []
             sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
@@ -210,8 +210,7 @@ class Exchange:
             found = [Bad(name, worker, count) for worker, _, count in finite if count]
             bad += found
             if found and self._nonfinite == "pass":
-                mean: NDArray[np.float64] = np.mean([values for _, values in sent], axis=0, dtype=np.float64)
-                aggregated[name] = mean.astype(np.float32)
+                aggregated[name] = vectors.plain_mean([values for _, values in sent])
                 continue
             for worker, values, _ in finite:
                 if values is not None:
@@ -219,7 +218,7 @@ class Exchange:
                     decoded.append(self._carry(name, worker, values, step, tally))
             if decoded:
                 start = time.thread_time()
-                aggregated[name] = self.rules.choose(name, exact[0].size).aggregate(decoded)
+                aggregated[name] = vectors.aggregate(self.rules.choose(name, len(exact[0])), decoded)
                 seconds = time.thread_time() - start
                 tally.codec_seconds += seconds
                 tally.decode_seconds += seconds
@@ -255,16 +254,14 @@ class Exchange:
             link = self._links[name, worker] = (sender, Receiver(codec, size))
         return link
 
-    def _carry(
-        self, name: str, worker: int, values: NDArray[np.float32], step: int, tally: Tally
-    ) -> NDArray[np.float32]:
+    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
         """One tensor from one worker to the other end."""
         start = time.thread_time()
-        sender, receiver = self._link(name, worker, values.size)
+        sender, receiver = self._link(name, worker, len(values))
         fitting = sender.fit_seconds
         message = sender.send(values, step)
         sent = time.thread_time()
-        arrived = receiver.receive(message)
+        arrived = receiver.receive(message, None if isinstance(values, np.ndarray) else values.device)
         tally.decode_seconds += time.thread_time() - sent
         sender.settle(values, arrived)
         tally.codec_seconds += time.thread_time() - start
@@ -272,30 +269,30 @@ class Exchange:
         tally.payload_bits += message.payload_bits
         tally.shared_bits += message.shared_bits
         tally.envelope_bits += 8 * ENVELOPE_BYTES
-        tally.float32_bits += 32 * values.size
-        tally.zeros += values.size - int(np.count_nonzero(arrived))
+        tally.float32_bits += 32 * len(values)
+        tally.zeros += vectors.count_zeros(arrived)
         return arrived
 
-    def _finite(
-        self, values: NDArray[np.float32], name: str, worker: int, step: int
-    ) -> tuple[NDArray[np.float32] | None, int]:
+    def _finite(self, values: Vector, name: str, worker: int, step: int) -> tuple[Vector | None, int]:
         """What may be encoded (None for nothing), and how many values were NaN or infinite."""
-        finite = np.isfinite(values)
-        count = values.size - int(np.count_nonzero(finite))
+        count = vectors.count_nonfinite(values)
         if count == 0:
             return values, 0
         if self._nonfinite == "error":
             raise NonfiniteGradientError(
-                f"step {step}, worker {worker}, {name}: {count} of {values.size} gradient values are not finite; "
+                f"step {step}, worker {worker}, {name}: {count} of {len(values)} gradient values are not finite; "
                 "lower the learning rate, or choose nonfinite=skip or zero"
             )
-        return (np.where(finite, values, np.float32(0)) if self._nonfinite == "zero" else None), count
+        return (vectors.zero_nonfinite(values) if self._nonfinite == "zero" else None), count
 
-    def _flatten(self, tensors: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        flat = {name: as_values(array) for name, array in tensors.items()}
+    def _flatten(self, tensors: Mapping[str, Vector]) -> dict[str, Vector]:
+        flat = {
+            name: vectors.flat(array, self.rules.choose(name, math.prod(array.shape)))
+            for name, array in tensors.items()
+        }
         if not self._whole:
             return flat
-        layout = {name: np.shape(array) for name, array in tensors.items()}
+        layout = {name: tuple(array.shape) for name, array in tensors.items()}
         if self._layout is None:
             self._layout = layout
         if layout != self._layout:
@@ -304,35 +301,28 @@ class Exchange:
                 f"exchange: a codec over the whole model needs the same tensors at every step; "
                 f"{', '.join(missing) or 'a shape'} differs from the first step"
             )
-        return {WHOLE_MODEL: np.concatenate([flat[name] for name in self._layout])}
+        return {WHOLE_MODEL: vectors.concatenated([flat[name] for name in self._layout])}
 
-    def _unflatten(
-        self, aggregated: dict[str, NDArray[np.float32]], shapes: dict[str, tuple[int, ...]]
-    ) -> dict[str, NDArray[np.float32]]:
+    def _unflatten(self, aggregated: dict[str, Vector], shapes: dict[str, tuple[int, ...]]) -> dict[str, Vector]:
         if self._layout is not None:
             whole = aggregated.get(WHOLE_MODEL)
             if whole is None:
                 return {}
-            borders = np.cumsum([int(np.prod(shape)) for shape in self._layout.values()])
-            aggregated = dict(zip(self._layout, np.split(whole, borders[:-1]), strict=True))
+            parts = vectors.cut(whole, [math.prod(shape) for shape in self._layout.values()])
+            aggregated = dict(zip(self._layout, parts, strict=True))
         return {name: values.reshape(shapes[name]) for name, values in aggregated.items()}
 
 
-def _measure(
-    tally: Tally,
-    exact: list[NDArray[np.float32]],
-    decoded: list[NDArray[np.float32]],
-    aggregated: NDArray[np.float32],
-) -> None:
-    total = np.zeros(aggregated.shape, np.float64)
+def _measure(tally: Tally, exact: list[Vector], decoded: list[Vector], aggregated: Vector) -> None:
+    total: Any = 0.0
     for values, arrived in zip(exact, decoded, strict=True):
-        wide = values.astype(np.float64)
-        total += wide
+        wide = vectors.widened(values)
+        total = total + wide
         tally.worker_energy += float(wide @ wide)
         wide -= arrived
         tally.worker_squared_error += float(wide @ wide)
     # Rounded to float32 as every aggregate is, so that an exact exchange shows an error of exactly zero.
-    mean = (total / len(exact)).astype(np.float32).astype(np.float64)
+    mean = vectors.widened(vectors.narrowed(total / len(exact)))
     tally.energy += float(mean @ mean)
     mean -= aggregated
     tally.squared_error += float(mean @ mean)

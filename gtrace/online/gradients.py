@@ -1,4 +1,4 @@
-"""Gradients of parameters as codecs take them: float32 on the CPU, and back."""
+"""Gradients of parameters as exchanges take them: float32 where they lie, or on the host, and back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gtrace.host.sharded import local_part
+from gtrace.online import device
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from gtrace.online.vectors import Vector
 
 
 def is_dense(parameter: torch.Tensor) -> bool:
@@ -19,23 +19,29 @@ def is_dense(parameter: torch.Tensor) -> bool:
     return gradient is not None and gradient.layout == torch.strided
 
 
-def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> NDArray[np.float32]:
+def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> Vector:
     """The gradient, divided by ``scale``: float32, of the parameter's shape; of a sharded one this process's part,
     of a complex one real and imaginary parts along a last axis. It may share the gradient's memory.
+
+    It is a tensor where codecs work on its device, and an array of the host everywhere else.
 
     Raises:
         ValueError: there is no dense gradient.
     """
     if not is_dense(parameter):
         raise ValueError("the parameter has no dense gradient")
-    values = _real(parameter).to("cpu", torch.float32)
-    array: NDArray[np.float32] = (values if scale == 1.0 else values / scale).numpy()
-    return array
+    values: torch.Tensor = _real(parameter).to(torch.float32)
+    stays = values.device.type in device.DEVICES
+    values = values if stays else values.cpu()
+    if scale != 1.0:
+        # On CUDA, division by a number of the host would multiply by its reciprocal.
+        values = values / values.new_full((), scale)
+    return values if stays else values.numpy()
 
 
-def write_gradient(parameter: torch.Tensor, array: NDArray[np.float32], scale: float = 1.0) -> None:
+def write_gradient(parameter: torch.Tensor, found: Vector, scale: float = 1.0) -> None:
     """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values."""
-    values = torch.from_numpy(array)
+    values = torch.as_tensor(found)
     _real(parameter).copy_(values if scale == 1.0 else values * scale)
 
 

@@ -19,15 +19,17 @@ from gtrace.codecs import codec as build_codec
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.online.vectors import on_host
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, Role, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numpy.typing import NDArray
+    import torch
 
     from gtrace.online.schedule import RefitSchedule
+    from gtrace.online.vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +158,17 @@ class Sender:
         """Whether the codec is to be fitted before it encodes at this step."""
         return self._spec is not None and self._refit.latest(step) > self._fitted
 
-    def summary(self, values: NDArray[np.float32]) -> MomentSketch:
+    def summary(self, values: Vector) -> MomentSketch:
         """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+
+        Sketches are made on the host, which a tensor of a device is copied to.
 
         Raises:
             UsageError: a codec that is never fitted.
         """
         if self._spec is None:
             raise UsageError(f"{self.codec}: there is nothing to fit")
-        return MomentSketch.from_spec(self.codec.view(self.state, values), self._spec)
+        return MomentSketch.from_spec(self.codec.view(self.state, on_host(values)), self._spec)
 
     def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False) -> None:
         """Fit to a summary; where all workers ``agreed`` on it, what receivers must hold does not travel."""
@@ -180,22 +184,28 @@ class Sender:
         """What receivers hold."""
         return self._known
 
-    def send(self, values: NDArray[np.float32], step: int) -> Message:
-        """Fit where the schedule says so, and encode float32[size]."""
+    def send(self, values: Vector, step: int) -> Message:
+        """Fit where the schedule says so, and encode float32[size]; a tensor on its own device, to the same bytes."""
         if self.due(step):
             start = time.thread_time()
             summary = self.summary(values)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
         key = Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
-        payload = self.codec.encode(self.state, values, key)
+        if isinstance(values, np.ndarray):
+            payload = self.codec.encode(self.state, values, key)
+        else:
+            from gtrace.online import device
+
+            payload = device.encode(self.codec, self.state, values, key)
         shared = self.codec.shared(self.state)
         changed, self._known = shared != self._known, shared
         return Message(payload, shared if changed else None)
 
-    def settle(self, values: NDArray[np.float32], decoded: NDArray[np.float32]) -> None:
+    def settle(self, values: Vector, decoded: Vector) -> None:
         """Take note of how ``values`` arrived, for residuals and momentum."""
-        self.state = self.codec.update(self.state, values, decoded)
+        if type(self.codec).update is not Codec.update:
+            self.state = self.codec.update(self.state, on_host(values), on_host(decoded))
 
     def to_arrays(self) -> dict[str, Any]:
         """The state, as plain numbers and arrays."""
@@ -226,12 +236,16 @@ class Receiver:
         self.codec = codec
         self.size = size
 
-    def receive(self, message: Message) -> NDArray[np.float32]:
-        """Decode to float32[size].
+    def receive(self, message: Message, device: torch.device | None = None) -> Vector:
+        """Decode to float32[size], an array or a tensor of a device.
 
         Raises:
             PayloadError: the bytes are damaged, or were made with other shared bytes.
         """
         if message.shared is not None:
             self.shared = message.shared
-        return self.codec.decode(self.shared, message.payload, self.size)
+        if device is None:
+            return self.codec.decode(self.shared, message.payload, self.size)
+        from gtrace.online import device as on_device
+
+        return on_device.decode(self.codec, self.shared, message.payload, self.size, device)

@@ -14,11 +14,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
 
 from gtrace.errors import UsageError, suggest
 from gtrace.host.naming import name_parameters
+from gtrace.online import vectors
 from gtrace.online.collectives import Collectives
 from gtrace.online.exchange import NONFINITE, Nonfinite, NonfiniteGradientError, Tally
 from gtrace.online.frames import NOT_FINITE
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch.distributed as dist
-    from numpy.typing import NDArray
     from torch import nn
     from torch._C._distributed_c10d import GradBucket
 
     from gtrace.codecs import Codec
     from gtrace.online.shots import Values
+    from gtrace.online.vectors import Vector
 
 ExchangeKind: TypeAlias = Literal["allgather", "two-shot"]
 EXCHANGES: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
@@ -164,9 +164,12 @@ class State:
         """The work of the communication hook: the bucket's buffer with averages in the place of gradients."""
         names = self._names_of(bucket.parameters())
         gradients = bucket.gradients()
-        values = [gradient.detach().to("cpu", torch.float32).reshape(-1).numpy() for gradient in gradients]
+        values = [
+            vectors.flat(gradient, self.rules.choose(name, gradient.numel()))
+            for name, gradient in zip(names, gradients, strict=True)
+        ]
         for gradient, average in zip(gradients, self.average(names, values), strict=True):
-            gradient.copy_(torch.from_numpy(average).view(gradient.shape))
+            gradient.copy_(torch.as_tensor(average).view(gradient.shape))
         if bucket.is_last():
             self.end_step()
         buffer = bucket.buffer()
@@ -176,15 +179,15 @@ class State:
         future.set_result(buffer)
         return future
 
-    def average(self, names: Sequence[str], values: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    def average(self, names: Sequence[str], values: Sequence[Vector]) -> list[Vector]:
         """Exchange some tensors and average what arrives; every rank calls this with the same names in the same order.
 
         Args:
             names: of the tensors.
-            values: float32[n] of each; they are not changed.
+            values: float32[n] of each, arrays or tensors; they are not changed.
 
         Returns:
-            float32[n] of each, the same bytes on all ranks; zeros where no rank could send.
+            float32[n] of each, of the same kind, the same bytes on all ranks; zeros where no rank could send.
 
         Raises:
             NonfiniteGradientError: NaN or infinity under the policy ``error``.
@@ -195,13 +198,13 @@ class State:
         start, waited, before = time.thread_time(), links.seconds, links.sent
         shot = self._shots.one if self.exchange == "allgather" else self._shots.two
         sent = [self._finite(name, array) for name, array in zip(names, values, strict=True)]
-        averages = shot(links, names, sent, [array.size for array in values], self.steps)
+        averages = shot(links, names, sent, values, self.steps)
         tally.codec_seconds += time.thread_time() - start
         tally.wire_seconds += links.seconds - waited
         tally.wire_bytes += links.sent - before
-        tally.float32_bits += 32 * sum(array.size for array in values)
+        tally.float32_bits += 32 * sum(map(len, values))
         if self.compare_every and self.steps % self.compare_every == 0:
-            self._compare(links, np.concatenate(list(values)), np.concatenate(averages))
+            self._compare(links, *(_joined(one, links.device) for one in (values, averages)))
         return averages
 
     def end_step(self) -> None:
@@ -268,29 +271,31 @@ class State:
             self._names.update({key: entry.name for key, entry in found.items()})
         return [self._names[id(parameter)] for parameter in parameters]
 
-    def _finite(self, name: str, values: NDArray[np.float32]) -> Values:
+    def _finite(self, name: str, values: Vector) -> Values:
         """What is to be encoded of this rank's values."""
-        finite = np.isfinite(values)
-        count = values.size - int(np.count_nonzero(finite))
+        count = vectors.count_nonfinite(values)
         if count == 0:
             return values
         self._shots.tally.nonfinite += count
         if self.nonfinite == "error":
             raise NonfiniteGradientError(
-                f"step {self.steps}, rank {self._links().rank}, {name}: {count} of {values.size} gradient values are "
+                f"step {self.steps}, rank {self._links().rank}, {name}: {count} of {len(values)} gradient values are "
                 "not finite; lower the learning rate, or choose nonfinite=pass, skip or zero"
             )
         if self.nonfinite == "zero":
-            return np.where(finite, values, np.float32(0))
+            return vectors.zero_nonfinite(values)
         return NOT_FINITE if self.nonfinite == "pass" else None
 
-    def _compare(self, links: Collectives, values: NDArray[np.float32], averages: NDArray[np.float32]) -> None:
-        ours = torch.from_numpy(values)
+    def _compare(self, links: Collectives, ours: torch.Tensor, averages: torch.Tensor) -> None:
         exact, seconds = links.mean(ours)
         rough, rough_seconds = links.mean(ours.to(torch.bfloat16))
         truth, sums = exact.double(), self._sums
         sums.energy += float(truth.square().sum())
-        sums.error += float((truth - torch.from_numpy(averages)).square().sum())
+        sums.error += float((truth - averages).square().sum())
         sums.bf16_error += float((truth - rough).square().sum())
         sums.float32_seconds += seconds
         sums.bf16_seconds += rough_seconds
+
+
+def _joined(parts: Sequence[Vector], device: torch.device) -> torch.Tensor:
+    return torch.cat([torch.as_tensor(part).to(device) for part in parts])

@@ -7,6 +7,7 @@ travel. Everywhere else gradients go through the codec just before the optimizer
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import time
@@ -299,7 +300,7 @@ class ScriptTraining:
             decoded = exchanged.gradients.get(name)
             if decoded is None:
                 parameter.grad = None
-            elif not isinstance(self._rules.choose(name, decoded.size), Identity):
+            elif not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
                 write_gradient(parameter, decoded, scale)
         for bad in exchanged.bad[:1]:
             self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")

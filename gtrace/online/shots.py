@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ import torch
 from gtrace.codecs import codec as build_codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
+from gtrace.online import vectors
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Tally
 from gtrace.online.frames import HEADER_BYTES, NOT_FINITE, NotFinite, join, pack, split, unpack
@@ -21,15 +23,14 @@ from gtrace.online.links import CodecRules, Message, Receiver, Sender
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from gtrace.codecs import Codec
     from gtrace.online.collectives import Collectives
     from gtrace.online.schedule import RefitSchedule
+    from gtrace.online.vectors import Vector
     from gtrace.types import Role
 
     #: float32[n]; what stands for values that are not finite; None for nothing to send
-    Values: TypeAlias = NDArray[np.float32] | NotFinite | None
+    Values: TypeAlias = Vector | NotFinite | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Piece:
         start: first element.
         stop: one beyond the last.
         codec: what it goes through.
+        device: where it is encoded and decoded; None for the host.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Piece:
     start: int
     stop: int
     codec: Codec
+    device: torch.device | None = None
 
     @property
     def size(self) -> int:
@@ -76,11 +79,21 @@ class Shots:
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
     def one(
-        self, links: Collectives, names: Sequence[str], values: Sequence[Values], sizes: Sequence[int], step: int
-    ) -> list[NDArray[np.float32]]:
-        """Every rank's payloads go to all; returns the averages, the same bytes on all ranks."""
-        named = zip(names, sizes, strict=True)
-        whole = [Piece(name, links.rank, 0, size, self._rules.choose(name, size)) for name, size in named]
+        self, links: Collectives, names: Sequence[str], values: Sequence[Values], likes: Sequence[Vector], step: int
+    ) -> list[Vector]:
+        """Every rank's payloads go to all; returns the averages, the same bytes on all ranks.
+
+        Args:
+            links: to the other ranks.
+            names: of the tensors.
+            values: of each, what is to be sent.
+            likes: of each, something of the size and of the place that the average is to have.
+            step: number of the step.
+        """
+        whole = [
+            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), _place(like))
+            for name, like in zip(names, likes, strict=True)
+        ]
         messages = self._encode(links, whole, values, "up", step)
         frames = links.gather(pack(messages))
         gathered = [self._decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
@@ -88,15 +101,25 @@ class Shots:
         return [_mean(piece, arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
 
     def two(
-        self, links: Collectives, names: Sequence[str], values: Sequence[Values], sizes: Sequence[int], step: int
-    ) -> list[NDArray[np.float32]]:
-        """Each rank sums up a piece of every tensor and sends the average on; the same bytes on all ranks."""
-        averages = [np.empty(size, np.float32) for size in sizes]
-        pieces, parts, targets = [], [], []
+        self, links: Collectives, names: Sequence[str], values: Sequence[Values], likes: Sequence[Vector], step: int
+    ) -> list[Vector]:
+        """Each rank sums up a piece of every tensor and sends the average on; the same bytes on all ranks.
+
+        Args:
+            links: to the other ranks.
+            names: of the tensors.
+            values: of each, what is to be sent.
+            likes: of each, something of the size and of the place that the average is to have.
+            step: number of the step.
+        """
+        averages = [vectors.filled(like, len(like), 0.0) for like in likes]
+        pieces: list[Piece] = []
+        parts: list[Values] = []
+        targets: list[Any] = []
         for name, array, average in zip(names, values, averages, strict=True):
-            for piece in self._split(name, average.size, links.size):
+            for piece in self._split(name, average, links.size):
                 pieces.append(piece)
-                parts.append(array[piece.start : piece.stop] if isinstance(array, np.ndarray) else array)
+                parts.append(array[piece.start : piece.stop] if _sendable(array) else array)
                 targets.append(average[piece.start : piece.stop])
         messages = self._encode(links, pieces, parts, "up", step)
         # Nobody sends a rank its own pieces back, and memory wants to know how they arrived.
@@ -108,7 +131,7 @@ class Shots:
         sums: list[Values] = []
         for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True):
             total = _mean(piece, arrived)
-            sums.append(total if np.isfinite(total).all() else NOT_FINITE)
+            sums.append(NOT_FINITE if vectors.count_nonfinite(total) else total)
         onward = self._encode(links, mine, sums, "down", step)
         for rank, frame in enumerate(links.gather(pack(onward))):
             theirs = [pieces[k] for k in owned[rank]]
@@ -143,8 +166,9 @@ class Shots:
             receiver = self._receiver(Piece(name, sender, 0, size, build_codec(spec)), role, sender)
             receiver.shared = shared.numpy().tobytes()
 
-    def _split(self, name: str, size: int, ranks: int) -> list[Piece]:
+    def _split(self, name: str, like: Vector, ranks: int) -> list[Piece]:
         """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name."""
+        size, place = len(like), _place(like)
         codec = self._rules.choose(name, size)
         bucket = (codec.needs.bucket_size if codec.needs is not None else None) or 1
         blocks = -(-size // bucket)
@@ -152,7 +176,7 @@ class Shots:
         borders = [min(size, bucket * (blocks * k // parts)) for k in range(parts + 1)]
         first = zlib.crc32(name.encode())
         return [
-            Piece(name if parts == 1 else f"{name}[{start}:{stop}]", (first + k) % ranks, start, stop, codec)
+            Piece(name if parts == 1 else f"{name}[{start}:{stop}]", (first + k) % ranks, start, stop, codec, place)
             for k, (start, stop) in enumerate(pairwise(borders))
         ]
 
@@ -177,7 +201,7 @@ class Shots:
             self._agree(links, pieces, values, step)
         tally, messages = self.tally, list[Message | NotFinite | None]()
         for piece, array in zip(pieces, values, strict=True):
-            if not isinstance(array, np.ndarray):
+            if array is None or isinstance(array, NotFinite):
                 messages.append(array)
                 continue
             sender = self._sender(piece, role, links.rank)
@@ -203,9 +227,7 @@ class Shots:
         ]
         if not due:
             return
-        packed = [
-            pack_sketch(sender.summary(array)) if isinstance(array, np.ndarray) else b"" for _, array, sender in due
-        ]
+        packed = [pack_sketch(sender.summary(array)) if _sendable(array) else b"" for _, array, sender in due]
         frame = join(packed)
         self.tally.shared_bits += 8 * sum(map(len, packed))
         self.tally.frame_bits += 8 * (len(frame) - sum(map(len, packed)))
@@ -226,7 +248,9 @@ class Shots:
     ) -> list[Values]:
         """One rank's messages."""
         return [
-            self._receiver(piece, role, rank).receive(message) if isinstance(message, Message) else message
+            self._receiver(piece, role, rank).receive(message, piece.device)
+            if isinstance(message, Message)
+            else message
             for piece, message in zip(pieces, messages, strict=True)
         ]
 
@@ -234,25 +258,37 @@ class Shots:
         """Tell memory how this rank's own messages arrived, and measure how far off they were."""
         tally = self.tally
         for piece, array, decoded in zip(pieces, values, arrived, strict=True):
-            if not (isinstance(array, np.ndarray) and isinstance(decoded, np.ndarray)):
+            if not (_sendable(array) and _sendable(decoded)):
                 continue
             self._senders[role, piece.name].settle(array, decoded)
-            wide = array.astype(np.float64)
+            wide = vectors.widened(array)
             energy = float(wide @ wide)
             wide -= decoded
             error = float(wide @ wide)
             if role == "up":
                 tally.worker_energy += energy
                 tally.worker_squared_error += error
-                tally.zeros += decoded.size - int(np.count_nonzero(decoded))
+                tally.zeros += vectors.count_zeros(decoded)
             else:
                 tally.down_energy += energy
                 tally.down_squared_error += error
 
 
-def _mean(piece: Piece, arrived: Sequence[Values]) -> NDArray[np.float32]:
+def _mean(piece: Piece, arrived: Sequence[Values]) -> Vector:
     """What the codec makes of what arrived from several ranks: NaN where one of them could not send."""
-    if any(isinstance(one, NotFinite) for one in arrived):
-        return np.full(piece.size, np.nan, np.float32)
-    decoded = [one for one in arrived if isinstance(one, np.ndarray)]
-    return piece.codec.aggregate(decoded) if decoded else np.zeros(piece.size, np.float32)
+    decoded = [one for one in arrived if _sendable(one)]
+    spoilt = any(isinstance(one, NotFinite) for one in arrived)
+    if decoded and not spoilt:
+        return vectors.aggregate(piece.codec, decoded)
+    value = math.nan if spoilt else 0.0
+    if piece.device is None:
+        return np.full(piece.size, value, np.float32)
+    return torch.full((piece.size,), value, device=piece.device)
+
+
+def _place(like: Vector) -> torch.device | None:
+    return None if isinstance(like, np.ndarray) else like.device
+
+
+def _sendable(values: Values) -> TypeGuard[Vector]:
+    return values is not None and not isinstance(values, NotFinite)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.buckets import as_values
+from gtrace.online import device
 from gtrace.online.links import Receiver, Sender
 from gtrace.online.schedule import RefitSchedule
 
@@ -198,6 +199,29 @@ def nonfinite_report() -> dict[str, Any]:
     return found
 
 
+def device_report() -> dict[str, Any]:
+    """Whether weights are the same where gradients are encoded as tensors, and whether they were."""
+    found, encode, calls = {}, device.encode, 0
+
+    def counted(*given: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        return encode(*given)
+
+    device.encode = counted
+    for exchange in ("allgather", "two-shot"):
+        ends, before = [], calls
+        for kinds in (frozenset(), frozenset({"cpu"})):
+            device.DEVICES = kinds
+            training = Training(gtrace.online.State("alq:bits=3", exchange=exchange, compare_every=1))
+            training.step(0)
+            training.step(1)
+            ends.append(digest(training.model.parameters()))
+        found[exchange] = [ends[0] == ends[1] and training.same, calls - before >= 8]
+    device.encode, device.DEVICES = encode, frozenset({"cuda"})
+    return found
+
+
 def resume_report() -> dict[str, Any]:
     """Three steps, a checkpoint, three more; against six at a stretch."""
     report = {}
@@ -246,7 +270,7 @@ def main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
     parts = [codecs_report, exact_report]
     if world == 2:
-        parts += [rules_report, nonfinite_report, resume_report]
+        parts += [rules_report, nonfinite_report, device_report, resume_report]
     report = {part.__name__: part() for part in parts}
     with open(f"{folder}/report-{world}-{rank}.json", "w") as file:
         json.dump(report, file)

@@ -41,6 +41,7 @@ def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, tmp_pat
         for report in reports:
             _check_rules(report["rules_report"])
             _check_nonfinite(report["nonfinite_report"])
+            assert report["device_report"] == {"allgather": [True, True], "two-shot": [True, True]}
             for spec, resumed in report["resume_report"].items():
                 assert resumed["state_dict"], spec
                 assert resumed["pickle"], spec
@@ -69,7 +70,7 @@ def _check_codecs(found, world):
             error, energy, bits = seen["down"]
             # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
             assert (error > 0) == (energy > 0) == (bits > 0)
-            assert error < 1.5 * energy
+            assert error <= 1.5 * energy
 
 
 def _check_rules(found):

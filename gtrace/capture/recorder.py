@@ -18,7 +18,7 @@ from gtrace.capture.policy import AutomaticSteps
 from gtrace.capture.state import second_moments
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.errors import size_text
-from gtrace.host.naming import name_parameters
+from gtrace.host.naming import Names
 from gtrace.trace.blocks import BLOCK
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Recorder:
         self.neural: NeuralGradients | None = None
         #: Tells how long training waited for the hooks that lead here.
         self.hook_seconds: Callable[[], float] = lambda: 0.0
+        #: Tells the optimizers that have stepped so far, with their numbers, rising.
+        self.stepped: Callable[[], list[tuple[int, Optimizer | Rounds]]] = list
         self._weights = weights
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, max_elements))
@@ -122,6 +124,9 @@ class Recorder:
         #: Second moments of an optimizer that were recorded.
         self.moments = 0
         self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error, max_elements, self._written)
+        self._parameter_names = Names()
+        #: Optimizers whose parameters have names.
+        self._named: set[int] = set()
         self._layouts: dict[int, RowLayout] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
@@ -343,11 +348,22 @@ class Recorder:
         return f"{text}; auto keeps at most {steps:,} steps ({size_text(row * steps)} of the {budget} budget)"
 
     def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
-        names = name_parameters(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
+        # Which of two models of the same names gets its class in front: the one that the names of modules say, and
+        # not the one of which a step happens to be recorded first.
+        if self.neural is not None and self.neural.first_model is not None:
+            self._parameter_names.reserve(self.neural.first_model)
+        for number, earlier in self.stepped():
+            if number < stream and number not in self._named:
+                self._name(earlier, number)
+        names = self._name(optimizer, stream)
         if not self._attrs:
             models = {entry.model: None for entry in names.values() if entry.model}
             self._attrs = {"model": ", ".join(models), "seed": torch.initial_seed()}
         return names
+
+    def _name(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
+        self._named.add(stream)
+        return self._parameter_names.of(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)

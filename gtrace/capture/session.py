@@ -156,6 +156,7 @@ class CaptureSession:
             noise=self._options.noise,
         )
         recorder.hook_seconds = lambda: hooks.seconds
+        recorder.stepped = hooks.stepped
         try:
             hooks.install()
             if self._options.kind != "weight":

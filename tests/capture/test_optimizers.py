@@ -62,6 +62,7 @@ def test_a_gan(tmp_path, suffix):
     summary = captured(path, lambda: gan(3))
     assert (summary.optimizers, summary.tensors) == (2, 8)
     with gtrace.open_trace(path) as trace:
+        assert trace.attrs["model"] == "Generator, Discriminator"
         assert [(info.name, info.optimizer) for info in trace.tensors] == [
             *((name, 0) for name in GENERATOR),
             *((name, 1) for name in DISCRIMINATOR),

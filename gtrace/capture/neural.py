@@ -207,6 +207,11 @@ class NeuralGradients:
         return self._seconds + self._hooks.seconds
 
     @property
+    def first_model(self) -> nn.Module | None:
+        """The model whose modules are called by their paths alone, None before there is one."""
+        return self._paths.first
+
+    @property
     def pending_bytes(self) -> int:
         """What the row takes that is being gathered."""
         return self._bytes

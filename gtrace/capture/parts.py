@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.session import CaptureSummary, disk_usage
 from gtrace.trace import open_trace
 from gtrace.trace.shared import parts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -36,6 +37,7 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
     if not rows or (len(rows) == 1 and own.rows):
         return own
     told = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]
+    blocked, waited, span = max(map(_waiting, told), default=(0.0, 0.0, 0.0))
     most = max(rows, key=lambda rank: rows[rank])
     return dataclasses.replace(
         own,
@@ -50,9 +52,16 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         neural_rows=counts["neural"][most],
         neural_tensors=sum(info.rank == most and info.kind == "neural" for info in tensors),
         bytes=disk_usage(path),
-        blocked=max((float(outcome.get("blocked", 0.0)) for outcome in told), default=0.0),
+        blocked=blocked,
+        waited=waited,
+        span=span,
         skipped_steps=max((int(outcome.get("skipped_steps", 0)) for outcome in told), default=0),
         errors=sum(int(outcome.get("errors", 0)) for outcome in told),
         over_budget=any(outcome.get("over_budget") for outcome in told),
         complaints=(),
     )
+
+
+def _waiting(outcome: Mapping[str, Any]) -> tuple[float, float, float]:
+    blocked, waited, span = (float(outcome.get(name, 0.0)) for name in ("blocked", "waited", "span"))
+    return blocked, waited, span

@@ -18,7 +18,7 @@ from gtrace.capture.policy import AutomaticSteps
 from gtrace.capture.state import second_moments
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.errors import size_text
-from gtrace.host.naming import name_parameters
+from gtrace.host.naming import Names
 from gtrace.trace.blocks import BLOCK
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class Recorder:
         self.selection = selection
         #: Errors of capture so far; training went on.
         self.errors = 0
+        #: What the run itself tells for the trace: the classes of its models, its seed at the first step.
+        self.attrs: dict[str, Any] = {}
         #: Steps that the policy chose.
         self.wanted = 0
         #: Recording ended because the budget was used up.
@@ -95,6 +97,8 @@ class Recorder:
         self.neural: NeuralGradients | None = None
         #: Tells how long training waited for the hooks that lead here.
         self.hook_seconds: Callable[[], float] = lambda: 0.0
+        #: Tells the optimizers that have stepped so far, with their numbers, rising.
+        self.stepped: Callable[[], list[tuple[int, Optimizer | Rounds]]] = list
         self._weights = weights
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, max_elements))
@@ -108,7 +112,7 @@ class Recorder:
         self.dropped = Gaps()
         self._told: set[str] = set()
         self._say = say
-        self._attrs: dict[str, Any] = {}
+        self._classes: dict[str, None] = {}
         self._max_elements = max_elements
         self._optimizer_state = optimizer_state
         self._noise = noise
@@ -121,7 +125,10 @@ class Recorder:
         self.replicated = 0
         #: Second moments of an optimizer that were recorded.
         self.moments = 0
-        self._writer = AsyncWriter(lambda: open_trace(self._attrs), self.error, max_elements, self._written)
+        self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, max_elements, self._written)
+        self._parameter_names = Names()
+        #: Optimizers whose parameters have names.
+        self._named: set[int] = set()
         self._layouts: dict[int, RowLayout] = {}
         self._recorded: set[int] = set()
         self._bytes = 0
@@ -159,11 +166,19 @@ class Recorder:
         return len(self.neural.tensors) if self.neural is not None else 0
 
     @property
+    def span(self) -> float:
+        """Seconds between the first and the last step."""
+        return self._last - self._first if self._first is not None else 0.0
+
+    @property
+    def waited(self) -> float:
+        """Seconds that training waited for capture."""
+        return self.hook_seconds() + (self.neural.seconds if self.neural is not None else 0.0)
+
+    @property
     def blocked(self) -> float:
         """Share of the time between the first and the last step that training waited for capture."""
-        span = self._last - (self._first or 0.0)
-        blocked = self.hook_seconds() + (self.neural.seconds if self.neural is not None else 0.0)
-        return min(1.0, blocked / span) if span > 0 else 0.0
+        return min(1.0, self.waited / self.span) if self.span > 0 else 0.0
 
     def share_budget(self, processes: int) -> None:
         """Use only this process's part of the budget."""
@@ -263,7 +278,7 @@ class Recorder:
             numbers = self._numbers(step, slots, parameters)
             self._take_weights(step, slots, gradients, buffer, scalars, numbers)
         if row is not None:
-            if not self._attrs:
+            if not self.attrs:
                 self._names(step.optimizer, step.stream)
             if step.loss_scale != 1.0:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
@@ -343,11 +358,22 @@ class Recorder:
         return f"{text}; auto keeps at most {steps:,} steps ({size_text(row * steps)} of the {budget} budget)"
 
     def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
-        names = name_parameters(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
-        if not self._attrs:
-            models = {entry.model: None for entry in names.values() if entry.model}
-            self._attrs = {"model": ", ".join(models), "seed": torch.initial_seed()}
+        # Which of two models of the same names gets its class in front: the one that the names of modules say, and
+        # not the one of which a step happens to be recorded first.
+        if self.neural is not None and self.neural.first_model is not None:
+            self._parameter_names.reserve(self.neural.first_model)
+        for number, earlier in self.stepped():
+            if number < stream and number not in self._named:
+                self._name(earlier, number)
+        names = self._name(optimizer, stream)
+        self._classes |= {entry.model: None for entry in names.values() if entry.model}
+        seed = self.attrs.get("seed", torch.initial_seed())
+        self.attrs = {"model": ", ".join(self._classes), "seed": seed}
         return names
+
+    def _name(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
+        self._named.add(stream)
+        return self._parameter_names.of(optimizer.param_groups, self._models(), stream=stream, scan=self._scan)
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)

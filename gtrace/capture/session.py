@@ -44,6 +44,8 @@ class CaptureSummary:
         tensors: distinct weight tensors that were recorded.
         bytes: size of the trace on disk.
         blocked: share of the training time that capture took.
+        waited: the same in seconds.
+        span: seconds from the first optimizer step to the last one.
         skipped_steps: steps that a gradient scaler left out.
         dropped: steps left out because too many waited to be written.
         unwritten: steps that could not be written.
@@ -67,6 +69,8 @@ class CaptureSummary:
     tensors: int = 0
     bytes: int = 0
     blocked: float = 0.0
+    waited: float = 0.0
+    span: float = 0.0
     skipped_steps: int = 0
     dropped: int = 0
     unwritten: int = 0
@@ -156,6 +160,7 @@ class CaptureSession:
             noise=self._options.noise,
         )
         recorder.hook_seconds = lambda: hooks.seconds
+        recorder.stepped = hooks.stepped
         try:
             hooks.install()
             if self._options.kind != "weight":
@@ -247,8 +252,9 @@ class CaptureSession:
             "unwritten": recorder.unwritten.describe(),
             "errors": recorder.errors,
         }
-        outcome |= {"blocked": round(recorder.blocked, 6)}
-        recorder.close(status, {"capture": self._options.describe() | outcome})
+        waiting = {"blocked": recorder.blocked, "waited": recorder.waited, "span": recorder.span}
+        outcome |= {name: round(value, 6) for name, value in waiting.items()}
+        recorder.close(status, {"capture": self._options.describe() | outcome, **recorder.attrs})
         return CaptureSummary(
             path=path,
             torch_seen=True,
@@ -260,6 +266,8 @@ class CaptureSession:
             tensors=recorder.tensors,
             bytes=disk_usage(path) if recorder.rows else 0,
             blocked=recorder.blocked,
+            waited=recorder.waited,
+            span=recorder.span,
             skipped_steps=hooks.skipped_steps,
             dropped=recorder.dropped.count,
             unwritten=recorder.unwritten.count,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from gtrace.capture.session import CaptureSession, CaptureSummary
     from gtrace.host.launcher import Outcome, Program
 
+#: Seconds of training below which its share that capture took is told in milliseconds, too.
+_SHORT = 1.0
+
 
 def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
@@ -238,7 +241,7 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     parts = [
         _tensors(summary),
         size_text(summary.bytes),
-        f"training waited {summary.blocked:.1%} of its time",
+        _waited(summary),
     ]
     if summary.optimizers > 1:
         parts.insert(0, f"{summary.optimizers} optimizers")
@@ -259,6 +262,14 @@ def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:
     if summary.ranks > 1:
         where = f" on each of {summary.ranks} ranks"
     return f"{rows}{seen} steps captured{where} in {path} ({', '.join(parts)})"
+
+
+def _waited(summary: CaptureSummary) -> str:
+    """How long training waited; of a short run the share says little, since the first step takes longest."""
+    if summary.span >= _SHORT:
+        return f"training waited {summary.blocked:.1%} of its time"
+    milliseconds = 1e3 * summary.waited
+    return f"training waited {milliseconds:.{int(milliseconds < 10)}f} ms ({summary.blocked:.0%})"
 
 
 def _counted(steps: int) -> str:

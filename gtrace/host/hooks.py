@@ -150,6 +150,10 @@ class TrainingHooks:
         """Backward passes so far."""
         return self._losses.passes
 
+    def stepped(self) -> list[tuple[int, Optimizer | Rounds]]:
+        """The optimizers that have stepped and are still there, with their numbers, rising."""
+        return sorted(((stream.number, one) for one, stream in self._streams.items()), key=lambda item: item[0])
+
     def install(self) -> None:
         """Start to watch."""
         self._watching = True

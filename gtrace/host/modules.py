@@ -54,6 +54,11 @@ class ModulePaths:
         self._first: weakref.ref[nn.Module] | None = None
         self._vain: dict[type, int] = {}
 
+    @property
+    def first(self) -> nn.Module | None:
+        """The first model that is trained, None where there is none yet or it is gone."""
+        return self._first() if self._first is not None else None
+
     def of(self, module: nn.Module) -> ModuleName | None:
         """The module's name; None for one that is not to be named."""
         # The id of a module that is gone may be another's by now.
@@ -105,7 +110,7 @@ class ModulePaths:
         while label in self._labels and self._labels[label]() not in (None, root):
             label, number = f"{kind}_{number}", number + 1
         self._labels[label] = weakref.ref(root)
-        first = self._first() if self._first is not None else None
+        first = self.first
         if first is None and any(parameter.requires_grad for parameter in root.parameters()):
             self._first = weakref.ref(root)
             first = root

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gtrace.codecs import Identity
 from gtrace.host.compiled import never_compiled
 from gtrace.host.hooks import OptimizerStep, TrainingHooks
-from gtrace.host.naming import name_parameters
+from gtrace.host.naming import Names
 from gtrace.host.processes import process_place
 from gtrace.host.rounds import Rounds
 from gtrace.host.sharded import local_part
@@ -151,6 +151,7 @@ class ScriptTraining:
         self._patches: list[tuple[str, Any, Any]] = []
         self._owner = os.getpid()
         self._counts: weakref.WeakKeyDictionary[Optimizer, _Count] = weakref.WeakKeyDictionary()
+        self._parameter_names = Names()
         self._names: dict[int, str] = {}
         self._sizes: dict[str, int] = {}
         self._wrapped: Any = WeakTensorKeyDictionary()
@@ -309,11 +310,11 @@ class ScriptTraining:
     def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
         if all(id(parameter) in self._names for parameter in parameters):
             return
-        found = name_parameters(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
+        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
         for parameter in parameters:
             if id(parameter) not in self._names:
                 name = found[id(parameter)].name
-                # Two optimizers of two models may both have a "0.weight".
+                # A layer that took another's place in the model has its name.
                 name = f"opt{number}/{name}" if name in self._sizes else name
                 self._names[id(parameter)] = name
                 self._sizes[name] = local_part(parameter).numel()

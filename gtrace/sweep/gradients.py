@@ -58,11 +58,6 @@ def _choose_tensors(trace: Trace, globs: Sequence[str] | None, kind: Kind) -> li
     return [info for info in infos if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
 
 
-def _hidden(trace: Trace, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-    read = {(info.kind, info.name): info.optimizer for info in infos}
-    return [info for info in trace.tensors if read.get((info.kind, info.name), info.optimizer) != info.optimizer]
-
-
 class Gradients:
     """A trace as the engine reads it: its tensors, and under ``*`` all of them end to end, in the trace's order.
 
@@ -83,8 +78,6 @@ class Gradients:
         self.infos = _choose_tensors(trace, globs, self.kind)
         others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
         self.left_out = dict(Counter(other for other, _ in sorted(others)))
-        #: Gradients of further optimizers under names that an earlier one has: these are not read.
-        self.hidden = _hidden(trace, self.infos)
         self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
         self._streams = {info.name: _stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}

@@ -29,7 +29,6 @@ from gtrace.sweep.rows import identity
 from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
-from gtrace.trace.names import printable
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
@@ -52,13 +51,13 @@ def _cautions(trace: Trace) -> list[str]:
     return []
 
 
-def _hidden(gradients: Gradients) -> list[str]:
-    """What a sweep by name does not see of a trace with several optimizers."""
-    hidden = gradients.hidden
-    if not hidden:
+def _together(gradients: Gradients, codecs: Sequence[Codec]) -> list[str]:
+    """What the whole model is where several optimizers step its parts."""
+    optimizers = {info.optimizer for info in gradients.infos}
+    if len(optimizers) < 2 or not any(scope_of(item) == "model" for item in codecs):
         return []
-    first = f"{printable(hidden[0].name)} of optimizer {hidden[0].optimizer}"
-    return [f"left out, as an earlier optimizer has tensors of the same names: {len(hidden)} (first: {first})"]
+    several = f"the gradients of {len(optimizers)} optimizers at steps of the same number as those of one model"
+    return [f"scope=model takes {several}; each optimizer counts its own steps (--tensors chooses those of one)"]
 
 
 def run_sweep(
@@ -165,7 +164,7 @@ def run_sweep(
         runner = _runner(stack, scheduler, opened, tensors, gradients, settings, chosen, chunk, jobs)
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
-            cautions = [*_cautions(opened), *_hidden(gradients)]
+            cautions = [*_cautions(opened), *_together(gradients, chosen)]
             store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
             done = store.done()
             if settings.optimal:

@@ -40,10 +40,15 @@ def choose_infos(
         # Says what there is instead, when nothing is left by the options.
         trace.scalars(kind=kind, optimizer=optimizer, rank=rank)
     names = [info.name for info in infos]
+    # Of one optimizer the names need not tell it from others.
+    own = "" if optimizer is None else f"opt{optimizer}/"
+    matching: set[int] = set()
     for glob in globs:
-        if not fnmatch.filter(names, glob):
+        found = [k for k, name in enumerate(names) if fnmatch.filter({name, name.removeprefix(own)}, glob)]
+        if not found:
             raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
-    return [info for info in infos if not globs or any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
+        matching.update(found)
+    return [info for k, info in enumerate(infos) if not globs or k in matching]
 
 
 def choose_steps(

@@ -171,7 +171,7 @@ def _check_names(infos: Sequence[TensorInfo], to: str) -> None:
     for info in infos:
         other = seen.setdefault(info.name, info)
         shown = printable(info.name)
-        for what in ("rank", "optimizer", "kind"):
+        for what in ("rank", "kind"):
             one, two = getattr(other, what), getattr(info, what)
             if one != two:
                 raise UsageError(f"tensor '{shown}' is there for {what} {one} and {two}; pass --{what}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gtrace.trace.format import SKETCH
 from gtrace.trace.sketched import SketchPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gtrace.trace.format import StreamKey, TensorSpec
     from gtrace.types import SummarySpec
+
+#: A stream of a trace, and a name in it.
+_Place: TypeAlias = "tuple[StreamKey, str]"
 
 _OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", "stage", "sample", SKETCH)
 
@@ -23,7 +26,8 @@ class TensorInfo:
     """What a trace says about one tensor.
 
     Attributes:
-        name: the parameter's name.
+        name: the parameter's name. Where an earlier optimizer has a tensor of this name, too, the optimizer's number
+            is in front: ``opt1/fc.weight``.
         shape: shape of the gradient in training.
         dtype: its type in training, such as ``bfloat16``; a trace holds float32.
         size: elements stored per step, fewer than the shape has where it was sampled; of a neural gradient the
@@ -61,12 +65,12 @@ class TensorInfo:
     mantissa: int = 0
 
     @classmethod
-    def of(cls, key: StreamKey, spec: TensorSpec) -> TensorInfo:
-        """The public view of a stored tensor."""
+    def of(cls, key: StreamKey, spec: TensorSpec, name: str) -> TensorInfo:
+        """The public view of a stored tensor, under a name that no other optimizer's has."""
         attrs = dict(spec.attrs)
         plan = SketchPlan.read(attrs[SKETCH]) if spec.sketched else None
         return cls(
-            name=spec.name,
+            name=name,
             shape=tuple(attrs["shape"]),
             dtype=attrs.get("dtype", "float32"),
             size=spec.size if plan is None else math.prod(attrs["shape"]),
@@ -82,3 +86,27 @@ class TensorInfo:
             merged=1 if plan is None else plan.merged,
             mantissa=0 if plan is None else plan.mantissa,
         )
+
+
+def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
+    """What tensors are called so that no two optimizers have one of the same kind and name.
+
+    The first optimizer that has a name, in any process, keeps it as it is stored. Others get their number in front.
+
+    >>> from gtrace.trace.format import StreamKey
+    >>> shown_names([(StreamKey(0, "weight", number), "fc.weight") for number in range(3)]).values()
+    dict_values(['fc.weight', 'opt1/fc.weight', 'opt2/fc.weight'])
+    """
+    places = list(stored)
+    taken = {(key.kind, name) for key, name in places}
+    first: set[tuple[str, str]] = set()
+    names: dict[tuple[str, int, str], str] = {}
+    for kind, optimizer, name in sorted({(key.kind, key.optimizer, name) for key, name in places}):
+        shown = name
+        if (kind, name) in first:
+            while (kind, shown) in taken:
+                shown = f"opt{optimizer}/{shown}"
+            taken.add((kind, shown))
+        first.add((kind, name))
+        names[kind, optimizer, name] = shown
+    return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}

@@ -14,7 +14,7 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
-from gtrace.trace.info import TensorInfo
+from gtrace.trace.info import TensorInfo, shown_names
 from gtrace.trace.names import printable
 from gtrace.trace.opening import open_source
 from gtrace.trace.pieces import rechunk
@@ -44,7 +44,9 @@ class Trace:
 
     Safe to use from several threads. Names that occur in several places (kinds of gradient, optimizers,
     ranks) are told apart by the keywords ``kind``, ``optimizer`` and ``rank``; without them the first place
-    counts, in the order of ``tensors``: lowest rank, weight before neural gradients, lowest optimizer.
+    counts, in the order of ``tensors``: lowest rank, weight before neural gradients, lowest optimizer. A name that
+    several optimizers have in ``tensors`` only once, with ``opt1/`` in front for optimizer 1; it can be read by that
+    name, too.
 
     Attributes:
         path: where it is.
@@ -60,7 +62,10 @@ class Trace:
             (stream.key, spec.name): spec for stream in source.streams for spec in stream.tensors
         }
         self.path = source.path
-        self.tensors = tuple(TensorInfo.of(key, spec) for (key, _), spec in self._specs.items())
+        names = shown_names(self._specs)
+        self.tensors = tuple(TensorInfo.of(key, spec, names[key, name]) for (key, name), spec in self._specs.items())
+        # A tensor is found under either of its names.
+        self._specs |= {(key, names[key, name]): spec for (key, name), spec in self._specs.items()}
         self._cache: OrderedDict[tuple[StreamKey, int], tuple[int, NDArray[np.float32]]] = OrderedDict()
         self._cached = 0
         self._lock = threading.Lock()
@@ -376,7 +381,7 @@ class Trace:
             spec = self._specs.get((stream.key, name))
             if spec is not None:
                 return stream, spec
-        known = [printable(spec.name) for stream in chosen for spec in stream.tensors]
+        known = [printable(known) for stream in chosen for key, known in self._specs if key == stream.key]
         shown = printable(name)
         raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
 

@@ -182,7 +182,7 @@ def test_the_gradient_belongs_to_the_optimizer_that_steps_next(path):
             (2 * critic(fake)).sum().backward()
             generators.step()
     found = [(info.name, info.optimizer) for info in run.infos]
-    assert found == [("Sequential_2.0", 0), ("0", 1), ("Sequential_2.0", 1)]
+    assert found == [("Sequential_2.0", 0), ("0", 1), ("opt1/Sequential_2.0", 1)]
     assert run.read("Sequential_2.0", 1, optimizer=0).tolist() == [1] * 3
     assert run.read("Sequential_2.0", 1, optimizer=1).tolist() == [2] * 3
 

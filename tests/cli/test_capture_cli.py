@@ -9,13 +9,16 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers_capture import but_first_line, environment, run_gtrace, run_python, write_script
 
 import gtrace
+from gtrace.capture.session import CaptureSummary
 from gtrace.cli import main
+from gtrace.cli.capture import _result
 
 TRAIN = textwrap.dedent("""
     import argparse, torch
@@ -96,10 +99,24 @@ def start_endless(folder, *args):
     return process
 
 
+@pytest.mark.parametrize(
+    ("blocked", "waited", "span", "said"),
+    [
+        (0.974, 0.0118, 0.01211, "waited 12 ms (97%)"),
+        (0.004, 0.0036, 0.9, "waited 3.6 ms (0%)"),
+        (0.0204, 0.0306, 1.5, "waited 2.0% of its time"),
+    ],
+)
+def test_how_long_training_waited(blocked, waited, span, said):
+    summary = CaptureSummary(Path("run.zarr"), rows=3, tensors=4, blocked=blocked, waited=waited, span=span)
+    assert _result(summary, summary.path, None) == f"3 steps captured in run.zarr (4 tensors, 0 bytes, training {said})"
+
+
 def test_the_short_form(folder, capture):
     code, out, err = capture("train.py")
     assert (code, out) == (0, "trained 4 the script's own\n")
-    line = r"gtrace: 4 steps captured in train\.zarr \(4 tensors, [\d.]+ kB, training waited [\d.]+% of its time\)"
+    line = r"gtrace: 4 steps captured in train\.zarr \(4 tensors, [\d.]+ kB, training waited [\d.]+"
+    line += r"(?: ms \(\d+%\)|% of its time)\)"
     assert re.fullmatch(line + r"; next: gtrace info train\.zarr, gtrace sweep train\.zarr\n", err)
     trace = gtrace.open_trace("train.zarr")
     assert [tensor.name for tensor in trace.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]

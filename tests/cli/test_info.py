@@ -135,13 +135,21 @@ def test_selections(info, tmp_path):
 
     assert len(names()) == 5
     assert names("--kind", "neural") == [("act", "neural", 0)]
-    assert names("--optimizer", "1") == [("g.weight", "weight", 1), ("g.bias", "weight", 1)]
+    assert names("--optimizer", "1") == [("opt1/g.weight", "weight", 1), ("opt1/g.bias", "weight", 1)]
     assert names("--tensors", "*.bias", "--tensors", "act") == [
         ("g.bias", "weight", 0),
-        ("g.bias", "weight", 1),
+        ("opt1/g.bias", "weight", 1),
         ("act", "neural", 0),
     ]
-    assert names("--tensors", "*.b*,*.w*", "--optimizer", "1") == [("g.weight", "weight", 1), ("g.bias", "weight", 1)]
+    assert names("--tensors", "opt1/*", "--tensors", "act") == [
+        ("opt1/g.weight", "weight", 1),
+        ("opt1/g.bias", "weight", 1),
+        ("act", "neural", 0),
+    ]
+    assert names("--tensors", "g.b*,g.w*", "--optimizer", "1") == [
+        ("opt1/g.weight", "weight", 1),
+        ("opt1/g.bias", "weight", 1),
+    ]
     out = info(path)[1]
     assert "kind" in out
     assert "optimizer" in out

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gtrace.host.naming import ModuleCollector, ParameterName, name_parameters
+from gtrace.host.naming import ModuleCollector, Names, ParameterName, name_parameters
 
 
 def groups_of(*parameters, **extra):
@@ -105,6 +105,76 @@ def test_several_models_of_one_optimizer_are_told_apart():
     first, second, net = nn.Linear(2, 2), nn.Linear(2, 2), Net()
     found = names(groups_of(first.weight, second.weight, net.encoder.weight), [first, second, net], scan=False)
     assert found == ["Linear.weight", "Linear_2.weight", "Net.encoder.weight"]
+
+
+def table_names(table, *modules):
+    return [table[id(p)].name for module in modules for p in module.parameters()]
+
+
+def test_a_second_model_gets_its_class_in_front_where_names_would_repeat():
+    class Critic(nn.Linear):
+        pass
+
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+    known = Names()
+    models = [nn.Linear(2, 2), Critic(2, 2), DistributedDataParallel(nn.Linear(2, 2)), Other()]
+    found = [
+        table_names(known.of(groups_of(*model.parameters()), models, stream=k, scan=False), model)
+        for k, model in enumerate(models)
+    ]
+    assert found == [
+        ["weight", "bias"],
+        ["Critic.weight", "Critic.bias"],
+        ["Linear_2.weight", "Linear_2.bias"],
+        ["scale"],
+    ]
+    again = known.of(groups_of(models[1].weight, models[0].weight), models, stream=4, scan=False)
+    assert [again[id(model.weight)].name for model in models[:2]] == ["weight", "Critic.weight"]
+
+
+def test_a_model_over_several_optimizers_keeps_its_names():
+    known, net, other = Names(), Net(), Net()
+    parts = [net.encoder, net.layers]
+    found = [known.of(groups_of(*part.parameters()), [net, other], stream=k) for k, part in enumerate(parts)]
+    assert [table_names(*pair) for pair in zip(found, parts, strict=True)] == [
+        ["encoder.weight", "encoder.bias"],
+        ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"],
+    ]
+    # The second of two models has none of the first one's names, even those that no optimizer has had yet.
+    known = Names()
+    known.of(groups_of(net.encoder.weight), [net, other])
+    later = known.of(groups_of(*other.layers[0].parameters()), [net, other], stream=1)
+    assert table_names(later, other.layers[0]) == ["Net_2.layers.0.weight", "Net_2.layers.0.bias"]
+    assert table_names(known.of(groups_of(*net.parameters()), [net, other], stream=2), net.encoder)[0] == (
+        "encoder.weight"
+    )
+
+
+def test_models_that_are_gone_keep_their_names_from_other_optimizers():
+    known = Names()
+    for stream, expected in ((0, "weight"), (0, "weight"), (1, "Linear_2.weight"), (2, "Linear_3.weight")):
+        model = nn.Linear(2, 2)
+        assert table_names(known.of(groups_of(*model.parameters()), [model], stream=stream), model)[0] == expected
+        del model
+        gc.collect()
+
+
+def test_a_layer_that_takes_the_place_of_another_one_has_its_name():
+    known, net = Names(), Net()
+    known.of(groups_of(*net.parameters()), [net])
+    net.encoder = nn.Linear(3, 7)
+    assert table_names(known.of(groups_of(*net.parameters()), [net], stream=1), net.encoder)[0] == "encoder.weight"
+
+
+def test_given_names_of_two_optimizers_are_told_apart():
+    known = Names()
+    optimizers = [torch.optim.SGD([("scale", nn.Parameter(torch.zeros(3)))], lr=0.1) for _ in range(2)]
+    found = [known.of(one.param_groups, [], stream=k, scan=False) for k, one in enumerate([*optimizers, optimizers[0]])]
+    assert [entry.name for table in found for entry in table.values()] == ["scale", "unnamed/opt1.g0.p0", "scale"]
 
 
 def test_a_view_of_a_part_of_the_model_is_not_the_model():

@@ -397,17 +397,31 @@ def test_two_processes_may_read_while_one_writes(trace, tmp_path):
     assert child.returncode == 0
 
 
-def test_names_that_two_optimizers_share_are_told(tmp_path):
-    """A GAN whose halves have layers of the same names: the first optimizer's are swept, and the rest is not silent."""
+def test_names_that_two_optimizers_share_are_all_swept(tmp_path):
+    """A GAN whose halves have layers of the same names, as the trace has them."""
     with gtrace.create_trace(tmp_path / "gan.zarr") as writer:
         for optimizer, names in enumerate((("main.0.weight", "main.2.weight"), ("main.0.weight", "main.4.weight"))):
             for name in names:
-                writer.append(0, name, [0.1, -0.2, 0.3], optimizer=optimizer)
+                writer.append(0, name, np.full(8, optimizer + 1.0), optimizer=optimizer)
             writer.commit(0, optimizer=optimizer)
     swept = gtrace.run_sweep(tmp_path / "gan.zarr", ["terngrad"], jobs=1)
-    assert sorted(set(swept["tensor"])) == ["main.0.weight", "main.2.weight", "main.4.weight"]
-    assert list(swept.warnings) == [
-        "left out, as an earlier optimizer has tensors of the same names: 1 (first: main.0.weight of optimizer 1)"
-    ]
-    alone = gtrace.run_sweep(tmp_path / "gan.zarr", ["terngrad"], tensors=["main.[24].weight"], jobs=1)
+    energy = dict(zip(swept["tensor"], swept["energy"], strict=True))
+    assert energy == {"main.0.weight": 8, "main.2.weight": 8, "opt1/main.0.weight": 32, "main.4.weight": 32}
+    assert list(swept.warnings) == []
+    alone = gtrace.run_sweep(tmp_path / "gan.zarr", ["terngrad"], tensors=["opt1/*"], jobs=1)
+    assert set(alone["tensor"]) == {"opt1/main.0.weight"}
+
+
+def test_the_whole_model_of_several_optimizers_is_told(tmp_path):
+    with gtrace.create_trace(tmp_path / "gan.zarr") as writer:
+        for step, optimizer in ((0, 0), (0, 1), (1, 0)):
+            writer.append(step, "w", np.full(8, optimizer + 1.0), optimizer=optimizer)
+            writer.commit(step, optimizer=optimizer)
+    spec = "qsgd:bits=3,scope=model"
+    swept = gtrace.run_sweep(tmp_path / "gan.zarr", [spec], jobs=1, draws=0)
+    assert dict(zip(swept["step"], swept["energy"], strict=True)) == {0: 40, 1: 8}
+    (said,) = swept.warnings
+    assert "2 optimizers" in said
+    alone = gtrace.run_sweep(tmp_path / "gan.zarr", [spec], tensors=["w"], jobs=1, draws=0)
+    assert dict(zip(alone["step"], alone["energy"], strict=True)) == {0: 8, 1: 8}
     assert list(alone.warnings) == []

@@ -146,14 +146,14 @@ def test_several_optimizers_kinds_and_ranks(suffix, tmp_path):
         )
         assert [(i.name, i.kind, i.optimizer, i.rank) for i in trace.tensors] == [
             ("w", "weight", 0, 0),
-            ("w", "weight", 1, 0),
+            ("opt1/w", "weight", 1, 0),
             ("only", "weight", 1, 0),
             ("w", "neural", 0, 0),
             ("w", "weight", 0, 3),
         ]
         assert trace.read("w", 2).tolist() == [2, 0]
         assert trace.read("w", 2, kind="neural").tolist() == [2, 0.5]
-        assert trace.read("w", 30, optimizer=1).tolist() == [3, 1]
+        assert trace.read("w", 30, optimizer=1).tolist() == trace.read("opt1/w", 30).tolist() == [3, 1]
         assert trace.read("w", 2, rank=3).tolist() == [2, 2]
         assert trace.steps("w", optimizer=1).tolist() == [10, 30]
         # A name that only one place has needs no keyword.

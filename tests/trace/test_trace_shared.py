@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace.agreement import agreement
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
@@ -102,6 +102,58 @@ def test_a_trace_of_another_run_stays_unless_forced(path):
     writer, rank = join(path, 0, 1, run="b", force=True)
     writer.close()
     assert open_trace(path).tensors == ()
+
+
+def root(path):
+    return json.loads((path / "zarr.json").read_text())
+
+
+def test_a_trace_waits_for_all_that_write_though_as_many_as_expected_are_done(path):
+    """Worker 0 was started again; the second worker, of its first life, is done before it."""
+    first, again, second = (join(path, rank) for rank in (0, 0, 1))
+    for writer, rank in (first, second):
+        write(writer, rank)
+        writer.close()
+    assert root(path)["attributes"]["status"] == "writing"
+    assert "consolidated_metadata" not in root(path)
+    write(*again)
+    again[0].close()
+    assert root(path)["attributes"]["status"] == "complete"
+    assert "rank" not in root(path)["attributes"]
+    gathered = root(path)["consolidated_metadata"]["metadata"]
+    assert [name for name in gathered if "/" not in name] == ["rank00000", "rank00001", "rank00002"]
+
+
+@pytest.mark.parametrize("end", ["interrupted", "complete"])
+def test_a_process_that_outlives_the_one_that_started_it(path, end):
+    (first, rank0), (second, rank1) = (join(path, rank) for rank in (0, 1))
+    for writer, rank in ((first, rank0), (second, rank1)):
+        write(writer, rank)
+    first.close()
+    settle(path, "a", "complete")
+    # Its metadata may still change.
+    assert "consolidated_metadata" not in root(path)
+    assert open_trace(path).status == "interrupted"
+    second.close(end)
+    assert root(path)["attributes"]["status"] == end
+    assert zarr.open_consolidated(str(path), mode="r")["rank00001/weight_grad/w"].shape == (3, 4)
+
+
+def test_a_part_that_cannot_be_finished_says_so(path, monkeypatch):
+    (first, rank0), (second, rank1) = (join(path, rank) for rank in (0, 1))
+    write(first, rank0)
+    write(second, rank1)
+
+    def no_room(_sink):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("gtrace.trace.shared._SharedSink.cut", no_room)
+        with pytest.raises(TraceError, match="No space left"):
+            second.close()
+    first.close()
+    assert [part["status"] for part in parts(path)] == ["complete", "interrupted"]
+    assert open_trace(path).steps("w", rank=1).tolist() == [0, 1, 2]
 
 
 def test_only_zarr(tmp_path):

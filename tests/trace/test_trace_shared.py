@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -154,6 +157,25 @@ def test_a_part_that_cannot_be_finished_says_so(path, monkeypatch):
     first.close()
     assert [part["status"] for part in parts(path)] == ["complete", "interrupted"]
     assert open_trace(path).steps("w", rank=1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("what", ["join", "close", "settle"])
+def test_the_root_changes_under_a_lock(path, what):
+    writer, rank = join(path, 0, 1)
+    write(writer, rank)
+    action = {"join": lambda: join(path, 1), "close": writer.close, "settle": lambda: settle(path, "a", "complete")}
+    before = root(path), sorted(os.listdir(path))
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    thread = threading.Thread(target=action[what])
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    assert (root(path), sorted(os.listdir(path))) == before
+    os.close(descriptor)
+    thread.join()
+    assert (root(path), sorted(os.listdir(path))) != before
+    writer.close()
 
 
 def test_only_zarr(tmp_path):

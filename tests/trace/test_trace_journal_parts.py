@@ -20,6 +20,7 @@ from gtrace.trace.journal import (
     is_held,
     parse_journal,
 )
+from gtrace.trace.statistics import checksum_bytes
 from gtrace.trace.storage import Record
 
 NAMES = list(layout.STATISTICS)
@@ -156,9 +157,10 @@ def test_a_table_that_contradicts_itself_though_its_checksum_is_right(row, about
 
 def test_a_table_too_short_for_its_fixed_part(writer, tmp_path):
     header = content(tmp_path)
-    data = header + _ENTRY.pack(b"gtj1", 0, 4, 0) + b"\0" * 4 + b"\0" * _FIXED.size
-    assert parse(data)[0] == []
-    assert parse(data)[1]
+    for table in (b"", b"\0" * 4, b"\0" * _FIXED.size):
+        crc = checksum_bytes(np.frombuffer(table, np.uint8))
+        entries, told = parse(header + _ENTRY.pack(b"gtj1", crc, len(table), 0) + table)
+        assert (entries, len(told)) == ([], 1)
 
 
 def rows_of(entries, base):
@@ -177,6 +179,7 @@ def test_rows_that_are_in_chunks_too_are_left_out(writer, tmp_path):
     assert rows.scalar("loss") == [0.5, 0.5]
     rows.cut(2)
     assert rows.steps() == [10]
+    rows, _ = rows_of(entries, 1)
     rows.cut(0)
     assert rows.steps() == []
     assert rows.names == frozenset()
@@ -219,6 +222,10 @@ def test_values_of_another_size_and_tensors_without_metadata(writer, tmp_path):
         if len(specs) == 1:
             # What comes before the unknown one is where it is.
             assert rows.values(specs[0], 0).tolist() == [0, 0, 0]
+            rows, told = rows_of(entries[:1], 0)
+            rows.set_specs({0: spec(0, 100)}, lambda error, told=told: told.append(str(error)))
+            with pytest.raises(TraceError, match="missing"):
+                rows.values(spec(0, 100), 0)
         else:
             with pytest.raises(TraceError, match="missing"):
                 rows.values(specs[0], 0)

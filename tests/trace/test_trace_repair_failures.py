@@ -11,7 +11,8 @@ import zarr
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.repair import repair_trace
+from gtrace.trace.format import TensorSpec
+from gtrace.trace.repair import renumbered, repair_trace
 from gtrace.trace.verify import check_trace
 
 GROUP = "rank00000/weight_grad"
@@ -180,3 +181,13 @@ def test_a_trace_that_nobody_finished(tmp_path):
     assert repair_trace(copy).backup is None
     assert open_trace(copy).attrs["status"] == "interrupted"
     assert check_trace(copy).clean
+
+
+def test_tensors_that_a_writer_had_no_memory_for_keep_rows_of_their_own():
+    short = TensorSpec(5, "w", "w", 100, 1, 100, {"index": 5, "shape": [100]})
+    new = renumbered(short, 2)
+    assert (new.index, new.chunk_rows, new.chunk_elements, dict(new.attrs)) == (2, 1, 100, {"index": 2, "shape": [100]})
+    foreign = TensorSpec(5, "w", "w", 100, 7, 10, {})
+    assert (renumbered(foreign, 0).chunk_rows, renumbered(foreign, 0).chunk_elements) == (64, 100)
+    sketched = TensorSpec(0, "w", "w", 10**6, 1, 4096, {"sketch": {}})
+    assert (renumbered(sketched, 0).chunk_rows, renumbered(sketched, 0).chunk_elements) == (1, 4096)

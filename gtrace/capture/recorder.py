@@ -116,7 +116,7 @@ class Recorder:
         self._tell = tell
         #: Rows of the first step, and what to say when they are in the trace, given the bytes that they take.
         self._first_rows = 0
-        self._prediction: Callable[[int], str] = size_text
+        self._prediction: Callable[[int], str] | None = None
         # Told from the training's own thread: a line must not fall into the middle of one that the script prints.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Gradients of which several micro-batches were seen.
@@ -313,14 +313,14 @@ class Recorder:
         return found
 
     def _submit(self, row: Row, seconds: float) -> None:
-        if self._prediction is size_text:
+        if self._prediction is None:
             self._prediction = self._predictor(seconds)
         self._writer.submit(row)
 
     def _written(self, row: Row) -> None:
         """A row is in the trace; called in the writer's thread."""
         count = self._writer.rows.total()
-        if count == self._first_rows:
+        if count == self._first_rows and self._prediction is not None:
             self._news.put(f"gtrace: recording {self._prediction(self._writer.stored)}")
         elif self._verbose and count % _TOLD_ROWS == 0:
             self._news.put(

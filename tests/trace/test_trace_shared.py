@@ -178,6 +178,22 @@ def test_the_root_changes_under_a_lock(path, what):
     writer.close()
 
 
+def test_what_the_root_says_in_the_end(path):
+    for rank in (1, 0):
+        writer, number = join(path, rank, 3 - rank)
+        write(writer, number)
+        writer.set_attrs(capture={"errors": rank})
+        writer.close()
+    # Another one joins that expects fewer.
+    assert root(path)["attributes"]["writers"] == 3
+    settle(path, "a", "complete")
+    assert (root(path)["attributes"]["status"], root(path)["attributes"]["capture"]) == ("complete", {"errors": 0})
+    join(path, 2, 2)[0].close()
+    assert root(path)["attributes"]["writers"] == 3
+    settle(path, "a", "interrupted")
+    assert root(path)["attributes"]["status"] == "interrupted"
+
+
 def test_only_zarr(tmp_path):
     with pytest.raises(UsageError, match=r"ends in \.zarr"):
         join(tmp_path / "run.h5")

@@ -118,7 +118,9 @@ class Recorder:
         self._noise = noise
         self._verbose = verbose
         self._tell = tell
-        self._prediction = ""
+        #: Rows of the first step, and what to say when they are in the trace, given the bytes that they take.
+        self._first_rows = 0
+        self._prediction: Callable[[int], str] | None = None
         # Told from the training's own thread: a line must not fall into the middle of one that the script prints.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Gradients of which several micro-batches were seen.
@@ -274,6 +276,8 @@ class Recorder:
             return
         self._bytes += size
         row = self.neural.collect(expected=step.first) if self.neural is not None else None
+        if not self._first_rows:
+            self._first_rows = (buffer is not None) + (row is not None)
         if buffer is not None:
             numbers = self._numbers(step, slots, parameters)
             self._take_weights(step, slots, gradients, buffer, scalars, numbers)
@@ -324,18 +328,18 @@ class Recorder:
         return found
 
     def _submit(self, row: Row, seconds: float) -> None:
-        if not self._prediction:
-            self._prediction = self._predicted(seconds)
+        if self._prediction is None:
+            self._prediction = self._predictor(seconds)
         self._writer.submit(row)
 
     def _written(self, row: Row) -> None:
         """A row is in the trace; called in the writer's thread."""
         count = self._writer.rows.total()
-        if count == 1:
-            self._news.put(f"gtrace: recording {self._prediction}")
+        if count == self._first_rows and self._prediction is not None:
+            self._news.put(f"gtrace: recording {self._prediction(self._writer.stored)}")
         elif self._verbose and count % _TOLD_ROWS == 0:
             self._news.put(
-                f"gtrace: step {row.step}: {count} rows written, {size_text(self._bytes)} recorded, "
+                f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
                 f"{self._writer.waiting} waiting, training waited {self.blocked:.1%} of its time"
             )
 
@@ -343,19 +347,22 @@ class Recorder:
         while not self._news.empty():
             self._tell(self._news.get())
 
-    def _predicted(self, seconds: float) -> str:
-        """What a step takes, and what that comes to; copying took so many seconds."""
-        row = self._row_bytes()
+    def _predictor(self, seconds: float) -> Callable[[int], str]:
+        """Says what a step comes to, given the bytes that it takes; copying it took so many seconds.
+
+        How large sketches are is known when the first are made, in the writer's thread; all else is found out here.
+        """
         tensors = self.tensors + self.neural_tensors
-        text = f"{tensors} tensor{'s' * (tensors != 1)}, {size_text(row)} a step, copied in {seconds * 1e3:.1f} ms"
+        start = f"{tensors} tensor{'s' * (tensors != 1)}, "
+        copied = f" a step, copied in {seconds * 1e3:.1f} ms"
         if self._budget is None:
-            return text
-        steps = self._capacity()
+            return lambda row: f"{start}{size_text(row)}{copied}"
+        steps, budget = self._capacity(), size_text(self._budget)
         if not isinstance(self._policy, AutomaticSteps):
-            return f"{text}; the {size_text(self._budget)} budget takes {steps:,} steps"
+            return lambda row: f"{start}{size_text(row)}{copied}; the {budget} budget takes {steps:,} steps"
         steps = self._policy.most(steps)
-        budget = size_text(self._budget)
-        return f"{text}; auto keeps at most {steps:,} steps ({size_text(row * steps)} of the {budget} budget)"
+        end = f"; auto keeps at most {steps:,} steps"
+        return lambda row: f"{start}{size_text(row)}{copied}{end} ({size_text(row * steps)} of the {budget} budget)"
 
     def _names(self, optimizer: Optimizer | Rounds, stream: int) -> Mapping[int, ParameterName]:
         # Which of two models of the same names gets its class in front: the one that the names of modules say, and

@@ -85,6 +85,11 @@ class AsyncWriter:
         """Rows that were handed over and are not written yet, about."""
         return self._queue.qsize()
 
+    @property
+    def stored(self) -> int:
+        """Bytes of gradients, or of their sketches, that are in the trace."""
+        return 0 if self._trace is None else self._trace.stored
+
     def drain(self) -> None:
         """Wait until all rows that were handed over are written; none can follow."""
         self._queue.put(None)

@@ -278,7 +278,7 @@ def _counted(steps: int) -> str:
 
 def _tensors(summary: CaptureSummary) -> str:
     if not summary.neural_rows:
-        return f"{summary.tensors} tensors"
+        return f"{summary.tensors} tensor{'s' * (summary.tensors != 1)}"
     neural = f"{summary.neural_tensors} neural"
     if summary.neural_rows != summary.rows:
         neural += f" at {summary.neural_rows} steps"

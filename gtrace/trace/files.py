@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -58,6 +59,18 @@ def write_beside(path: str, *parts: bytes) -> None:
     except OSError:
         Path(beside).unlink(missing_ok=True)
         raise
+
+
+def check_room(folder: str | os.PathLike[str], needed: int) -> None:
+    """Fail now, before anything is written, where the file system has less room than so many bytes.
+
+    Raises:
+        OSError: as if something had been written and there had been no room.
+    """
+    room = os.statvfs(folder)
+    # Some file systems without a size of their own say 0 of 0.
+    if room.f_blocks and room.f_bavail * room.f_frsize < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 
 
 @dataclass(frozen=True, slots=True)

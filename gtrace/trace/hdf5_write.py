@@ -19,7 +19,7 @@ import numpy as np
 from h5py import h5f, h5p, h5s
 
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_place, clear_leftovers, move_in
+from gtrace.trace.files import beside, check_place, check_room, clear_leftovers, move_in
 from gtrace.trace.journal import hold
 from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.superblock import unmark
@@ -42,6 +42,12 @@ _NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable. %10d"
 
 #: The status changes while readers may look: text of a fixed length stays in its place.
 _STATUS = h5py.string_dtype("utf-8", 16)
+
+#: Room that must be left on the disk for what HDF5 writes beside the values (tables, indices, the last attributes),
+#: and for each tensor's columns. HDF5 does not survive a write that fails: the file is damaged, and its library may
+#: take the process with it.
+_SPARE_BYTES = 2 * 1024 * 1024
+_TENSOR_BYTES = 16 * 1024
 
 #: Names under which plain copies are stored too; HDF5's and netCDF's own are in capitals or begin with _.
 _COPIED = re.compile(r"[a-z][a-z0-9_]*")
@@ -198,6 +204,7 @@ class Hdf5Sink:
         if self._file is not None and self._staged:
             return self._file
         self._drop()
+        check_room(self._path.parent, _SPARE_BYTES + self._path.stat().st_size)
         shutil.copyfile(self._path, self._beside)
         # Closing the file took the mark off, unless something else in this process has it open.
         unmark(self._beside)
@@ -230,6 +237,8 @@ class Hdf5Sink:
 
     def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
         """Write the row to the file; as long as ``step`` is shorter no reader looks at it."""
+        chunk = spec.chunk_rows * spec.chunk_elements * spec.column.dtype.itemsize * spec.parts
+        check_room(self._path.parent, _SPARE_BYTES + chunk)
         _put_row(self._stream(stream)[spec.entry], row, values)
 
     def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
@@ -241,6 +250,7 @@ class Hdf5Sink:
 
     def commit(self, stream: StreamKey, row: int, record: Record) -> None:
         """Flush the rows, then write and flush ``step``; move the copy beside in where there is one."""
+        check_room(self._path.parent, _SPARE_BYTES + _TENSOR_BYTES * record.statistics["present"].size)
         further = [name for name in record.statistics if name in layout.EXTRAS]
         if further and row == 0:
             self._stage()

@@ -66,6 +66,8 @@ class TraceWriter:
 
     def __init__(self, sink: Sink, path: str, attrs: Mapping[str, Any]) -> None:
         self.path = path
+        #: Bytes of values and sketches that were written so far, without what compression saves.
+        self.stored = 0
         self._sink = sink
         self._attrs = dict(attrs)
         self._plan = SketchPlan.read(attrs[SKETCH]) if SKETCH in attrs else None
@@ -386,6 +388,7 @@ class TraceWriter:
             self._open_bytes += open_chunk_bytes(spec)
         with self._storing:
             self._sink.write_row(key, spec, stream.rows, values)
+        self.stored += values.nbytes
         stream.add(spec.index, spec.name, statistics)
 
     def _commit(self, key: StreamKey, stream: StreamState, scalars: Mapping[str, float]) -> None:

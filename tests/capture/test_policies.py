@@ -230,6 +230,28 @@ def test_the_first_line_predicts_and_verbose_goes_on(tmp_path):
     assert [line.split(":")[1] for line in said[1:]] == [" step 99", " step 199"]
 
 
+@pytest.mark.parametrize("kind", ["weight", "both"])
+def test_the_first_line_tells_the_size_of_sketches(kind, tmp_path):
+    """Not the most that they can take; of both kinds of gradients together."""
+    said = []
+    path = tmp_path / "run.zarr"
+    options = CaptureOptions(path, step_policy(None, None), budget=10**9, kind=kind, sketch="l2:8192,linf:8192,none")
+    session = CaptureSession(options, say=said.append, status=True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Tanh(), torch.nn.Linear(200, 300))
+    session.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(500, 300)).square().mean().backward()
+        optimizer.step()
+    assert session.finish("complete").rows == 10
+    ((number, unit),) = re.findall(r"tensors, ([\d.]+) ([kM]B) a step", said[0])
+    told = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
+    rows = sum(file.stat().st_size for file in path.rglob("c.*")) / 10
+    assert told == pytest.approx(rows, rel=0.2)
+
+
 def test_nothing_is_said_unless_asked_for(tmp_path):
     said = []
     session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 import zarr
 
-from gtrace.errors import OutputExistsError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace.agreement import agreement
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
@@ -102,6 +105,93 @@ def test_a_trace_of_another_run_stays_unless_forced(path):
     writer, rank = join(path, 0, 1, run="b", force=True)
     writer.close()
     assert open_trace(path).tensors == ()
+
+
+def root(path):
+    return json.loads((path / "zarr.json").read_text())
+
+
+def test_a_trace_waits_for_all_that_write_though_as_many_as_expected_are_done(path):
+    """Worker 0 was started again; the second worker, of its first life, is done before it."""
+    first, again, second = (join(path, rank) for rank in (0, 0, 1))
+    for writer, rank in (first, second):
+        write(writer, rank)
+        writer.close()
+    assert root(path)["attributes"]["status"] == "writing"
+    assert "consolidated_metadata" not in root(path)
+    write(*again)
+    again[0].close()
+    assert root(path)["attributes"]["status"] == "complete"
+    assert "rank" not in root(path)["attributes"]
+    gathered = root(path)["consolidated_metadata"]["metadata"]
+    assert [name for name in gathered if "/" not in name] == ["rank00000", "rank00001", "rank00002"]
+
+
+@pytest.mark.parametrize("end", ["interrupted", "complete"])
+def test_a_process_that_outlives_the_one_that_started_it(path, end):
+    (first, rank0), (second, rank1) = (join(path, rank) for rank in (0, 1))
+    for writer, rank in ((first, rank0), (second, rank1)):
+        write(writer, rank)
+    first.close()
+    settle(path, "a", "complete")
+    # Its metadata may still change.
+    assert "consolidated_metadata" not in root(path)
+    assert open_trace(path).status == "interrupted"
+    second.close(end)
+    assert root(path)["attributes"]["status"] == end
+    assert zarr.open_consolidated(str(path), mode="r")["rank00001/weight_grad/w"].shape == (3, 4)
+
+
+def test_a_part_that_cannot_be_finished_says_so(path, monkeypatch):
+    (first, rank0), (second, rank1) = (join(path, rank) for rank in (0, 1))
+    write(first, rank0)
+    write(second, rank1)
+
+    def no_room(_sink):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("gtrace.trace.shared._SharedSink.cut", no_room)
+        with pytest.raises(TraceError, match="No space left"):
+            second.close()
+    first.close()
+    assert [part["status"] for part in parts(path)] == ["complete", "interrupted"]
+    assert open_trace(path).steps("w", rank=1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("what", ["join", "close", "settle"])
+def test_the_root_changes_under_a_lock(path, what):
+    writer, rank = join(path, 0, 1)
+    write(writer, rank)
+    action = {"join": lambda: join(path, 1), "close": writer.close, "settle": lambda: settle(path, "a", "complete")}
+    before = root(path), sorted(os.listdir(path))
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    thread = threading.Thread(target=action[what])
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    assert (root(path), sorted(os.listdir(path))) == before
+    os.close(descriptor)
+    thread.join()
+    assert (root(path), sorted(os.listdir(path))) != before
+    writer.close()
+
+
+def test_what_the_root_says_in_the_end(path):
+    for rank in (1, 0):
+        writer, number = join(path, rank, 3 - rank)
+        write(writer, number)
+        writer.set_attrs(capture={"errors": rank})
+        writer.close()
+    # Another one joins that expects fewer.
+    assert root(path)["attributes"]["writers"] == 3
+    settle(path, "a", "complete")
+    assert (root(path)["attributes"]["status"], root(path)["attributes"]["capture"]) == ("complete", {"errors": 0})
+    join(path, 2, 2)[0].close()
+    assert root(path)["attributes"]["writers"] == 3
+    settle(path, "a", "interrupted")
+    assert root(path)["attributes"]["status"] == "interrupted"
 
 
 def test_only_zarr(tmp_path):

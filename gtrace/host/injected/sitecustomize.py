@@ -24,11 +24,13 @@ def _start() -> None:
         told = json.loads(os.environ.get("GTRACE_CAPTURE", "{}"))
         # Another Python, or another environment, has other packages.
         if told.get("python") == [sys.prefix, *sys.version_info[:2]]:
+            # Put back and not removed: it may be there already, and further up.
+            before = sys.path[:]
             sys.path.append(told["gtrace"])
             try:
                 children = importlib.import_module("gtrace.host.children")
             finally:
-                sys.path.remove(told["gtrace"])
+                sys.path[:] = before
             children.watch(told)
 
 

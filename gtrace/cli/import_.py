@@ -114,6 +114,8 @@ def _show(made: Imported) -> None:
     found = f"{count(len(made.steps), 'step')}{span}, {count(len(made.tensors), 'tensor')}"
     told = ", ".join(STEPS_TOLD[how] for how in made.numbering)
     say(f"{found} from {count(made.files, 'file')}; {told}")
+    if len(made.steps) == 1 and set(made.numbering) <= {"sorted", "none"}:
+        say("nothing named a step: if the first axis of the arrays counts steps, pass --step-axis --force")
     if made.left_out:
         shown = ", ".join(literal(name) for name in made.left_out[:4]) + (", ..." if len(made.left_out) > 4 else "")
         say(f"left out as no gradients (integers, or no axis of steps): {shown}")

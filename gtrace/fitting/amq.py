@@ -96,6 +96,8 @@ class _Powers:
     def __init__(self, law: Law, count: int, zero: bool) -> None:
         self._law, self._count, self._zero = law, count, zero
         self._powers = np.arange(count - (2 if zero else 1), 0, -1.0)
+        self._exponents = np.append(self._powers, 0.0)
+        self._lower = self._powers - 1.0
         #: below, the smallest level would leave the range of float64
         self.least = max(1e-9, float(1e-300 ** (1.0 / self._powers[0])))
 
@@ -108,9 +110,9 @@ class _Powers:
 
     def slope(self, p: float) -> float:
         """Its derivative, through the levels."""
-        grid = exponential_grid(self._count, self._zero, p)
-        slopes = self._law.gradient(grid, not self._zero)[1]
-        return float(slopes @ (self._powers * p ** (self._powers - 1.0)))
+        grid = np.zeros(self._count)
+        grid[1 if self._zero else 0 :] = p**self._exponents
+        return float(self._law.slopes(grid, not self._zero) @ (self._powers * p**self._lower))
 
 
 def _search(objective: _Powers, start: float) -> float:

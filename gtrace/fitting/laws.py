@@ -44,6 +44,9 @@ class Law(Protocol):
     def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
         """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope by each free level."""
 
+    def slopes(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+        """The slope of the objective alone."""
+
     def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
         """Objectives of many grids, float64[g, m], at once."""
 
@@ -96,7 +99,11 @@ def as_law(law: LawLike, *, weighted: bool = True, symmetric: bool = True) -> La
     """
     check_law(law, symmetric=symmetric)
     if isinstance(law, MomentSketch):
-        return SketchLaw(law, weighted=weighted) if law.sums[:, 3 if weighted else 0].any() else None
+        if not law.sums[:, 3 if weighted else 0].any():
+            return None
+        # The same for any number of levels.
+        prepared: SketchLaw = law.remember(("law", weighted), lambda: SketchLaw(law, weighted=weighted))
+        return prepared
     at_zero = (law.sigmas == 0) & (law.anchors == 0)
     nothing = symmetric and not law.weights[~at_zero].any()
     return None if nothing else MixtureLaw(law, symmetric=symmetric)
@@ -130,6 +137,10 @@ class MixtureLaw:
             if levels.size > 1:
                 slopes[0] = 2.0 * levels[0] * cells[0, _mixture.MASS] - down[1]
         return objective, slopes
+
+    def slopes(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+        """See :meth:`Law.slopes`."""
+        return self.gradient(levels, mirrored)[1]
 
     def curvature(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Second derivatives by the n free levels, float64[n], and by neighbours, float64[n - 1]; others are 0."""
@@ -232,6 +243,13 @@ class SketchLaw:
             if levels.size > 1:
                 slopes[0] += levels[0] * below[1] + area[1]
         return objective, slopes
+
+    def slopes(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+        """See :meth:`Law.slopes`."""
+        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        out = np.empty(edges.size - 2)
+        _descent.slopes(self._table, self._zeros, edges, mirrored, out)
+        return out
 
     def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
         """See :meth:`Law.objectives`."""

@@ -53,7 +53,7 @@ def coordinate_descent(
         before = levels.copy()
         law.sweep(levels, mirrored)
         objectives.append(law.gradient(levels, mirrored)[0])
-        if _move(before, levels, mirrored) <= settled:
+        if _descent.largest_move(before, levels, mirrored) <= settled:
             break
     return levels, objectives
 
@@ -78,7 +78,7 @@ def gradient_descent(
         levels[free] -= np.sign(old) * np.minimum(rates * np.abs(old), most)
         objective, slopes = law.gradient(levels, mirrored)
         objectives.append(objective)
-        if _move(before, levels, mirrored) <= _SETTLED_ROUGH:
+        if _descent.largest_move(before, levels, mirrored) <= _SETTLED_ROUGH:
             break
         turned = np.sign(slopes) * np.sign(old)
         rates *= np.where(turned > 0, _FASTER, np.where(turned < 0, 0.5, 1.0))
@@ -110,7 +110,7 @@ def _newton(
         else:
             levels = trial
         objectives.append(law.gradient(levels, mirrored)[0])
-        if _move(before, levels, mirrored) <= _NEWTON_SETTLED:
+        if _descent.largest_move(before, levels, mirrored) <= _NEWTON_SETTLED:
             break
     return levels, objectives
 
@@ -140,26 +140,20 @@ def _narrow(
     Needs no derivatives, which a law of single values does not have, and moves all levels together, which
     coordinate descent does not.
     """
-    objectives = [law.gradient(levels, mirrored)[0]]
+    grids = [levels]
+    points = np.empty((levels.size, _WINDOW.size))
     scale = _WIDEST
     for _ in range(limit):
-        below = np.diff(levels, prepend=0.0 if mirrored else levels[0])
-        above = np.diff(levels, append=levels[-1])
-        below[-1] = 0.0
-        if not mirrored:
-            above[0] = 0.0
-        steps = np.where(_WINDOW < 0, below[:, None], above[:, None]) * (scale * _WINDOW)
-        points = levels[:, None] + steps
+        _descent.windows(levels, mirrored, scale * _WINDOW, points)
         areas = law.areas(points.reshape(-1)).reshape(points.shape)
-        before, levels = levels, np.empty_like(levels)
-        _descent.choose_near(points, areas, mirrored, levels)
-        objectives.append(law.gradient(levels, mirrored)[0])
-        at_the_rim = (levels == points[:, 0]) | (levels == points[:, -1])
-        if not (at_the_rim & (levels != before)).any():
+        levels = levels.copy()
+        at_the_rim = _descent.choose_near(points, areas, mirrored, levels)
+        grids.append(levels)
+        if not at_the_rim:
             scale *= 0.5
         if scale < _NARROWEST:
             break
-    return levels, objectives
+    return levels, law.objectives(np.stack(grids), mirrored).tolist()
 
 
 def _gaps(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
@@ -171,10 +165,3 @@ def _room(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
     """The gap of each free level to its nearest neighbour."""
     gaps = _gaps(levels, mirrored)
     return np.minimum(gaps[:-1], gaps[1:])
-
-
-def _move(before: NDArray[np.float64], after: NDArray[np.float64], mirrored: bool) -> float:
-    """The largest move of a level, as a part of the gap to its nearest neighbour."""
-    moves, room = np.abs(after - before)[0 if mirrored else 1 : -1], _room(after, mirrored)
-    shares = np.divide(moves, room, out=np.where(moves > 0, np.inf, 0.0), where=room > 0)
-    return float(np.max(shares, initial=0.0))

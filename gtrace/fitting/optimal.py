@@ -68,7 +68,12 @@ def optimal_levels(
     if isinstance(values, MomentSketch):
         if weights is not None:
             raise UsageError("weights: a sketch brings its own; leave them out")
-        points = _sketch_points(values, lo, hi)
+        sketch = values
+        points: Points = sketch.remember(("points", lo, hi), lambda: _sketch_points(sketch, lo, hi))
+        if grid is None:
+            # The levels of one step's fit are the next step's optimum to be compared with.
+            levels: Floats = sketch.remember(("optimal", s, lo, hi), lambda: solve(points, s).levels)
+            return levels.copy()
     else:
         points = check_values(values, weights, lo, hi)
         points = _binned(points) if method == "sketch" else points.ordered()

@@ -97,14 +97,14 @@ def _inner(x: NDArray[np.floating], low: float, high: float) -> tuple[int, int]:
 
 def _distinct(x: NDArray[np.floating], low: float, high: float, s: int) -> Floats | None:
     """All distinct values with the ends, if they are at most s; else None."""
-    found = [low]
-    at, _ = _inner(x, low, high)
-    while at < x.size and len(found) <= s:
-        found.append(float(x[at]))
-        at = int(np.searchsorted(x, x[at], side="right"))
-    if found[-1] < high:
-        found.append(high)
-    return np.array(found) if len(found) <= s else None
+    found = np.empty(s + 2)
+    found[0] = low
+    start, _ = _inner(x, low, high)
+    count = 1 + _spans.distinct(x, start, found[1:-1])
+    if found[count - 1] < high:
+        found[count] = high
+        count += 1
+    return found[:count].copy() if count <= s else None
 
 
 def _scaled(x: NDArray[np.floating], low: float, high: float) -> tuple[NDArray[np.floating], float, float, int]:
@@ -189,33 +189,19 @@ class _Search:
 
     def _step(self) -> bool:
         cells, live, low, high = self.cells, self.live, self.low, self.high
-        rank = np.full(cells.shape[0], -1)
-        rank[live] = np.arange(live.size)
-        sizes = high - low + 1
-        start = np.cumsum(sizes) - sizes
-        table = np.empty(int(sizes.sum()))
-        count = np.empty(live.size, np.int64)
-        slope = np.empty(live.size)
         limit = self.upper * (1 + _CLOSE)
-        _kernels.exact_lengths(
-            cells, self.jumps, rank, live, low, high, start, limit, self.penalty, count, table, slope
+        rank, start, count, table, slope = _kernels.exact_lengths(
+            cells, self.jumps, live, low, high, limit, self.penalty
         )
         self._improve(high, start, count, table)
-        width = cells[live, _spans.RIGHT] - cells[live, _spans.LEFT]
-        with np.errstate(over="ignore"):
-            steepest = np.divide(self.penalty, width, out=slope.copy(), where=width > 0)
-        np.minimum(slope, steepest, out=slope)
-        forward, backward = np.empty(live.size), np.empty(live.size)
-        _kernels.bound_lengths(cells, self.jumps, rank, live, high, start, self.penalty, count, slope, table, forward)
         price = self.penalty * self.intervals
-        self.lower = max(self.lower, float(forward[-1]) - price)
         limit = self.upper * (1 + _CLOSE) + price
-        low_kept, high_kept = np.empty_like(low), np.empty_like(high)
-        _kernels.prune(high, start, count, table, forward, limit, backward, low_kept, high_kept)
-        keep = forward + backward <= limit
-        if self.lower >= self.upper * (1 - _CLOSE) or not width[keep].any():
+        bound, wide, keep, again, low_kept, high_kept = _kernels.bound_paths(
+            cells, self.jumps, rank, live, high, start, self.penalty, count, table, slope, limit
+        )
+        self.lower = max(self.lower, bound - price)
+        if self.lower >= self.upper * (1 - _CLOSE) or not wide:
             return False
-        again = forward + backward + self.penalty - slope * width <= limit
         self.cells, self.first, self.live, self.low, self.high = _kernels.refine(
             self.x, self.w, self.nodes, cells, self.first, live, keep, again, low_kept, high_kept
         )

@@ -197,16 +197,69 @@ def choose(points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bo
 
 
 @jit
+def slopes(
+    table: NDArray[np.float64], zeros: float, edges: NDArray[np.float64], mirrored: bool, out: NDArray[np.float64]
+) -> None:
+    """The derivative of the error by each inner edge of a grid into out[edges - 2]; mirrored, the first edge is 0."""
+    before = _area(table, _find(table, edges[0]), edges[0], zeros)
+    k = _find(table, edges[1])
+    here, below = _area(table, k, edges[1], zeros), _below(table, k, edges[1], zeros)
+    first = edges[1] * below + here
+    for j in range(out.size):
+        k = _find(table, edges[j + 2])
+        after = _area(table, k, edges[j + 2], zeros)
+        out[j] = (edges[j + 2] - edges[j]) * below - (after - before)
+        before, here, below = here, after, _below(table, k, edges[j + 2], zeros)
+    if mirrored and out.size:
+        out[0] += first
+
+
+@jit
+def largest_move(before: NDArray[np.float64], after: NDArray[np.float64], mirrored: bool) -> float:
+    """The largest move of a free level, as a part of the gap to its nearest neighbour."""
+    largest = 0.0
+    for j in range(0 if mirrored else 1, after.size - 1):
+        move = abs(after[j] - before[j])
+        room = min(after[j] - (after[j - 1] if j else 0.0), after[j + 1] - after[j])
+        if room > 0.0:
+            largest = max(largest, move / room)
+        elif move > 0.0:
+            largest = np.inf
+    return largest
+
+
+@jit
+def windows(
+    levels: NDArray[np.float64], mirrored: bool, places: NDArray[np.float64], points: NDArray[np.float64]
+) -> None:
+    """Points around each level into points[m, q], at the places -1..1 between the levels below and above it.
+
+    The last level stays where it is, and so does the first unless ``mirrored``.
+    """
+    m = levels.size
+    for j in range(m):
+        below = levels[j] - (levels[j - 1] if j else 0.0)
+        above = levels[j + 1] - levels[j] if j + 1 < m else 0.0
+        if j == m - 1 or (j == 0 and not mirrored):
+            below = above = 0.0
+        for q in range(places.size):
+            points[j, q] = levels[j] + (below if places[q] < 0.0 else above) * places[q]
+
+
+@jit
 def choose_near(
     points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, levels: NDArray[np.float64]
-) -> None:
-    """The best grid whose level j is one of points[j, :], by dynamic programming into ``levels``.
+) -> bool:
+    """The best grid whose level j is one of points[j, :], by dynamic programming.
 
     Args:
         points: float64[m, q]; a level that stays has q times the same.
         areas: float64[m, q], B at the points.
         mirrored: see :func:`choose`.
-        levels: float64[m].
+        levels: float64[m], overwritten with the grid.
+
+    Returns:
+        whether a level has moved to the first or last of its points.
     """
     m, q = points.shape
     came = np.zeros((m, q), np.int32)
@@ -230,9 +283,14 @@ def choose_near(
     for i in range(q):
         if cost[i] < cost[k]:
             k = i
+    at_the_rim = False
     for j in range(m - 1, -1, -1):
-        levels[j] = points[j, k]
+        place = points[j, k]
+        if place != levels[j] and (place == points[j, 0] or place == points[j, q - 1]):
+            at_the_rim = True
+        levels[j] = place
         k = came[j, k]
+    return at_the_rim
 
 
 @jit

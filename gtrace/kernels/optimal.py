@@ -89,36 +89,34 @@ def path_cost(cells: Floats, jumps: Floats, path: Ints) -> float:
 
 @jit
 def exact_lengths(
-    cells: Floats,
-    jumps: Floats,
-    rank: Ints,
-    live: Ints,
-    low: Ints,
-    high: Ints,
-    start: Ints,
-    limit: float,
-    penalty: float,
-    count: Ints,
-    table: Floats,
-    slope: Floats,
-) -> None:
+    cells: Floats, jumps: Floats, live: Ints, low: Ints, high: Ints, limit: float, penalty: float
+) -> tuple[Ints, Ints, Ints, Floats, Floats]:
     """Costs between the left ends of live cells, and the derivative of the cost at every level.
 
     Args:
         cells: float64[k, 6].
         jumps: float64[k // JUMP, 6].
-        rank: int64[k], the place of a cell among the live ones, -1 for the others.
         live: int64[r], ascending numbers of the cells that can hold a level; the first and last are the ends.
         low: int64[r], lowest rank that may precede each live cell.
         high: int64[r], highest one.
-        start: int64[r], where the row of each live cell starts in ``table``.
         limit: intervals that cost more than this are left out, and all longer ones with them.
         penalty: expected price of one level; it only steers ``slope``.
-        count: int64[r], overwritten with the lengths of the rows.
-        table: overwritten; entry start[r] + t belongs to the interval from rank high[r] - t to rank r.
-        slope: float64[r], overwritten with sum w (x - y) over the best interval that ends at each cell and
-            starts at y.
+
+    Returns:
+        rank: int64[k], the place of a cell among the live ones, -1 for the others.
+        start: int64[r], where the row of each live cell starts in ``table``.
+        count: int64[r], the lengths of the rows.
+        table: entry start[r] + t belongs to the interval from rank high[r] - t to rank r.
+        slope: float64[r], sum w (x - y) over the best interval that ends at each cell and starts at y.
     """
+    rank = np.full(cells.shape[0], -1, np.int64)
+    start = np.empty(live.size, np.int64)
+    entries = 0
+    for r in range(live.size):
+        rank[live[r]] = r
+        start[r] = entries
+        entries += high[r] - low[r] + 1
+    table, count, slope = np.empty(entries), np.empty(live.size, np.int64), np.empty(live.size)
     value = np.empty(live.size)
     value[0] = 0.0
     slope[0] = 0.0
@@ -145,6 +143,7 @@ def exact_lengths(
         count[r] = t
         value[r] = best + penalty if t else NEVER
         slope[r] = best_slope
+    return rank, start, count, table, slope
 
 
 @jit
@@ -260,6 +259,48 @@ def prune(
             if v + forward[a] <= loose:
                 low_kept[r] = a
                 high_kept[r] = max(high_kept[r], a)
+
+
+@jit
+def bound_paths(
+    cells: Floats,
+    jumps: Floats,
+    rank: Ints,
+    live: Ints,
+    high: Ints,
+    start: Ints,
+    penalty: float,
+    count: Ints,
+    table: Floats,
+    slope: Floats,
+    limit: float,
+) -> tuple[float, bool, NDArray[np.bool_], NDArray[np.bool_], Ints, Ints]:
+    """What no path through points of the live cells can undercut, and the cells on paths within ``limit``.
+
+    Takes what :func:`exact_lengths` returned, and overwrites ``table`` and ``slope``.
+
+    Returns:
+        the shortest bound, whether a kept cell is wider than one value, keep and again as :func:`refine` takes them,
+        low_kept and high_kept as :func:`prune` gives them.
+    """
+    n = live.size
+    width = np.empty(n)
+    for r in range(n):
+        width[r] = cells[live[r], RIGHT] - cells[live[r], LEFT]
+        if width[r] > 0.0:
+            slope[r] = min(slope[r], penalty / width[r])
+    forward, backward = np.empty(n), np.empty(n)
+    bound_lengths(cells, jumps, rank, live, high, start, penalty, count, slope, table, forward)
+    low_kept, high_kept = np.empty(n, np.int64), np.empty(n, np.int64)
+    prune(high, start, count, table, forward, limit, backward, low_kept, high_kept)
+    keep, again = np.empty(n, np.bool_), np.empty(n, np.bool_)
+    wide = False
+    for r in range(n):
+        bound = forward[r] + backward[r]
+        keep[r] = bound <= limit
+        again[r] = bound + penalty - slope[r] * width[r] <= limit
+        wide |= keep[r] and width[r] != 0.0
+    return forward[n - 1], wide, keep, again, low_kept, high_kept
 
 
 @jit

@@ -45,6 +45,29 @@ def inspect(x: Points) -> tuple[int, int]:
 
 
 @jit
+def distinct(x: Points, start: int, found: Floats) -> int:
+    """The distinct values of sorted points from ``start`` on, ascending into ``found`` until it is full; how many."""
+    count, at = 0, start
+    while at < x.size and count < found.size:
+        found[count] = x[at]
+        count += 1
+        # most values stand once, and some a million times
+        low, high, step = at + 1, x.size, 1
+        while low < high and x[min(low + step, high) - 1] == x[at]:
+            low = min(low + step, high)
+            step *= 2
+        high = min(low + step, high)
+        while low < high:
+            middle = (low + high) // 2
+            if x[middle] == x[at]:
+                low = middle + 1
+            else:
+                high = middle
+        at = low
+    return count
+
+
+@jit
 def total_cost(x: Points, w: Floats, levels: Floats) -> float:
     """Sum of w (b - x)(x - a) with a <= x <= b adjacent levels; x in any order, between the first and last level.
 

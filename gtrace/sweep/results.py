@@ -309,9 +309,18 @@ class ResultStore:
         )
 
     def close(self) -> None:
-        """Close; the write-ahead log is folded into the one file, which readers then leave alone."""
-        self._connection.execute("PRAGMA journal_mode=DELETE")
-        self._connection.close()
+        """Close; the write-ahead log is folded into the one file, which readers then leave alone.
+
+        While another process reads, the file stays one with a log beside it, as valid, which the next sweep folds in.
+        """
+        with closing(self._connection) as sql:
+            # All rows are committed: a reader is not worth the wait of a writer.
+            sql.execute("PRAGMA busy_timeout = 0")
+            try:
+                sql.execute("PRAGMA journal_mode=DELETE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                    raise
 
     @classmethod
     def load(cls, path: Path) -> SweepResult:

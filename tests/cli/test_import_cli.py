@@ -153,3 +153,14 @@ def test_state_dicts_load_torch_and_others_do_not(folder, tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == loaded
         assert "steps from file names" in done.stdout
+
+
+def test_a_single_step_that_no_name_told_hints_at_an_axis_of_steps(gtrace, tmp_path):
+    np.savez(tmp_path / "stacked.npz", w=np.ones((6, 4, 3), np.float32))
+    code, told, _ = gtrace("import", "stacked.npz", "-o", "one.zarr")
+    assert code == 0
+    assert "1 step, 1 tensor" in told
+    assert "if the first axis of the arrays counts steps, pass --step-axis --force\n" in told
+    code, told, _ = gtrace("import", "stacked.npz", "-o", "one.zarr", "--step-axis", "--force")
+    assert told.startswith("6 steps (0 to 5), 1 tensor")
+    assert "--step-axis" not in told

@@ -212,13 +212,14 @@ def test_crossing_over_two_paths():
 def test_a_second_level_in_a_cell_never_lowers_a_bound(name, monkeypatch):
     called = []
 
-    def spy(cells, jumps, rank, live, high, start, penalty, count, slope, *rest):
+    def spy(cells, jumps, rank, live, high, start, penalty, count, table, slope, limit):
+        found = original(cells, jumps, rank, live, high, start, penalty, count, table, slope, limit)
         width = cells[live, spans.RIGHT] - cells[live, spans.LEFT]
         called.append((slope * width <= penalty * (1 + 1e-12)).all())
-        return original(cells, jumps, rank, live, high, start, penalty, count, slope, *rest)
+        return found
 
-    original = kernels.bound_lengths
-    monkeypatch.setattr(kernels, "bound_lengths", spy)
+    original = kernels.bound_paths
+    monkeypatch.setattr(kernels, "bound_paths", spy)
     certified_levels(laws(20_000, 18)[name], 8)
     assert called
     assert all(called)
@@ -403,14 +404,10 @@ def test_lower_bounds_hold_for_any_levels_in_their_cells():
     solver = search._Search(x, np.empty(0), x[0], x[-1], 3)
     first = solver.first
     live = solver.live
-    rank = np.arange(live.size)
-    sizes = solver.high - solver.low + 1
-    start = np.cumsum(sizes) - sizes
-    table, count = np.empty(sizes.sum()), np.empty(live.size, np.int64)
-    slope, forward = np.empty(live.size), np.empty(live.size)
-    args = solver.cells, solver.jumps, rank, live
-    kernels.exact_lengths(*args, solver.low, solver.high, start, 1e300, 0.0, count, table, slope)
-    kernels.bound_lengths(*args, solver.high, start, 0.0, count, slope, table, forward)
+    cells, jumps = solver.cells, solver.jumps
+    found = kernels.exact_lengths(cells, jumps, live, solver.low, solver.high, 1e300, 0.0)
+    rank, start, count, table, slope = found
+    kernels.bound_lengths(cells, jumps, rank, live, solver.high, start, 0.0, count, slope, table, np.empty(live.size))
     tight = 0
     for b in range(1, live.size):
         for t in range(count[b]):

@@ -110,3 +110,19 @@ def test_numbers_given_in_a_transaction_that_failed_are_given_again(tmp_path):
         sql.execute("DELETE FROM texts")
     with pytest.raises(TraceError, match="damaged sweep"):
         ResultStore.load(tmp_path / "a.db")
+
+
+def test_a_sweep_ends_while_another_process_reads_its_results(tmp_path):
+    path = tmp_path / "out.db"
+    store = ResultStore.create(path, {}, "same", force=False)
+    with closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM rows").fetchone()
+        store.add([{"tensor": "a", "step": 0, "codec": "qsgd", "draw": 0, "energy": 1.0}])
+        store.close()
+        assert ResultStore.load(path)["energy"].tolist() == [1.0]
+    again = ResultStore.create(path, {}, "same", force=False)
+    again.add([{"tensor": "a", "step": 1, "codec": "qsgd", "draw": 0, "energy": 2.0}])
+    again.close()
+    assert ResultStore.load(path)["energy"].tolist() == [1.0, 2.0]
+    assert [file.name for file in tmp_path.iterdir()] == ["out.db"]

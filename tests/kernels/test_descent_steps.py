@@ -1,0 +1,62 @@
+"""Small kernels of fits, against the same in numpy."""
+
+import numpy as np
+import pytest
+
+from gtrace.fitting.laws import SketchLaw
+from gtrace.kernels import descent, spans
+from gtrace.sketch import MomentSketch
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("room", [1, 4, 50])
+def test_distinct_values(dtype, room):
+    rng = np.random.default_rng(room)
+    x = np.sort(rng.choice(rng.standard_normal(30), 5000, p=np.arange(30) / 435)).astype(dtype)
+    for start in (0, 1, 700, 4999, 5000):
+        found = np.empty(room)
+        count = spans.distinct(x, start, found)
+        assert found[:count].tolist() == np.unique(x[start:])[:room].tolist()
+
+
+def random_grid(rng, count, mirrored):
+    levels = np.sort(rng.random(count)) ** 2
+    levels[-1] = 1.0
+    if not mirrored:
+        levels[0] = 0.0
+    return levels
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_slopes_are_those_of_the_gradient(mirrored):
+    rng = np.random.default_rng(3)
+    law = SketchLaw(MomentSketch.of(rng.standard_t(3, 3000) * (rng.random(3000) < 0.8), "l2", 256))
+    for count in (2, 3, 9, 64):
+        levels = random_grid(rng, count, mirrored)
+        assert law.slopes(levels, mirrored).tolist() == law.gradient(levels, mirrored)[1].tolist()
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_the_largest_move_and_the_windows(mirrored):
+    rng = np.random.default_rng(4)
+    places = 0.45 * np.linspace(-1, 1, 9)
+    for count in (2, 3, 9, 64):
+        before, after = random_grid(rng, count, mirrored), random_grid(rng, count, mirrored)
+        free = slice(0 if mirrored else 1, -1)
+        gaps = np.diff(after, prepend=0.0) if mirrored else np.diff(after)
+        shares = np.abs(after - before)[free] / np.minimum(gaps[:-1], gaps[1:])
+        assert descent.largest_move(before, after, mirrored) == max(shares, default=0.0)
+        below, above = np.diff(after, prepend=0.0), np.diff(after, append=1.0)
+        for room in (below, above):
+            room[-1] = 0.0
+            if not mirrored:
+                room[0] = 0.0
+        points = np.empty((count, 9))
+        descent.windows(after, mirrored, places, points)
+        assert (points == after[:, None] + np.where(places < 0, below[:, None], above[:, None]) * places).all()
+
+
+def test_a_move_between_levels_that_coincide_is_without_bound():
+    after = np.array([0.0, 0.5, 0.5, 1.0])
+    assert descent.largest_move(np.array([0.0, 0.4, 0.5, 1.0]), after, False) == np.inf
+    assert descent.largest_move(after, after, False) == 0.0

@@ -2,8 +2,8 @@
 
 Makes a store of LAYERS x STEPS x CONFIGURATIONS expectations (200 x 50 x 70 by default: 700,000 rows) with values as a
 sweep of a deep network has them, then measures reading it, summing it up, putting it into words and writing the page
-with its figures, each in a process of its own, so that peaks of memory do not add up. The time of ``report`` and ``page`` is
-that of everything from the start of loading.
+with its figures, each in a process of its own, so that peaks of memory do not add up. The last two times are those
+of everything from the start of loading.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from helpers_laws import memory_trace
-from helpers_report import fit_details, fitted_rows, result_of, rows_of, write_runs
+from helpers_report import RUNS, fit_details, fitted_rows, result_of, rows_of, write_runs
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imsave
 
@@ -55,7 +55,7 @@ def _shadows():
         for k, tensor in enumerate(("conv1.weight", "fc1.weight", "fc1.bias")):
             low, high = 0.9 + 0.04 * k + 0.01 * random.random(2) * (3 - k)
             values = {"cosine_alone": high, "error_alone": 0.1, "cosine": low - step / 1000, "error": 0.4}
-            yield {"type": "shadow", "run": "qsgdinf:bits=3", "seed": 0, "step": step, "tensor": tensor, **values}
+            yield {"type": "shadow", "run": RUNS[1], "seed": 0, "step": step, "tensor": tensor, **values}
 
 
 #: Of a report with a prefix these alone: the others look like those of the first.

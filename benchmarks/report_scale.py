@@ -1,8 +1,9 @@
 """Time and memory of a report on a large sweep: python benchmarks/report_scale.py [LAYERS STEPS CONFIGURATIONS].
 
 Makes a store of LAYERS x STEPS x CONFIGURATIONS expectations (200 x 50 x 70 by default: 700,000 rows) with values as a
-sweep of a deep network has them, then measures reading it, summing it up and putting it into words, each in a process
-of its own, so that peaks of memory do not add up.
+sweep of a deep network has them, then measures reading it, summing it up, putting it into words and writing the page
+with its figures, each in a process of its own, so that peaks of memory do not add up. The last two times are those
+of everything from the start of loading.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 BITS = range(2, 9)
 METHODS = ("qsgd", "qsgdinf", "nuqsgd", "alq", "alq-n", "amq", "amq-n", "zipml", "minmax", "rotate:qsgdinf")
-STAGES = ("load", "analyze", "report")
+STAGES = ("load", "analyze", "report", "page")
 
 
 def make(path: Path, layers: int, steps: int, configurations: int) -> None:
@@ -67,26 +68,30 @@ def make(path: Path, layers: int, steps: int, configurations: int) -> None:
 
 
 def measure(stage: str, path: Path) -> None:
-    """Print seconds, peak memory and what came out, for the stages up to ``stage``; the time is that of the last."""
+    """Print seconds, peak memory and what came out, for the stages up to ``stage``."""
     import io
 
     from rich.console import Console
 
-    from gtrace.report import analyze, make_report, print_report
+    from gtrace.report import analyze, make_report, print_report, write_report
     from gtrace.report.export import to_json, to_markdown
     from gtrace.sweep import ResultStore
 
-    begin = time.perf_counter()
-    result = ResultStore.load(path)
-    if stage != "load":
+    begin = start = time.perf_counter()
+    if stage in ("load", "analyze"):
+        result = ResultStore.load(path)
+    if stage == "analyze":
         begin = time.perf_counter()
         analyze(result)
-    if stage == "report":
-        begin = time.perf_counter()
-        report = make_report([result])
+    if stage in ("report", "page"):
+        begin = start
+        report = make_report([path])
         print_report(report, Console(file=io.StringIO(), width=160))
         to_markdown(report)
         to_json(report)
+    if stage == "page":
+        page = write_report(report, path.with_name("page.html"))[0]
+        print(f"page of {page.stat().st_size / 1e6:.1f} MB")
     seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{stage:>8}  {seconds:6.2f} s  peak {peak:5.0f} MiB")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from helpers_laws import memory_trace
-from helpers_report import fit_details, fitted_rows, result_of, rows_of, write_runs
+from helpers_report import RUNS, fit_details, fitted_rows, result_of, rows_of, write_runs
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imsave
 
@@ -30,7 +30,7 @@ MEAN, WORST = 0.004, 0.08
 
 
 def reports():
-    """Reports that have every figure between them, but for those of neural gradients."""
+    """Reports that have every figure between them."""
     rows = rows_of(bits=range(2, 7), steps=(0, 10, 20, 30), draws=1, seed=1)
     yield "", make_report([result_of(rows, provenance={"refit": [0, 20]})])
     yield "fitted-", make_report([result_of(fitted_rows(), details=fit_details())])
@@ -41,10 +41,21 @@ def reports():
             record["sim_seconds"] = 0.1
             record["fit_seconds"] = 0.01 if record["run"] != "none" and record["step"] % 25 == 0 else 0.0
     yield "", Report("run", runs=(analyze_runs(records),))
+    yield "", Report("neural", runs=(analyze_runs([{**records[0], "kind": "neural"}, *records[1:], *_shadows()]),))
     yield "", Report("trace", traces=(TraceSummary("t", (), law_sections(memory_trace(kind="weight"))),))
     layers = [f"layers.{k}.{part}" for k in range(30) for part in ("attention.weight", "mlp.weight", "norm.weight")]
     many = analyze(result_of(rows_of(("qsgd", "natural"), [3, 4], layers, (0,), draws=0, seed=2)))
     yield "many-", Report("many", sweeps=(many,))
+
+
+def _shadows():
+    """Shadow passes of two layers and a bias, whose cosines fall towards the first."""
+    random = np.random.default_rng(3)
+    for step in range(0, 60, 6):
+        for k, tensor in enumerate(("conv1.weight", "fc1.weight", "fc1.bias")):
+            low, high = 0.9 + 0.04 * k + 0.01 * random.random(2) * (3 - k)
+            values = {"cosine_alone": high, "error_alone": 0.1, "cosine": low - step / 1000, "error": 0.4}
+            yield {"type": "shadow", "run": RUNS[1], "seed": 0, "step": step, "tensor": tensor, **values}
 
 
 #: Of a report with a prefix these alone: the others look like those of the first.
@@ -53,8 +64,12 @@ _KEPT = {"fitted-": ("levels", "levels-of-other-tensors", "convergence"), "many-
 
 def figures():
     """Each figure as (name of its picture, picture)."""
+    done = set()
     for prefix, report in reports():
         for name in figure_names(report):
+            if f"{prefix}{name}" in done:
+                continue
+            done.add(f"{prefix}{name}")
             if name in _KEPT.get(prefix, (name,)):
                 yield f"{prefix}{name}", picture(draw(report, name))
 

@@ -183,7 +183,10 @@ PROVENANCE = {
     "command": "gtrace sweep digits_cnn.zarr --methods qsgd,qsgdinf,nuqsgd,terngrad,natural --bits 2-8",
     "versions": {"gtrace": "0.1.0", "numpy": "2.4.6"},
     "seed": 0,
-    "trace": {"path": "digits_cnn.zarr", "fingerprint": "9d3c1f0a77"},
+    "trace": "digits_cnn.zarr",
+    "trace_fingerprint": "9d3c1f0a77",
+    "trace_attrs": {"world_size": 1, "capture": {"stage": "local"}},
+    "stages": ["local"],
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gtrace.cli import COMMANDS, gtrace
 from gtrace.codecs import codec_class, codec_names, wrapper_names
+from gtrace.report import figure_names
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -60,3 +61,12 @@ def test_the_two_commands_are_there():
         assert f"make {target}" in README
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_page_on_reports_lists_every_figure_by_its_name():
+    page = (ROOT / "docs" / "reading-a-report.md").read_text()
+    section = page.split("## The figures\n")[1].split("\n## ")[0]
+    named = [
+        name for line in re.findall(r"^- (`[^:]*`):", section, re.MULTILINE) for name in re.findall("`(.*?)`", line)
+    ]
+    assert sorted(named) == sorted(figure_names())

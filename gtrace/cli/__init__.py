@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace import __version__
-from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, suggest
+from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import TextIO
 
 #: command -> (module that defines it as ``command``, its line in ``gtrace --help``), in the order of use.
 COMMANDS = {
@@ -115,12 +117,25 @@ def main(args: Sequence[str] | None = None) -> Any:
         code = EXIT_INTERRUPTED
     except _ReaderWentAwayError:
         code = _stop_printing()
+    except OSError as error:
+        code = _disk_is_full(error, stderr)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         # What was printed last was short enough to wait in a buffer.
         code = code or _stop_printing()
+    except OSError as error:
+        code = _disk_is_full(error, stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _disk_is_full(error: OSError, stderr: TextIO) -> int:
+    """Said in one line, whatever was being written; any other error of the system is a bug and is raised."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise error
+    click.echo(f"gtrace: cannot write ({error.strerror}); free some space, or write somewhere else", file=stderr)
+    _stop_printing()
+    return UsageError.exit_code
 
 
 def _stop_printing() -> int:

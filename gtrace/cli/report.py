@@ -34,7 +34,7 @@ PIPE_WIDTH = 160
     "groups",
     metavar="NAME=GLOB",
     multiple=True,
-    help="Only a table by group of tensors: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
+    help="Sum a sweep up by groups of tensors, too: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
 )
 @click.option(
     "--figure",
@@ -77,16 +77,12 @@ def command(
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
     """
-    if groups:
-        if figure is not None or pairs:
-            raise UsageError("--group prints one table alone: leave out --figure and --pair")
-        by_group(list(results), output, groups, force=force, as_json=as_json)
-    elif figure is not None:
-        if as_json or pairs:
-            raise UsageError("--figure draws one figure alone: leave out --json and --pair")
+    if figure is not None:
+        if as_json or pairs or groups:
+            raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
         draw(list(results), figure, output, force=force)
     else:
-        run(list(results), output, pairs, force=force, as_json=as_json)
+        run(list(results), output, pairs, groups, force=force, as_json=as_json)
 
 
 def draw(results: list[Path], figure: str, output: Path | None, *, force: bool) -> None:
@@ -110,7 +106,13 @@ def _given(results: list[Path]) -> list[Path]:
 
 
 def run(
-    results: list[Path], output: Path | None, pairs: tuple[tuple[str, str], ...] = (), *, force: bool, as_json: bool
+    results: list[Path],
+    output: Path | None,
+    pairs: tuple[tuple[str, str], ...] = (),
+    groups: tuple[str, ...] = (),
+    *,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """The command without its options' parsing.
 
@@ -119,12 +121,12 @@ def run(
     """
     from gtrace.errors import GtraceError
     from gtrace.report.inputs import load_report
-    from gtrace.report.write import default_page, output_kind, write_report
+    from gtrace.report.write import default_page, folder_in_words, output_kind, write_report
 
     if output is not None:
         output_kind(output)
     results = _given(results)
-    report = load_report(results, pairs=pairs)
+    report = load_report(results, pairs=pairs, groups=groups)
     if not as_json:
         output = output or default_page(results[0])
     written: list[Path] = []
@@ -149,42 +151,8 @@ def run(
         if not as_json:
             click.echo()
         if len(written) > 1:
-            click.echo(f"{len(written) - 1} figures in {output}", err=as_json)
+            click.echo(folder_in_words(report), err=as_json)
         click.echo(str(written[0]), err=as_json)
-
-
-def by_group(results: list[Path], output: Path | None, groups: tuple[str, ...], *, force: bool, as_json: bool) -> None:
-    """The table by group of tensors, of one sweep: on the terminal, as JSON, or as a file .csv or .md.
-
-    Raises:
-        UsageError: not one sweep, an output of another kind, or groups that cannot be formed.
-    """
-    from gtrace.cli.options import check_output
-    from gtrace.errors import UsageError
-    from gtrace.report.groups import group_table, group_tensors, groups_csv, groups_json, groups_markdown
-    from gtrace.report.inputs import kind_of, newest_results
-    from gtrace.sweep.results import ResultStore
-
-    sweeps = [path for path in results or newest_results(Path()) if kind_of(path) == "sweep"]
-    if len(sweeps) != 1 or len(results) > 1:
-        raise UsageError(f"--group: wants the results of one sweep, not {len(sweeps)}; name one .sweep.db")
-    writers = {".csv": groups_csv, ".md": groups_markdown}
-    if output is not None:
-        if output.suffix not in writers:
-            raise UsageError(f"--group: -o {output}: tables by group are written as .csv or .md")
-        check_output(output, force=force)
-    (path,) = sweeps
-    found = group_tensors(ResultStore.load(path), groups)
-    if output is not None:
-        output.write_text(writers[output.suffix](found, path.name), encoding="utf-8")
-    if as_json:
-        print_json(groups_json(found, path.name))
-    else:
-        from gtrace.report.text import print_table
-
-        print_table(group_table(found, path.name), _console())
-    if output is not None:
-        click.echo(str(output), err=as_json)
 
 
 def _console() -> Console:

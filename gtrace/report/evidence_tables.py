@@ -68,7 +68,10 @@ def pairs_table(title: str, comparisons: Sequence[Comparison], notes: tuple[str,
     reasons = dict.fromkeys(c.by_elements.why for c in comparisons if c.by_elements.why)
     why = (f"No interval: {'; '.join(reasons)}. Such lines describe these steps and prove nothing.",) if reasons else ()
     about = (
-        "Below 1 the first makes less error. Steps count by the part of training that they stand for.",
+        (
+            "Ratio: relative variance of the first over that of the second, on the same gradients; below 1 the first "
+            "is better. Steps count by the part of training that they stand for."
+        ),
         "By layers: each layer alike, at the same configurations; small layers count as much as large ones.",
     )
     return Table(title, columns, tuple(rows), (*about, *notes, *why) if rows else (), "Nothing to compare.")
@@ -113,7 +116,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
     return Table(title, columns, tuple(rows), notes if rows else (), "Too few steps to tell parts of training apart.")
 
 
-def seed_table(groups: Sequence[SeedGroup], workers: int, *, neural: bool, notes: Sequence[str] = ()) -> Table:
+def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, notes: Sequence[str] = ()) -> Table:
     """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
     metric = groups[0].metric if groups else "test accuracy"
     columns = (
@@ -145,8 +148,7 @@ def seed_table(groups: Sequence[SeedGroup], workers: int, *, neural: bool, notes
             )
         )
     few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
-    whose = f"{workers} {'worker' if workers == 1 else 'workers'}; finished runs only."
-    said = [f"{whose} Differences to the uncompressed runs are paired by seed."]
+    said = [f"{averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
     if few:
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
     return Table("Over seeds", columns, tuple(rows), (*said, *notes), "No run was finished.")
@@ -188,7 +190,7 @@ def side_by_side_table(pair: SideBySide) -> Table:
             )
         )
     reasons = dict.fromkeys(c.by_elements.why for c in pair.shared if c.by_elements.why)
-    notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, one worker each."]
+    notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, of {pair.whose}."]
     if reasons:
         notes.append(f"No interval: {'; '.join(reasons)}.")
     return Table("The same configurations in both", columns, tuple(rows), tuple(notes), "No codec is in both sweeps.")

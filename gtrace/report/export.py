@@ -7,8 +7,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report.comparison import OUTCOMES
+from gtrace.report.groups import group_json
 from gtrace.report.laws import section_json
 from gtrace.report.names import literal
+from gtrace.report.notes import averaged_over
 from gtrace.report.records import flat, run_row
 from gtrace.report.records import to_csv as to_csv
 from gtrace.report.sections import sections
@@ -33,6 +35,7 @@ def to_json(report: Report) -> dict[str, Any]:
     return {
         "title": report.title,
         "sweeps": [_sweep_json(sweep) for sweep in report.sweeps],
+        "groups": [[group_json(group) for group in found] for found in report.groups],
         "runs": [_run_log_json(run) for run in report.runs],
         "traces": [_trace_json(trace) for trace in report.traces],
         "pairs": [[flat(c) for c in found] for found in report.pairs],
@@ -85,7 +88,7 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
         "provenance": analysis.provenance,
         "fits": [dataclasses.asdict(fit) for fit in analysis.fits],
         "step_weights": analysis.step_weights,
-        "comparisons": [{**flat(c), "workers": 1} for c in analysis.comparisons],
+        "comparisons": [{**flat(c), "workers": averaged_over(analysis.provenance)} for c in analysis.comparisons],
         "phases": [_phase_json(phase, analysis) for phase in analysis.phases],
         "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
         "layer_choices": [flat(choice) for choice in analysis.layer_choices],
@@ -122,6 +125,7 @@ def _run_log_json(analysis: RunLogAnalysis) -> dict[str, Any]:
         "verdict": runs_verdict(analysis),
         "task": analysis.task,
         "workers": analysis.workers,
+        "averaged": analysis.averaged,
         "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in analysis.runs],
         "notes": list(analysis.notes),
         "warnings": list(analysis.warnings),

@@ -7,10 +7,8 @@ of the group, so tensors count by their elements and energies.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import fnmatch
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,10 @@ import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis import analyze
-from gtrace.report.export import markdown_table
 from gtrace.report.names import MISSING, number
+from gtrace.report.records import flat
 from gtrace.report.tables import Cell, Column, Table, configuration_name
+from gtrace.report.verdict import sweep_verdict
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _energy(result: SweepResult, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> f
     return float(np.nansum(result["energy"][mask][first])) if steps.size else 0.0
 
 
-def group_table(groups: Sequence[TensorGroup], name: str) -> Table:
+def group_table(groups: Sequence[TensorGroup]) -> Table:
     """Relative variance, and bits, of each configuration in each group; the fewer of the two are the columns."""
     specs = list(dict.fromkeys(c.spec for group in groups for c in group.analysis.configurations))
     by_spec = [{c.spec: c for c in group.analysis.configurations} for group in groups]
@@ -147,7 +146,7 @@ def group_table(groups: Sequence[TensorGroup], name: str) -> Table:
         "per coordinate, weighted by elements. Marked: no other codec takes fewer bits at no more error."
     )
     said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
-    return Table(f"Error by group of tensors: {name}", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
+    return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
 
 
 def _about(group: TensorGroup) -> str:
@@ -161,46 +160,24 @@ def _cell(found: Configuration | None, best: bool) -> Cell:
     return Cell(number(found.relative_variance), number(found.bits), mark="best" if best else "")
 
 
-def groups_json(groups: Sequence[TensorGroup], name: str) -> dict[str, Any]:
+def groups_in_words(groups: Sequence[TensorGroup]) -> list[str]:
+    """The answer for each group, for as many as a reader wants to read."""
+    said = [f"In {group.name}, {_uncapitalized(sweep_verdict(group.analysis)[0])}" for group in groups[:_WIDE]]
+    return [*said, f"{len(groups) - _WIDE} more groups are in the table."] if len(groups) > _WIDE else said
+
+
+def _uncapitalized(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def group_json(group: TensorGroup) -> dict[str, Any]:
     """Every number at full precision."""
     return {
-        "name": name,
-        "groups": [
-            {
-                "group": group.name,
-                "tensors": list(group.tensors),
-                "elements": group.elements,
-                "energy_share": group.energy_share,
-                "configurations": [dataclasses.asdict(c) for c in group.analysis.configurations],
-                "notes": list(group.analysis.notes),
-            }
-            for group in groups
-        ],
+        "group": group.name,
+        "tensors": list(group.tensors),
+        "elements": group.elements,
+        "energy_share": group.energy_share,
+        "verdict": sweep_verdict(group.analysis),
+        "configurations": [flat(c) for c in group.analysis.configurations],
+        "notes": list(group.analysis.notes),
     }
-
-
-def groups_csv(groups: Sequence[TensorGroup], name: str) -> str:
-    """One line per group and configuration, at full precision."""
-    rows = [
-        {
-            "results": name,
-            "group": group.name,
-            "group_tensors": len(group.tensors),
-            "group_elements": group.elements,
-            "group_energy_share": group.energy_share,
-            **dataclasses.asdict(c),
-        }
-        for group in groups
-        for c in group.analysis.configurations
-    ]
-    buffer = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
-    return buffer.getvalue()
-
-
-def groups_markdown(groups: Sequence[TensorGroup], name: str) -> str:
-    """The table of :func:`group_table` for a pull request."""
-    return "\n".join(markdown_table(group_table(groups, name))).rstrip("\n") + "\n"

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import gtrace
 from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
 from gtrace.report.gallery import law_plates, run_plates, sweep_plates
+from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.layer_sections import layer_sections
 from gtrace.report.markup import anchor, caution, details, figure, heading, table, text, verdict
 from gtrace.report.names import count
+from gtrace.report.run_tables import rank_table, run_table, shadow_table
 from gtrace.report.style import DARK
 from gtrace.report.svg import variable
 from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
     layer_table,
-    run_table,
-    shadow_table,
     trace_table,
 )
 from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict, side_by_side_verdict, sweep_verdict
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.gallery import Plate
+    from gtrace.report.groups import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
     from gtrace.report.tables import Table
@@ -58,7 +59,15 @@ def to_html(report: Report) -> str:
     alone = report.sections == 1
     sections: list[_Section] = []
     for k, sweep in enumerate(report.sweeps):
-        sections.append(_sweep(sweep, f"s{k}", report.pairs[k] if report.pairs else (), alone=alone))
+        sections.append(
+            _sweep(
+                sweep,
+                f"s{k}",
+                report.pairs[k] if report.pairs else (),
+                alone=alone,
+                groups=report.groups[k] if report.groups else (),
+            )
+        )
     for k, pair in enumerate(report.side_by_side):
         sections.append(
             _words_and_table(
@@ -72,8 +81,8 @@ def to_html(report: Report) -> str:
     for k, run in enumerate(report.runs):
         sections.append(_run(run, f"r{k}", alone=alone))
     for k, pool in enumerate(report.pools):
-        said = seeds_verdict(pool.groups, pool.workers, neural=pool.neural) or ["No run was finished."]
-        found = seed_table(pool.groups, pool.workers, neural=pool.neural, notes=pool.notes)
+        said = seeds_verdict(pool.groups, pool.averaged, neural=pool.neural) or ["No run was finished."]
+        found = seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes)
         sections.append(_words_and_table(f"p{k}", "Training", f"put together: {', '.join(pool.logs)}", said, found))
     for k, trace in enumerate(report.traces):
         sections.append(_trace(trace, f"t{k}", alone=alone))
@@ -193,18 +202,28 @@ def _words_and_table(prefix: str, kind: str, name: str, sentences: Sequence[str]
     return section
 
 
-def _sweep(analysis: SweepAnalysis, prefix: str, pairs: Sequence[Comparison], *, alone: bool) -> _Section:
+def _sweep(
+    analysis: SweepAnalysis,
+    prefix: str,
+    pairs: Sequence[Comparison],
+    *,
+    alone: bool,
+    groups: Sequence[TensorGroup] = (),
+) -> _Section:
     section = _Section(prefix, analysis.name, 2 if alone else 3)
     section.lines += [*_title("Sweep", analysis.name, alone=alone), f'<p class="facts">{text(_facts(analysis))}</p>']
     if alone:
         named = [f"{pair.first} adds {compared_in_words(pair)}." for pair in pairs]
-        section.lines += verdict([*named, *sweep_verdict(analysis)])
+        first, *others = sweep_verdict(analysis)
+        section.lines += verdict([*named, first, *groups_in_words(groups), *others])
     section.lines += [*_made_by(analysis.provenance), *caution(analysis.notes)]
     if pairs:
         note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
         section.table(pairs_table(_PAIRS, pairs, (note,)))
     if analysis.measured:
         section.table(equal_bits_table(analysis), "headline")
+    if groups:
+        section.table(group_table(groups))
     if analysis.comparisons:
         section.table(comparison_table(analysis))
         if analysis.phases:
@@ -230,7 +249,7 @@ def _sweep(analysis: SweepAnalysis, prefix: str, pairs: Sequence[Comparison], *,
 
 def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> _Section:
     section = _Section(prefix, analysis.name, 2 if alone else 3)
-    facts = [analysis.task, count(analysis.workers, "worker")]
+    facts = [analysis.task, analysis.averaged]
     if isinstance(analysis.study.get("parameters"), int):
         facts.append(count(analysis.study["parameters"], "parameter"))
     section.lines += [
@@ -243,7 +262,9 @@ def _run(analysis: RunLogAnalysis, prefix: str, *, alone: bool) -> _Section:
     if analysis.runs:
         section.table(run_table(analysis))
     if analysis.several_seeds:
-        section.table(seed_table(analysis.groups, analysis.workers, neural=analysis.neural))
+        section.table(seed_table(analysis.groups, analysis.averaged, neural=analysis.neural))
+    if analysis.has_ranks:
+        section.table(rank_table(analysis))
     if analysis.has_shadow:
         section.table(shadow_table(analysis))
     for plate in run_plates(analysis):

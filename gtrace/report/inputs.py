@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.report.analysis import SweepAnalysis, analyze
+from gtrace.report.groups import TensorGroup, group_tensors
 from gtrace.report.runs import RunLogAnalysis, analyze_runs
 from gtrace.report.seeds import RunPool, pool_runs
 from gtrace.report.side_by_side import SideBySide, side_by_side
@@ -39,6 +40,7 @@ class Report:
         side_by_side: every further sweep against the first.
         pools: run logs of the same task put together.
         pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
+        groups: of tensors that the reader named, of each sweep likewise.
     """
 
     title: str
@@ -48,6 +50,7 @@ class Report:
     side_by_side: tuple[SideBySide, ...] = ()
     pools: tuple[RunPool, ...] = ()
     pairs: tuple[tuple[Comparison, ...], ...] = ()
+    groups: tuple[tuple[TensorGroup, ...], ...] = ()
 
     @property
     def sections(self) -> int:
@@ -61,6 +64,7 @@ def make_report(
     traces: Sequence[Path | str] = (),
     title: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
+    groups: Sequence[str] = (),
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -70,20 +74,27 @@ def make_report(
         traces: traces, of which the table of contents is read.
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
+        groups: of tensors, as :func:`gtrace.report.groups.group_tensors` reads them, that every sweep is summed up by.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: a pair names a configuration that a sweep lacks, or there is no sweep.
+        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep.
     """
     named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
     if pairs and not sweeps:
         raise UsageError("--pair compares configurations of a sweep; pass a .sweep.db")
+    if groups and not sweeps:
+        raise UsageError("--group sums up a sweep by groups of its tensors; pass a .sweep.db")
     read_sweeps = []
+    grouped = []
     for k, sweep in enumerate(sweeps):
         if isinstance(sweep, SweepResult):
-            read_sweeps.append(analyze(sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"))
+            result, name = sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"
         else:
-            read_sweeps.append(analyze(ResultStore.load(Path(sweep)), named(sweep)))
+            result, name = ResultStore.load(Path(sweep)), named(sweep)
+        read_sweeps.append(analyze(result, name))
+        if groups:
+            grouped.append(tuple(group_tensors(result, groups)))
     read_runs = []
     for k, run in enumerate(runs):
         if isinstance(run, (str, Path)):
@@ -101,19 +112,27 @@ def make_report(
         side_by_side(read_sweeps),
         pool_runs(read_runs),
         tuple(sweep.compare(pairs) for sweep in read_sweeps) if pairs else (),
+        tuple(grouped),
     )
 
 
-def load_report(paths: Sequence[Path], title: str | None = None, pairs: Sequence[tuple[str, str]] = ()) -> Report:
+def load_report(
+    paths: Sequence[Path],
+    title: str | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
+    groups: Sequence[str] = (),
+) -> Report:
     """Read paths of any kind; what each is, is told from its content.
 
     Args:
         paths: results and traces.
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
+        groups: of tensors, see :func:`make_report`.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
+        UsageError: pairs or groups that the sweeps do not have.
     """
     kinds = [(path, kind_of(path)) for path in paths]
     return make_report(
@@ -122,6 +141,7 @@ def load_report(paths: Sequence[Path], title: str | None = None, pairs: Sequence
         traces=[path for path, kind in kinds if kind == "trace"],
         title=title,
         pairs=pairs,
+        groups=groups,
     )
 
 

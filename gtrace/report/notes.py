@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gtrace.report.names import listed
+from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -66,3 +68,21 @@ def sweep_notes(
     if labels.unreadable:
         notes.append(f"Parameters could not be read from the results: {listed(labels.unreadable)}.")
     return tuple(notes)
+
+
+def averaged_over(provenance: Mapping[str, Any]) -> int:
+    """Ranks whose average the gradients of a sweep were, 1 for those of each rank itself or where nobody says."""
+    attrs = provenance.get("trace_attrs")
+    attrs = attrs if isinstance(attrs, dict) else {}
+    world = attrs.get("world_size")
+    stages = provenance.get("stages")
+    if not isinstance(stages, list):
+        captured = attrs.get("capture")
+        stages = [captured.get("stage")] if isinstance(captured, dict) else []
+    return world if "reduced" in stages and isinstance(world, int) and world > 1 else 1
+
+
+def whose_gradient(provenance: Mapping[str, Any]) -> str:
+    """Whose gradient the errors of a sweep are about: ``one worker's gradient``."""
+    ranks = averaged_over(provenance)
+    return "one worker's gradient" if ranks == 1 else f"the average of {count(ranks, 'rank')}' gradients"

@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError
+from gtrace.report.notes import averaged_over
+from gtrace.report.runs import RankCosts
 from gtrace.report.statistics import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from gtrace.report.analysis import SweepAnalysis
+    from gtrace.report.groups import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.runs import Run, RunLogAnalysis
 
 Record = dict[str, Any]
+#: What runs between ranks cost; missing for others.
+RANK_FIELDS = tuple(field.name for field in dataclasses.fields(RankCosts))
 
 #: Fields that hold logarithms of ratios or of relative variances; records hold the ratios.
 _LOGARITHMS = {"by_elements", "by_layers", "interval", "in_steps"}
@@ -29,6 +34,8 @@ _LOGARITHMS = {"by_elements", "by_layers", "interval", "in_steps"}
 
 def table_records(report: Report) -> list[Record]:
     """One record per configuration of every sweep, or per run of every run log, all with the same fields.
+
+    With groups of tensors there is one per group and configuration.
 
     Raises:
         UsageError: sweeps and run logs together, or neither: their columns have nothing in common.
@@ -38,8 +45,31 @@ def table_records(report: Report) -> list[Record]:
             "-o .csv and .parquet hold one kind of table: pass sweeps alone or run logs alone, no traces; "
             ".jsonl holds everything"
         )
-    rows = [{"results": sweep.name, **flat(c)} for sweep in report.sweeps for c in sweep.configurations]
-    return rows + [{"results": log.name, **run_row(run)} for log in report.runs for run in log.runs]
+    tables = csv_tables(report)
+    return tables.get("groups") or tables.get("configurations") or tables.get("runs") or []
+
+
+def csv_tables(report: Report) -> dict[str, list[Record]]:
+    """The tables that have rows, by name: ``configurations`` and ``groups`` of sweeps, and ``runs``."""
+    found = {
+        "configurations": [{"results": s.name, **flat(c)} for s in report.sweeps for c in s.configurations],
+        "groups": [row for s, part in zip(report.sweeps, report.groups, strict=False) for row in _groups(part, s.name)],
+        "runs": [{"results": log.name, **run_row(run)} for log in report.runs for run in log.runs],
+    }
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _groups(groups: Iterable[TensorGroup], name: str) -> Iterator[Record]:
+    for group in groups:
+        for c in group.analysis.configurations:
+            yield {
+                "results": name,
+                "group": group.name,
+                "group_tensors": len(group.tensors),
+                "group_elements": group.elements,
+                "group_energy_share": group.energy_share,
+                **flat(c),
+            }
 
 
 def to_csv(report: Report) -> str:
@@ -48,7 +78,11 @@ def to_csv(report: Report) -> str:
     Raises:
         UsageError: sweeps and run logs together, or neither.
     """
-    rows = table_records(report)
+    return csv_text(table_records(report))
+
+
+def csv_text(rows: list[Record]) -> str:
+    """Rows as CSV at full precision, empty for what is not known."""
     buffer = io.StringIO()
     if rows:
         writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
@@ -61,7 +95,7 @@ def to_json_lines(report: Report) -> str:
     """One JSON object a line; ``record`` says what it is and ``results`` where it is from. Missing numbers are null.
 
     Records: ``verdict``, ``configuration``, ``equal_bits``, ``comparison``, ``bd_rate``, ``phase``, ``layer``,
-    ``layer_choice``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``, ``tensor``.
+    ``layer_choice``, ``group``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``, ``tensor``.
     """
     return "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in all_records(report))
 
@@ -105,8 +139,10 @@ def all_records(report: Report) -> Iterator[Record]:
         yield {"record": "verdict", "results": section.name, "sentences": list(section.sentences)}
     for sweep in report.sweeps:
         yield from _labelled(sweep.name, _sweep_records(sweep))
+    for sweep, part in zip(report.sweeps, report.groups, strict=False):
+        yield from ({"record": "group", **row} for row in _groups(part, sweep.name))
     for sweep, named in zip(report.sweeps, report.pairs, strict=False):
-        yield from _labelled(sweep.name, ({"record": "pair", "workers": 1, **flat(c)} for c in named))
+        yield from _labelled(sweep.name, ({"record": "pair", **_whose(sweep), **flat(c)} for c in named))
     for pair in report.side_by_side:
         common = {"first_results": pair.first, "same_trace": pair.same_trace}
         yield from _labelled(pair.second, ({"record": "side_by_side", **common, **flat(c)} for c in pair.shared))
@@ -114,9 +150,20 @@ def all_records(report: Report) -> Iterator[Record]:
         yield from _labelled(log.name, _run_records(log))
     for pool in report.pools:
         for group in pool.groups:
-            yield {"record": "pooled_seeds", "results": list(pool.logs), "workers": pool.workers, **flat(group)}
+            yield {
+                "record": "pooled_seeds",
+                "results": list(pool.logs),
+                "workers": pool.workers,
+                "averaged": pool.averaged,
+                **flat(group),
+            }
     for trace in report.traces:
         yield from _labelled(trace.name, ({"record": "tensor", **dataclasses.asdict(t)} for t in trace.tensors))
+
+
+def _whose(sweep: SweepAnalysis) -> Record:
+    """Of how many workers' average the gradient of a ratio is."""
+    return {"workers": averaged_over(sweep.provenance)}
 
 
 def _labelled(name: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
@@ -141,7 +188,7 @@ def _sweep_records(sweep: SweepAnalysis) -> Iterator[Record]:
                 "upper": specs[at.upper] if at.upper >= 0 else None,
             }
     for comparison in sweep.comparisons:
-        yield {"record": "comparison", "workers": 1, **flat(comparison)}
+        yield {"record": "comparison", **_whose(sweep), **flat(comparison)}
     for rate in sweep.bd_rates:
         yield {"record": "bd_rate", **flat(rate)}
     for phase in sweep.phases:
@@ -173,9 +220,9 @@ def _sweep_records(sweep: SweepAnalysis) -> Iterator[Record]:
 
 def _run_records(log: RunLogAnalysis) -> Iterator[Record]:
     for run in log.runs:
-        yield {"record": "run", "workers": log.workers, **run_row(run)}
+        yield {"record": "run", "workers": log.workers, "averaged": log.averaged, **run_row(run)}
     for group in log.groups:
-        yield {"record": "seeds", "workers": log.workers, **flat(group)}
+        yield {"record": "seeds", "workers": log.workers, "averaged": log.averaged, **flat(group)}
 
 
 def run_row(run: Run) -> Record:
@@ -192,6 +239,8 @@ def run_row(run: Run) -> Record:
         "ratio": run.ratio,
         "finished": run.finished,
         "diverged": run.diverged,
+        "simulated_seconds": float(run.sim_seconds[-1]) if len(run.sim_seconds) else math.nan,
+        **{f"rank_{name}": getattr(run.ranks, name, math.nan) for name in RANK_FIELDS},
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError
+from gtrace.report.names import count
 from gtrace.report.seeds import BASELINE as BASELINE
 from gtrace.report.seeds import SeedGroup, seed_groups
 from gtrace.report.statistics import FEWEST_SEEDS
@@ -41,6 +42,27 @@ class ShadowCurve:
 
 
 @dataclass(frozen=True, slots=True)
+class RankCosts:
+    """What one rank of a program gave to the others, and what a plain all-reduce in bfloat16 would have been.
+
+    Attributes:
+        up_bits: bits per value of its own gradient, payload and shared bytes.
+        down_bits: bits per value of the averages that were encoded again and sent to all; NaN without a second shot.
+        wire_bytes: all that it gave to collectives for other ranks over the run.
+        compared: steps at which the same gradients went through plain all-reduces, too.
+        relative_variance: ||average of decoded - exact average||^2 / ||exact average||^2, mean over those steps.
+        bf16_variance: the same of the all-reduce in bfloat16.
+    """
+
+    up_bits: float
+    down_bits: float
+    wire_bytes: float
+    compared: int
+    relative_variance: float
+    bf16_variance: float
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One training run.
 
@@ -63,6 +85,7 @@ class Run:
         diverged: the run says that it blew up.
         ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
         shadow: one curve for each weight gradient that shadow passes compared.
+        ranks: what was exchanged between real ranks, None where no ranks trained together.
     """
 
     spec: str
@@ -83,6 +106,7 @@ class Run:
     diverged: bool
     ratio: float
     shadow: tuple[ShadowCurve, ...] = ()
+    ranks: RankCosts | None = None
 
     @property
     def last_step(self) -> int:
@@ -143,6 +167,21 @@ class RunLogAnalysis:
         return any(run.shadow for run in self.runs)
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether any run exchanged payloads between real ranks."""
+        return any(run.ranks is not None for run in self.runs)
+
+    @property
+    def averaged(self) -> str:
+        """Whose gradients were averaged: ``4 workers``, ``2 ranks (two-shot)``."""
+        exchange = self.study.get("exchange")
+        if exchange:
+            return f"{count(_world_size(self.study), 'rank')} ({exchange})"
+        if self.study.get("world_size") is not None and self.workers > 1:
+            return f"{self.workers} encodings of the same gradient"
+        return count(self.workers, "worker")
+
+    @property
     def several_seeds(self) -> bool:
         """Whether any codec finished with more than one seed."""
         return any(len(group.seeds) > 1 for group in self.groups)
@@ -166,6 +205,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
     """
     study = dict(records[0])
     workers = max(int(_number(study, "workers", name, missing=1.0)), 1)
+    world = _world_size(study) if study.get("exchange") else 0
     grouped: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for record in records[1:]:
         if record["type"] in ("step", "eval", "end", "shadow"):
@@ -174,7 +214,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
             seed = int(_number(record, "seed", name, missing=0.0))
             grouped.setdefault((str(record["run"]), seed), []).append(record)
     runs = sorted(
-        (_run(spec, seed, found, workers, name) for (spec, seed), found in grouped.items()),
+        (_run(spec, seed, found, workers, world, name) for (spec, seed), found in grouped.items()),
         key=lambda run: run.spec != BASELINE,
     )
     return RunLogAnalysis(
@@ -182,7 +222,7 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
         task=str(study.get("task") or ""),
         workers=workers,
         runs=tuple(runs),
-        notes=_notes(runs),
+        notes=(*_notes(runs), *_script_notes(study, workers)),
         warnings=tuple(str(r.get("text", "")) for r in records if r["type"] == "warning"),
         study=study,
         neural=study.get("kind") == "neural",
@@ -190,7 +230,13 @@ def analyze_runs(records: Sequence[Mapping[str, Any]], name: str = "run") -> Run
     )
 
 
-def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, name: str) -> Run:
+def _world_size(study: Mapping[str, Any]) -> int:
+    """Processes that trained together, as the study says."""
+    world = study.get("world_size")
+    return max(world, 1) if isinstance(world, int) else 1
+
+
+def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, world: int, name: str) -> Run:
     steps = sorted((r for r in records if r["type"] == "step"), key=lambda r: _number(r, "step", name))
     evals = sorted((r for r in records if r["type"] == "eval"), key=lambda r: _number(r, "step", name))
     end = next((r for r in records if r["type"] == "end"), None)
@@ -230,6 +276,24 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, n
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,
         shadow=_shadow([r for r in records if r["type"] == "shadow"], name),
+        ranks=_ranks(steps, world, name) if world else None,
+    )
+
+
+def _ranks(steps: list[Mapping[str, Any]], world: int, name: str) -> RankCosts:
+    """Sums over the steps of the rank that wrote the log; each rank sends on one of ``world`` equal parts."""
+    keys = ("bits", "bits_float32", "down_bits", "wire_bytes", "relative_variance", "bf16_variance")
+    column = {key: np.array([_number(r, key, name) for r in steps], dtype=np.float64) for key in keys}
+    values = float(np.nansum(column["bits_float32"])) / 32
+    down = world * float(np.nansum(column["down_bits"]))
+    compared = np.isfinite(column["bf16_variance"])
+    return RankCosts(
+        up_bits=float(np.nansum(column["bits"])) / values if values else math.nan,
+        down_bits=down / values if down and values else math.nan,
+        wire_bytes=float(np.nansum(column["wire_bytes"])),
+        compared=int(compared.sum()),
+        relative_variance=known_mean(column["relative_variance"][compared]),
+        bf16_variance=known_mean(column["bf16_variance"][compared]),
     )
 
 
@@ -273,6 +337,15 @@ def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
     if not any(run.spec == BASELINE for run in runs):
         notes.append("There is no uncompressed run to compare with.")
     return tuple(notes)
+
+
+def _script_notes(study: Mapping[str, Any], workers: int) -> tuple[str, ...]:
+    """How far what a program did alone speaks for real ranks."""
+    if study.get("world_size") is None or study.get("exchange"):
+        return ()
+    if workers > 1:
+        return ("The encodings that are averaged are of the same gradient: optimistic, since real workers' differ.",)
+    return ("One process: no payload left it. Bits are those of the payloads that its gradients went through.",)
 
 
 def known_mean(values: NDArray[np.float64]) -> float:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
+from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count
+from gtrace.report.run_tables import rank_table, run_table, shadow_table
 from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
     layer_table,
-    run_table,
-    shadow_table,
     trace_table,
 )
 from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict, side_by_side_verdict, sweep_verdict
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
+    from gtrace.report.groups import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
     from gtrace.report.tables import Table
@@ -64,7 +65,8 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
     """
     for place, sweep in enumerate(report.sweeps):
         named = report.pairs[place] if report.pairs else ()
-        yield _sweep(sweep, most_layers, named)
+        grouped = report.groups[place] if report.groups else ()
+        yield _sweep(sweep, most_layers, named, grouped)
     for pair in report.side_by_side:
         name = f"{pair.second} against {pair.first}"
         yield Section("Sweep", name, tuple(side_by_side_verdict(pair)), (side_by_side_table(pair),))
@@ -74,14 +76,16 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         yield Section(
             "Training",
             f"put together: {', '.join(pool.logs)}",
-            tuple(seeds_verdict(pool.groups, pool.workers, neural=pool.neural)) or ("No run was finished.",),
-            (seed_table(pool.groups, pool.workers, neural=pool.neural, notes=pool.notes),),
+            tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
+            (seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
         )
     for trace in report.traces:
         yield from _trace(trace)
 
 
-def _sweep(sweep: SweepAnalysis, most_layers: int | None, named: tuple[Comparison, ...]) -> Section:
+def _sweep(
+    sweep: SweepAnalysis, most_layers: int | None, named: tuple[Comparison, ...], groups: tuple[TensorGroup, ...]
+) -> Section:
     sentences = sweep_verdict(sweep)
     tables = []
     if named:
@@ -91,6 +95,9 @@ def _sweep(sweep: SweepAnalysis, most_layers: int | None, named: tuple[Compariso
         tables.append(pairs_table(title, named, (note,)))
     if sweep.measured:
         tables.append(equal_bits_table(sweep))
+    if groups:
+        sentences = [*sentences, *groups_in_words(groups)]
+        tables.append(group_table(groups))
     if sweep.comparisons:
         tables.append(comparison_table(sweep))
         if sweep.phases:
@@ -105,7 +112,9 @@ def _sweep(sweep: SweepAnalysis, most_layers: int | None, named: tuple[Compariso
 def _run_log(log: RunLogAnalysis) -> Section:
     tables = [run_table(log)] if log.runs else []
     if log.several_seeds:
-        tables.append(seed_table(log.groups, log.workers, neural=log.neural))
+        tables.append(seed_table(log.groups, log.averaged, neural=log.neural))
+    if log.has_ranks:
+        tables.append(rank_table(log))
     if log.has_shadow:
         tables.append(shadow_table(log))
     return Section("Training", log.name, tuple(runs_verdict(log)), tuple(tables), log.notes, log.warnings)

@@ -64,6 +64,7 @@ class RunPool:
     Attributes:
         task: name of what was trained.
         workers: number of workers of every run.
+        averaged: whose gradients were averaged, in words.
         neural: bits are those of the gradients inside the backward passes.
         logs: names of the run logs.
         groups: one per codec, the uncompressed one first.
@@ -72,6 +73,7 @@ class RunPool:
 
     task: str
     workers: int
+    averaged: str
     neural: bool
     logs: tuple[str, ...]
     groups: tuple[SeedGroup, ...]
@@ -126,11 +128,11 @@ def seed_groups(runs: Sequence[Run]) -> tuple[SeedGroup, ...]:
 
 def pool_runs(logs: Sequence[RunLogAnalysis]) -> tuple[RunPool, ...]:
     """Run logs of the same task, number of workers and kind put together; those that stand alone are left out."""
-    alike: dict[tuple[str, int, bool], list[RunLogAnalysis]] = {}
+    alike: dict[tuple[str, int, str, bool], list[RunLogAnalysis]] = {}
     for log in logs:
-        alike.setdefault((log.task, log.workers, log.neural), []).append(log)
+        alike.setdefault((log.task, log.workers, log.averaged, log.neural), []).append(log)
     pools = []
-    for (task, workers, neural), found in alike.items():
+    for (task, workers, averaged, neural), found in alike.items():
         if len(found) < 2:
             continue
         runs = [run for log in found for run in log.runs]
@@ -142,5 +144,7 @@ def pool_runs(logs: Sequence[RunLogAnalysis]) -> tuple[RunPool, ...]:
         twice = sorted({f"{spec} with seed {seed}" for spec, seed in seen if seen.count((spec, seed)) > 1})
         if twice:
             notes.append(f"In several logs, counted once: {listed(twice)}.")
-        pools.append(RunPool(task, workers, neural, tuple(log.name for log in found), seed_groups(runs), tuple(notes)))
+        pools.append(
+            RunPool(task, workers, averaged, neural, tuple(log.name for log in found), seed_groups(runs), tuple(notes))
+        )
     return tuple(pools)

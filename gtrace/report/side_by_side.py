@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.evidence import KEY, SIGNIFICANT
+from gtrace.report.notes import whose_gradient
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class SideBySide:
         tensors: names that both have.
         steps: captured steps that both have.
         same_trace: both measured the same trace; None where a sweep does not say which.
+        whose: gradients they measured, in words.
     """
 
     first: str
@@ -75,6 +77,7 @@ class SideBySide:
     tensors: int
     steps: int
     same_trace: bool | None
+    whose: str
 
     @property
     def paired(self) -> bool:
@@ -108,8 +111,8 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
         ratio = y / x if x > 0 else math.nan
         shared.append(ConfigurationRatio(spec, x, y, ratio, one.bits, two.bits, cells, interval, math.nan))
     corrected = holm([found.by_elements.p for found in shared])
-    traces = [sweep.provenance.get("trace") for sweep in (first, second)]
-    prints = [trace.get("fingerprint") if isinstance(trace, dict) else None for trace in traces]
+    prints = [sweep.provenance.get("trace_fingerprint") for sweep in (first, second)]
+    whose = list(dict.fromkeys(whose_gradient(sweep.provenance) for sweep in (first, second)))
     return SideBySide(
         first=first.name,
         second=second.name,
@@ -119,6 +122,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
         tensors=len(tensors),
         steps=len(steps),
         same_trace=None if None in prints else prints[0] == prints[1],
+        whose=whose[0] if len(whose) == 1 else f"{whose[1]} over {whose[0]}",
     )
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.comparison import OUTCOMES
-from gtrace.report.names import MISSING, number, size
+from gtrace.report.names import MISSING, number
+from gtrace.report.notes import whose_gradient
 from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
-from gtrace.report.runs import known_mean
 from gtrace.report.verdict import off_target, signed_percent
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis import Configuration, Family, SweepAnalysis
     from gtrace.report.bd_rate import BDRate
-    from gtrace.report.runs import RunLogAnalysis
     from gtrace.report.traces import TraceSummary
 
 Mark = Literal["", "best", "quiet", "missing"]
@@ -141,8 +140,8 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         rows.append(tuple(cells))
     notes = [
         (
-            "Relative variance: ||Q(g) - g||² / ||g||² of one worker's gradient, less is better; above 1 the error "
-            "exceeds the gradient."
+            f"Relative variance: ||Q(g) - g||² / ||g||² of {whose_gradient(analysis.provenance)}, less is better; "
+            "above 1 the error exceeds the gradient."
         ),
         "Below each number: the configurations it is log-interpolated between; b3 means bits=3.",
         f"{MISSING}: no configurations on both sides of these bits, and nothing is extrapolated.",
@@ -211,19 +210,19 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
                 hint="measured on too few cells" if c.partial else "",
             ),
             Cell(PARETO if c.pareto else "", mark="best" if c.pareto else ""),
-            _value(c.relative_variance),
-            *(_value(extra.value(c)) for extra in fitted),
-            _value(c.layers_variance),
-            _value(
+            value_cell(c.relative_variance),
+            *(value_cell(extra.value(c)) for extra in fitted),
+            value_cell(c.layers_variance),
+            value_cell(
                 c.bits,
                 hint={"expected": "expected, no draws", "mixed": "partly expected"}.get(c.bits_source, ""),
             ),
-            _value(c.bits_entropy),
-            _value(c.bits_huffman),
-            _value(c.ratio_float32),
+            value_cell(c.bits_entropy),
+            value_cell(c.bits_huffman),
+            value_cell(c.ratio_float32),
             Cell(MISSING, mark="missing") if math.isnan(c.cosine) else Cell(f"{c.cosine:.4f}"),
-            _value(c.mean_abs_error),
-            _value(c.w1_normalized),
+            value_cell(c.mean_abs_error),
+            value_cell(c.w1_normalized),
         )
         for c in analysis.configurations
     )
@@ -235,8 +234,8 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         ),
         *(extra.note for extra in fitted if extra.note),
         (
-            "32 / bits: bits of float32 over measured bits, of one worker. W1 ignores which value is where: it ranks "
-            "no codec, and the mean error beside it is its upper bound."
+            f"32 / bits: bits of float32 over measured bits, of {whose_gradient(analysis.provenance)}. W1 ignores "
+            "which value is where: it ranks no codec, and the mean error beside it is its upper bound."
         ),
     )
     return Table("Configurations", columns, rows, notes, "No configuration was measured.")
@@ -284,7 +283,7 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         if any(analysis.layer_best):
             best = analysis.layer_best[t]
             cells.append(Cell(best or MISSING, mark="best" if name in sure else "" if best else "missing"))
-        rows.append((*cells, *(_value(float(analysis.per_tensor[i, t])) for i in chosen)))
+        rows.append((*cells, *(value_cell(float(analysis.per_tensor[i, t])) for i in chosen)))
     notes = [
         (
             f"Per method the configuration with measured bits nearest to {VIEW_BITS:g}, summed over steps; its bits "
@@ -298,83 +297,6 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
             f"{len(analysis.tensors) - len(rows)} tensors with less energy are left out; -o FILE has them all."
         )
     return Table("Relative variance per tensor", tuple(columns), tuple(rows), tuple(notes), "No tensor was measured.")
-
-
-def run_table(analysis: RunLogAnalysis) -> Table:
-    """One line per training run."""
-    neural = analysis.neural
-    what = "the gradients inside the backward passes" if neural else "the workers' gradients"
-    tested = any(math.isfinite(run.final_accuracy) for run in analysis.runs)
-    columns = (
-        Column("run", f"codec on {what}; none: uncompressed", numeric=False),
-        Column("seed", rank=4),
-        Column("steps", rank=3),
-        Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
-        Column("test accuracy", "at the last test"),
-        Column(
-            "relative variance",
-            f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
-            rank=2,
-        ),
-        Column(
-            "encoded per worker" if neural else "sent up per worker", "payload and shared bytes over the run", rank=1
-        ),
-        Column(
-            "float32 / encoded" if neural else "float32 / sent",
-            f"bits that float32 would have taken over the bits {'encoded' if neural else 'sent'}",
-        ),
-    )
-    rows = tuple(
-        (
-            Cell(run.spec, hint="" if run.finished else "not finished"),
-            Cell(str(run.seed)),
-            Cell(f"{len(run.steps):,}"),
-            _value(run.final_loss),
-            _accuracy(run.final_accuracy),
-            _value(run.mean_relative_variance),
-            Cell(size(float(run.sent[-1]) if len(run.sent) else math.nan)),
-            _value(run.ratio),
-        )
-        for run in analysis.runs
-    )
-    whose = "one worker" if analysis.workers == 1 else f"all {analysis.workers} workers"
-    compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both by {whose}."
-    error = "Relative variance: of the neural gradients." if neural else f"Relative variance: of the mean over {whose}."
-    return Table("Training runs", columns, rows, (compared, error), "No training step was logged.")
-
-
-def shadow_table(analysis: RunLogAnalysis) -> Table:
-    """One line per weight gradient that shadow passes compared, means over the passes."""
-    runs = [run for run in analysis.runs if run.shadow]
-    several = len(runs) > 1
-    columns = (
-        *([Column("run", numeric=False), Column("seed")] if several else []),
-        Column("weight gradient", "name of the parameter", numeric=False),
-        Column("cosine", "to the exact gradient of the same batch, all layers compressed"),
-        Column("lowest", "cosine of the worst shadow pass"),
-        Column("error", "||compressed - exact|| / ||exact||, all layers compressed"),
-        Column("cosine alone", "where only the gradients of this layer's own outputs are compressed", rank=1),
-        Column("error alone", "where only the gradients of this layer's own outputs are compressed", rank=2),
-    )
-    rows = tuple(
-        (
-            *([Cell(run.spec), Cell(str(run.seed))] if several else []),
-            Cell(curve.tensor),
-            _cosine(known_mean(curve.cosine)),
-            _cosine(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan),
-            _value(known_mean(curve.error)),
-            _cosine(known_mean(curve.cosine_alone)),
-            _value(known_mean(curve.error_alone)),
-        )
-        for run in runs
-        for curve in run.shadow
-    )
-    passes = max((len(curve.steps) for run in runs for curve in run.shadow), default=0)
-    notes = (
-        f"Means over {passes} shadow passes: the backward pass of one batch with and without compression.",
-        "Alone: only the gradients of this layer's own outputs are compressed; otherwise those of all layers.",
-    )
-    return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
 
 
 def trace_table(summary: TraceSummary) -> Table:
@@ -402,7 +324,8 @@ def configuration_name(configuration: Configuration) -> str:
     return f"{configuration.family} {configuration.setting}".strip()
 
 
-def _value(value: float, hint: str = "") -> Cell:
+def value_cell(value: float, hint: str = "") -> Cell:
+    """A number, or a dash."""
     return Cell(number(value), mark="missing" if math.isnan(value) else "", hint=hint)
 
 
@@ -410,9 +333,6 @@ def _percent(share: float) -> Cell:
     return Cell(MISSING, mark="missing") if math.isnan(share) else Cell(f"{share:.1%}")
 
 
-def _cosine(value: float) -> Cell:
+def cosine_cell(value: float) -> Cell:
+    """A cosine with its four digits: those near 1 differ in the last ones."""
     return Cell(MISSING, mark="missing") if math.isnan(value) else Cell(f"{value:.4f}")
-
-
-def _accuracy(value: float) -> Cell:
-    return Cell(MISSING, mark="missing") if math.isnan(value) else Cell(f"{value:.2%}")

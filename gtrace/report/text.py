@@ -51,11 +51,6 @@ def print_report(report: Report, console: Console) -> None:
         page.lines(section.warnings, "warning")
 
 
-def print_table(table: Table, console: Console) -> None:
-    """Print one table and the lines below it; see :func:`print_report`."""
-    _Page(console).table(table)
-
-
 class _Page:
     """Writes to a console what it can show."""
 

@@ -48,7 +48,7 @@ def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
         figure = new_figure(8.2, 3.8)
         axes = figure.add_subplot()
         labels = []
-        for run, own, name in _looks(analysis):
+        for run, own, name, shown in _looks(analysis):
             known = np.isfinite(run.bits) & (run.bits > 0)
             x, y = run.steps[known].astype(np.float64), run.bits[known]
             if not len(x):
@@ -56,7 +56,7 @@ def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
             axes.plot(x, y, color=own.line, linestyle=own.dash, linewidth=1.2, label=name)
             fitted = np.isin(run.steps[known], run.updates)
             axes.plot(x[fitted], y[fitted], "|", color=own.line, markersize=12, mew=1.6, label=f"updates of {name}")
-            labels.append(Label(name, own.text, x, y))
+            labels += [Label(shown, own.text, x, y)] if shown else []
         axes.set_xlabel("training step")
         what = "encoded" if analysis.neural else "sent up"
         axes.set_ylabel(f"bits per value, {what}")
@@ -75,10 +75,11 @@ def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
         figure = new_figure(8.2, 3.8)
         axes = figure.add_subplot()
         labels = []
-        for run, own, name in _looks(analysis):
+        for run, own, name, shown in _looks(analysis):
             values = np.where(run.relative_variance > 0, run.relative_variance, np.nan)
             if np.isfinite(values).any():
-                labels.append(_curve(axes, run.steps.astype(np.float64), values, own, name, logarithmic=True))
+                x, smooth = _curve(axes, run.steps.astype(np.float64), values, own, name, logarithmic=True)
+                labels += [Label(shown, own.text, x, smooth)] if shown else []
         axes.set_xlabel("training step")
         what = "neural gradients" if analysis.neural else "averaged gradient"
         axes.set_ylabel(f"relative variance of the {what}")
@@ -94,23 +95,29 @@ def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
 
 def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
     with styled():
-        figure = new_figure(9.6, 4.0)
-        left, right = figure.subplots(1, 2)
+        tested = any(np.isfinite(run.accuracy).any() or np.isfinite(run.eval_loss).any() for run in analysis.runs)
+        figure = new_figure(9.6 if tested else 8.2, 4.0)
+        # A program of one's own logs no tests: its loss takes the whole width.
+        left, right = figure.subplots(1, 2) if tested else (figure.add_subplot(), None)
         has_accuracy = any(np.isfinite(run.accuracy).any() for run in analysis.runs)
         losses, tests = [], []
-        for run, own, name in _looks(analysis):
+        for run, own, name, shown in _looks(analysis):
             x, eval_x = _progress(run, against)
             there = np.isfinite(x)
             if there.any():
-                losses.append(_curve(left, x[there], run.loss[there], own, name, logarithmic=True))
+                at, smooth = _curve(left, x[there], run.loss[there], own, name, logarithmic=True)
+                losses += [Label(shown, own.text, at, smooth)] if shown else []
             y = 100 * run.accuracy if has_accuracy else run.eval_loss
             known = np.isfinite(y) & np.isfinite(eval_x) & (eval_x > 0 if against != "steps" else True)
-            if known.any():
+            if right is not None and known.any():
                 right.plot(eval_x[known], y[known], **own.curve(), label=name)
-                tests.append(Label(name, own.text, eval_x[known], y[known]))
+                tests += [Label(shown, own.text, eval_x[known], y[known])] if shown else []
         left.set_ylabel("training loss (thick: running mean)")
-        right.set_ylabel("test accuracy (%)" if has_accuracy else "test loss")
-        for axes, labels in ((left, losses), (right, tests)):
+        panels = [(left, losses)]
+        if right is not None:
+            right.set_ylabel("test accuracy (%)" if has_accuracy else "test loss")
+            panels.append((right, tests))
+        for axes, labels in panels:
             axes.set_xlabel(_progress_name(analysis, against))
             if not labels:
                 _empty(axes)
@@ -122,7 +129,7 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
                 axes.set_xscale("log")
                 axes.xaxis.set_major_formatter(_bytes)
             make_room(axes, labels)
-        for axes, labels in ((left, losses), (right, tests)):
+        for axes, labels in panels:
             label_curves(axes, labels)
         return figure
 
@@ -144,14 +151,14 @@ def _progress_name(analysis: RunLogAnalysis, against: Against) -> str:
 
 def _curve(
     axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], own: Look, name: str, *, logarithmic: bool
-) -> Label:
-    """Draw every step faintly and its running mean on top."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Draw every step faintly and its running mean on top; the points of the latter."""
     known = np.isfinite(y) & (y > 0 if logarithmic and (y > 0).any() else True)
     x, y = x[known], y[known]
     smooth = _running_mean(y, max(int(len(y) * _WINDOW), 1))
     axes.plot(x, y, color=own.line, linewidth=0.7, alpha=0.35, label=f"every step of {name}")
     axes.plot(x, smooth, **own.curve(), markevery=max(len(x) // 8, 1), markersize=4.0, label=name)
-    return Label(name, own.text, x, smooth)
+    return x, smooth
 
 
 def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
@@ -162,10 +169,16 @@ def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float6
     return np.asarray((total[end] - total[start]) / (end - start), dtype=np.float64)
 
 
-def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str]]:
-    """Each run with its look and its name; runs of one method and different settings are told apart."""
+def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str, str]]:
+    """Each run with its look, its name, and what is written beside its curve: seeds of one codec are named once.
+
+    Runs of one method and different settings are told apart.
+    """
     seen: dict[str, dict[str, int]] = {}
     names = _names(list(dict.fromkeys(run.spec for run in analysis.runs)))
+    seeds: dict[str, list[int]] = {}
+    for run in analysis.runs:
+        seeds.setdefault(run.spec, []).append(run.seed)
     several = len({run.seed for run in analysis.runs}) > 1
     found = []
     for run in analysis.runs:
@@ -173,7 +186,9 @@ def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str]]:
         variants = seen.setdefault(method, {})
         variant = variants.setdefault(run.spec, len(variants))
         name = shorten(literal(names[run.spec]), _NAME)
-        found.append((run, look(method, variant), f"{name}, seed {run.seed}" if several else name))
+        own = seeds[run.spec]
+        shown = "" if run.seed != own[0] else f"{name}, {len(own)} seeds" if len(own) > 1 else name
+        found.append((run, look(method, variant), f"{name}, seed {run.seed}" if several else name, shown))
     return found
 
 
@@ -183,7 +198,7 @@ def _names(specs: list[str]) -> dict[str, str]:
     return {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
 
 
-def _bytes(value: float, _position: int | None = None) -> str:
+def _bytes(value: float, _position: float | None = None) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
             return f"{value:g} {unit}"

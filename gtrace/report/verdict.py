@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gtrace.report.evidence import SIGNIFICANT
 from gtrace.report.families import FITTED
 from gtrace.report.names import count, listed, number, percent
+from gtrace.report.notes import averaged_over
 from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
 from gtrace.report.runs import known_mean
 from gtrace.report.seeds import BASELINE
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis import Configuration, Family, SweepAnalysis
     from gtrace.report.evidence import Comparison
-    from gtrace.report.runs import Run, RunLogAnalysis
+    from gtrace.report.runs import RankCosts, Run, RunLogAnalysis
     from gtrace.report.seeds import SeedGroup
     from gtrace.report.side_by_side import SideBySide
     from gtrace.report.statistics import Interval
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 #: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
 FITTED_BITS = 4.0
 
+#: Methods that the first sentence names: a tired reader stops there.
+_FIRST = 3
 #: Methods and layers that a sentence names before it counts.
 _NAMED = 6
 _LAYERS = 3
@@ -43,13 +46,21 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         nowhere = f"No method has configurations around {wanted} measured bits per coordinate: nothing to compare."
         return [nowhere, *_fitted(analysis)]
     found = ranking(analysis, k)
-    at = f"At {bits_in_words(analysis.targets[k])}"
+    at = f"At {_bits(analysis.targets[k])}"
     if len(found) == 1:
         value = number(found[0].at[k].variance)
-        first = [f"{at}, {found[0].label} has relative variance {value}; no other method has data there."]
+        first = [f"{at}: {found[0].label} {value} relative variance; no other method has data there."]
     else:
-        values = listed([f"{f.label} {number(f.at[k].variance)}" for f in found], _NAMED)
-        first = [f"{at}, relative variance: {values}.", *_how_sure(analysis, k)]
+        values = [f"{f.label} {number(f.at[k].variance)}" for f in found]
+        first = [f"{at}: {', '.join(values[:_FIRST])} relative variance."]
+        first += [f"Behind them: {listed(values[_FIRST:], _NAMED)}."] if values[_FIRST:] else []
+        first += _how_sure(analysis, k)
+    ranks = averaged_over(analysis.provenance)
+    if ranks > 1:
+        first.append(
+            f"Measured on averages over {ranks} ranks: the gradients that each would send have more noise, "
+            "so errors on the wire will be larger."
+        )
     rest = [*_elsewhere(analysis, k), *_over_training(analysis, k), *_layers(analysis), *_rates(analysis)]
     return [*first, *rest, *_fitted(analysis)]
 
@@ -131,9 +142,7 @@ def _layers(analysis: SweepAnalysis) -> list[str]:
         return []
     shown = [f"{c.tensor} prefers {c.best} ({number(c.ratio, 2)} times the error)" for c in sure[:_LAYERS]]
     more = f" and {len(sure) - _LAYERS} more" if len(sure) > _LAYERS else ""
-    return [
-        f"At {bits_in_words(sure[0].bits)} of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."
-    ]
+    return [f"At {_bits(sure[0].bits)} of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."]
 
 
 def _rates(analysis: SweepAnalysis) -> list[str]:
@@ -193,19 +202,21 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     if not analysis.runs:
         return ["No training step was logged."]
     if analysis.several_seeds:
-        return seeds_verdict(analysis.groups, analysis.workers, neural=analysis.neural)
+        return seeds_verdict(analysis.groups, analysis.averaged, neural=analysis.neural)
     sentences = []
     for run in analysis.runs:
         if run.spec == BASELINE and len(analysis.runs) > 1:
             continue
         baseline = analysis.baseline(run)
         until = "" if run.finished else f", until step {run.last_step}"
-        parts = [f"Trained with {run.spec} on {count(analysis.workers, 'worker')}{until}: {_reached(run)}"]
+        parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
         if baseline is not None and _reached(baseline) and _comparable(run, baseline):
             parts.append(f"uncompressed {_reached(baseline, name=False)}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
             parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
         sentences.append("; ".join(parts) + ".")
+        if run.ranks is not None:
+            sentences += _between_ranks(run.ranks)
         if run.shadow:
             cosines = {curve.tensor: known_mean(curve.cosine) for curve in run.shadow}
             known = {tensor: value for tensor, value in cosines.items() if math.isfinite(value)}
@@ -219,7 +230,18 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
     return sentences
 
 
-def seeds_verdict(groups: Sequence[SeedGroup], workers: int, *, neural: bool) -> list[str]:
+def _between_ranks(costs: RankCosts) -> list[str]:
+    """What the second shot takes, and a bf16 all-reduce of the same gradients beside the codec."""
+    up = f"{number(costs.up_bits)} bits per value from each rank"
+    second = f" and {number(costs.down_bits)} for the average sent on" if math.isfinite(costs.down_bits) else ""
+    if not costs.compared:
+        return [f"It takes {up}{second}."]
+    beside = f"a bf16 all-reduce takes 16 and has {number(costs.bf16_variance, 2)}"
+    average = f"the average has relative variance {number(costs.relative_variance)}"
+    return [f"It takes {up}{second}, and {average}; {beside} ({count(costs.compared, 'step')} compared)."]
+
+
+def seeds_verdict(groups: Sequence[SeedGroup], averaged: str, *, neural: bool) -> list[str]:
     """One sentence per codec over seeds: its mean, its difference to the uncompressed runs, and how sure that is."""
     sentences = []
     for group in groups:
@@ -228,7 +250,7 @@ def seeds_verdict(groups: Sequence[SeedGroup], workers: int, *, neural: bool) ->
         spread = f" ± {metric_text(group.metric, group.deviation)}" if math.isfinite(group.deviation) else ""
         parts = [
             (
-                f"Trained with {group.spec} on {count(workers, 'worker')}, {count(len(group.seeds), 'seed')}: "
+                f"Trained with {group.spec} on {averaged}, {count(len(group.seeds), 'seed')}: "
                 f"{group.metric} {metric_text(group.metric, group.mean)}{spread}"
             )
         ]
@@ -275,9 +297,8 @@ def _reached(run: Run, *, name: bool = True) -> str:
     return "no finite loss"
 
 
-def bits_in_words(target: float) -> str:
-    """``3 measured bits per coordinate``."""
-    return f"{target:g} measured {'bit' if target == 1 else 'bits'} per coordinate"
+def _bits(target: float) -> str:
+    return f"{target:g} measured {'bit' if target == 1 else 'bits'}"
 
 
 def signed_percent(change: float) -> str:

@@ -10,7 +10,8 @@ from gtrace.errors import OutputExistsError, UsageError
 from gtrace.report.export import to_markdown
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
 from gtrace.report.latex import to_latex
-from gtrace.report.records import to_csv, to_json_lines, to_parquet
+from gtrace.report.names import count, listed
+from gtrace.report.records import csv_tables, csv_text, to_csv, to_json_lines, to_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,8 @@ def write_html(
 def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
     """Write a report as the suffix of ``output`` says: a page, tables of any kind, or a folder with everything.
 
-    A folder gets the page and every figure as PNG, SVG and PDF. Nothing is written when anything would be
+    A folder gets the page, the tables as Markdown, LaTeX, JSON lines and CSV (``configurations.csv``, ``groups.csv``,
+    ``runs.csv``, those that there are), and every figure as PNG, SVG and PDF. Nothing is written when anything would be
     overwritten that may not be, and every file appears whole or not at all.
 
     Returns:
@@ -79,11 +81,14 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
     plates = report_plates(report)
     page = output / "report.html"
     drawings = [output / f"{name}.{suffix}" for name in plates for suffix in FIGURE_KINDS]
-    refuse([page, *drawings], force=force)
+    texts = [page, *(page.with_suffix(kind) for kind in (".md", ".tex", ".jsonl"))]
+    tables = {output / f"{name}.csv": rows for name, rows in csv_tables(report).items()}
+    refuse([*texts, *tables, *drawings], force=force)
     from gtrace.report.svg import render
 
     # Rendering is what takes time and may be interrupted: the folder appears after it.
-    contents = {page: _render(report, ".html")}
+    contents = {path: _render(report, path.suffix) for path in texts}
+    contents |= {path: csv_text(rows).encode() for path, rows in tables.items()}
     for name, plate in plates.items():
         figure = plate.draw()
         for suffix in FIGURE_KINDS:
@@ -91,7 +96,16 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
     output.mkdir(exist_ok=True)
     for path, data in contents.items():
         put(path, data)
-    return [page, *drawings]
+    return [*contents]
+
+
+def folder_in_words(report: Report) -> str:
+    """What a folder holds: ``5 figures, each as PNG, SVG and PDF``."""
+    from gtrace.report.gallery import figure_names
+
+    kinds = listed([kind.upper() for kind in FIGURE_KINDS])
+    tables = "tables as Markdown, LaTeX, CSV and JSON lines"
+    return f"{count(len(figure_names(report)), 'figure')}, each as {kinds}; {tables}"
 
 
 def output_kind(output: Path) -> str:

@@ -152,6 +152,7 @@ def run_sweep(
             "trace_fingerprint": opened.fingerprint,
             "trace_attrs": opened.attrs,
             "kind": gradients.kind,
+            "stages": sorted({info.stage for info in gradients.infos}),
             "left_out": gradients.left_out,
             "left_out_codecs": [str(item) for item in alone],
             "seed": seed,

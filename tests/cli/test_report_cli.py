@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers_report import rows_of, write_runs, write_sweep
 
 from gtrace.cli import main
+from gtrace.report import figure_names, load_report
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def sweep(tmp_path):
 def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
     code, out, err = call(sweep)
     assert (code, err) == (0, "")
-    assert out.lstrip().startswith("At 2 measured bits per coordinate, relative variance: qsgdinf")
+    assert out.lstrip().startswith("At 2 measured bits: qsgdinf")
     assert out.endswith("\nnet.report.html\n")
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
@@ -106,7 +108,12 @@ def test_other_formats(call, sweep, tmp_path, output, start):
 def test_a_folder_of_figures(call, sweep, tmp_path):
     code, out, _ = call(sweep, "-o", "figures")
     assert code == 0
-    assert out.endswith("15 figures in figures\nfigures/report.html\n")
+    said = "5 figures, each as PNG, SVG and PDF; tables as Markdown, LaTeX, CSV and JSON lines\n"
+    assert out.endswith(f"{said}figures/report.html\n")
+    tables = {path.name for path in Path("figures").iterdir()} - {
+        f"{name}.{kind}" for name in figure_names(load_report([sweep])) for kind in ("png", "svg", "pdf")
+    }
+    assert tables == {"report.html", "report.md", "report.tex", "report.jsonl", "configurations.csv"}
     assert (tmp_path / "figures" / "rate-distortion.svg").exists()
 
 
@@ -203,7 +210,7 @@ def test_one_figure_alone(call, sweep, tmp_path, suffix, start):
     [
         (["--figure", "rate-distorsion"], "no such figure; did you mean rate-distortion?"),
         (["--figure", "rate-distortion", "-o", "x.jpg"], "a figure is written as .pdf, .png, .svg"),
-        (["--figure", "rate-distortion", "--json"], "leave out --json and --pair"),
+        (["--figure", "rate-distortion", "--json"], "leave out --json, --pair and --group"),
         (
             ["--pair", "qsgd:bits=2", "alq"],
             "no comparable configuration 'qsgd:bits=2'; did you mean qsgd:bits=",
@@ -245,3 +252,21 @@ def test_more_formats(call, sweep, tmp_path, suffix):
         pytest.importorskip("pyarrow")
     assert call(sweep, "-o", f"x.{suffix}")[0] == 0
     assert (tmp_path / f"x.{suffix}").stat().st_size > 1000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_the_output_ends_in_one_line(tmp_path):
+    # Printed at once by rich, and what waits in a buffer until the end.
+    log = write_runs(tmp_path / "a.jsonl", steps=10)
+    for options in ([log, "-o", tmp_path / "a.md"], ["--help"]):
+        with Path("/dev/full").open("w") as full:
+            found = subprocess.run(
+                [sys.executable, "-m", "gtrace", "report", *map(str, options)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert found.returncode == 2
+        assert found.stderr.startswith("gtrace: cannot write (No space left on device)")
+        assert found.stderr.count("\n") == 1

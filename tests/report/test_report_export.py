@@ -10,6 +10,7 @@ from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
 from gtrace.report.export import markdown_text, to_json, to_markdown
 from gtrace.report.inputs import make_report
+from gtrace.report.latex import to_latex
 from gtrace.report.records import to_csv
 
 
@@ -88,3 +89,38 @@ def test_markdown_shows_names_literally(name):
     for line in text.splitlines():
         if line.startswith("|"):
             assert len(re.findall(r"(?<!\\)\|", line)) in (6, 12)
+
+
+#: What LaTeX prints or acts on as meant: letters, the commands of the tables, escaped characters, mathematics of one
+#: symbol, braces around what would be an argument or a ligature, and the ends of cells and rows.
+LATEX_TEXT = (
+    r"[A-Za-z0-9\xa0-\xff .,;:!?()/*+=@]|\\[_#%&${}]|\\text[a-z]+\{[2]?\}|\\dots\{\}|\{[-\[\]]\}|--|\$-\$"
+    r"|\$\\[a-z]+\$"
+)
+LATEX_FRAME = (
+    r"%.*|\\(begin|end)\{(table|tabular|longtable)\}(\[htbp\]|\{[lr]+\})?|\\centering\\small"
+    r"|\\(top|mid|bottom)rule|\\end(head|foot)|"
+)
+
+
+def test_every_line_of_latex_is_one_that_latex_takes(tmp_path):
+    names = [*EVIL, "a^b~c#d%e&f$g{h}", "back\\slash", "--verbose", "[t]", "tab\there"]
+    rows = rows_of(bits=range(2, 6), layers=("w", *names), steps=range(0, 140, 10))
+    log = write_runs(tmp_path / "a.jsonl", steps=40, seeds=(0, 1))
+    report = make_report([result_of(rows, ["50% & more_"])], [log], groups=["tensor"])
+    text = rf"(?:{LATEX_TEXT})"
+    cell = rf"(?:{text}|\\textbf\{{{text}+\}})*"
+    allowed = re.compile(
+        rf"{LATEX_FRAME}|\\caption\{{{text}+\}}( \\\\)?|\\par\\footnotesize {text}+|{cell}( & {cell})* \\\\"
+    )
+    lines = to_latex(report).splitlines()
+    assert [line for line in lines if not allowed.fullmatch(line)] == []
+    # The check is one that fails: each of these is a table that does not compile, or prints something else.
+    for bad in (r"a_b & c \\", r"50% \\", r"\evil & c \\", r"a & {b \\", r"a^2 & b \\", "a & b"):
+        assert not allowed.fullmatch(bad), bad
+    columns = 0
+    for line in lines:
+        opened = re.match(r"\\begin\{(?:tabular|longtable)\}\{([lr]+)\}", line)
+        columns = len(opened[1]) if opened else columns
+        if line.endswith(r" \\") and not line.startswith(r"\caption"):
+            assert line.count(" & ") == columns - 1, line

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 import gtrace
 from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
-from gtrace.report.groups import OTHERS, group_table, group_tensors, groups_csv, groups_json, groups_markdown
+from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
+from gtrace.report.groups import OTHERS, group_table, group_tensors
 from gtrace.trace import Trace
 
 SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}
@@ -85,32 +86,48 @@ def test_a_sweep_of_the_whole_model_alone_has_no_groups():
 def test_tables_have_every_group_and_codec(result):
     _, sweep = result
     few = group_tensors(sweep, ["conv=conv*"])
-    table = group_table(few, "run")
+    table = group_table(few)
     assert [c.heading for c in table.columns] == ["codec", "conv", OTHERS]
     assert len(table.rows) == len(SPECS)
-    lines = list(csv.DictReader(io.StringIO(groups_csv(few, "run"))))
-    assert len(lines) == 2 * len(SPECS)
-    assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
-    assert len(groups_json(few, "run")["groups"]) == 2
-    assert "conv: 3 tensors, 2,930 elements" in groups_markdown(few, "run")
     names = [f"g{k}={name}" for k, name in enumerate(SIZES)]
     many = [*group_tensors(sweep, names), *group_tensors(sweep, names)]
-    assert next(c.heading for c in group_table(many, "run").columns) == "group"
-    assert len(group_table(many, "run").rows) == len(many)
+    assert next(c.heading for c in group_table(many).columns) == "group"
+    assert len(group_table(many).rows) == len(many)
+
+
+def test_every_form_of_a_report_has_the_groups(result):
+    report = make_report([result[1]], groups=["conv=conv*"])
+    lines = list(csv.DictReader(io.StringIO(to_csv(report))))
+    assert len(lines) == 2 * len(SPECS)
+    assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
+    assert [g["group"] for g in to_json(report)["groups"][0]] == ["conv", OTHERS]
+    records = [json.loads(line) for line in to_json_lines(report).splitlines()]
+    assert sum(record["record"] == "group" for record in records) == 2 * len(SPECS)
+    for text in (to_html(report), to_markdown(report), to_latex(report)):
+        assert "Error by group of tensors" in text
+        assert "conv: 3 tensors, 2,930 elements" in text
+        assert "In conv, at " in text
+    # Without being asked nobody is shown groups.
+    assert "by group" not in to_markdown(make_report([result[1]]))
+
+
+def test_groups_want_a_sweep():
+    with pytest.raises(UsageError, match=r"pass a \.sweep\.db"):
+        make_report(groups=["layer"])
 
 
 def test_the_command(result, tmp_path):
     path, _ = result
     run = CliRunner().invoke
-    shown = run(command_line, ["report", str(path), "--group", "conv=conv*", "--group", "fc=fc*"])
+    page = str(tmp_path / "page.html")
+    shown = run(command_line, ["report", str(path), "-o", page, "--group", "conv=conv*", "--group", "fc=fc*"])
     assert shown.exit_code == 0
     assert "Error by group of tensors" in shown.output
-    assert "qsgd" in shown.output
+    assert "Relative variance at equal measured bits" in shown.output
     found = run(command_line, ["report", str(path), "--group", "layer", "--json"])
-    assert [g["group"] for g in json.loads(found.output)["groups"]] == ["conv1", "conv2", "fc", "scale"]
+    assert [g["group"] for g in json.loads(found.output)["groups"][0]] == ["conv1", "conv2", "fc", "scale"]
     out = tmp_path / "groups.csv"
     assert run(command_line, ["report", str(path), "--group", "layer", "-o", str(out)]).exit_code == 0
     assert out.read_text().startswith("results,group,group_tensors")
-    assert run(command_line, ["report", str(path), "--group", "layer", "-o", str(out)]).exception is not None
-    refused = run(command_line, ["report", str(path), "--group", "layer", "-o", str(tmp_path / "page.html")])
+    refused = run(command_line, ["report", str(path), "--group", "layer", "--figure", "layers"])
     assert isinstance(refused.exception, UsageError)

@@ -107,7 +107,7 @@ def test_the_answer_comes_first(page):
     text = Page(page).text
     order = [
         "Both",
-        "At 2 measured bits per coordinate, relative variance: qsgdinf",
+        "At 2 measured bits: qsgdinf",
         "Trained with qsgdinf",
         "Relative variance at equal measured bits",
         "Error against measured bits",

@@ -11,8 +11,8 @@ from gtrace.report.export import to_markdown
 from gtrace.report.gallery import run_plates
 from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
+from gtrace.report.run_tables import run_table, shadow_table
 from gtrace.report.runs import analyze_runs
-from gtrace.report.tables import run_table, shadow_table
 from gtrace.report.verdict import runs_verdict
 from gtrace.runlog import read_runlog
 

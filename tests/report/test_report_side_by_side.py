@@ -23,7 +23,7 @@ def swept(factor, layers=("a", "b"), steps=STEPS, methods=("qsgd", "nuqsgd"), se
                 for method in methods:
                     value = factor * error * math.exp(own.normal(0, 0.01))
                     rows.append(row(layer, step, method, 2, squared_error=value, energy=2.0, bits_total=2.0))
-    return result_of(rows, provenance={"trace": {"fingerprint": trace}} if trace else None)
+    return result_of(rows, provenance={"trace_fingerprint": trace} if trace else None)
 
 
 def test_the_same_codecs_are_paired_on_what_both_have():

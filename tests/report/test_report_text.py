@@ -25,7 +25,7 @@ def sweep():
 def test_verdict_first_then_the_headline_then_the_rest(sweep):
     text = printed(sweep)
     order = [
-        "At 2 measured bits per coordinate, relative variance: qsgdinf",
+        "At 2 measured bits: qsgdinf",
         "Relative variance at equal measured bits",
         "Below each number",
         "Error of the leader over that of the others at 2 bits",

@@ -23,7 +23,7 @@ def test_the_least_error_at_the_bits_most_methods_reach():
     analysis = analyze(result_of(rows))
     assert analysis.targets[decisive_target(analysis)] == 2
     assert sweep_verdict(analysis) == [
-        "At 2 measured bits per coordinate, relative variance: alq 1.00, qsgd 2.00 and nuqsgd 8.00.",
+        "At 2 measured bits: alq 1.00, qsgd 2.00, nuqsgd 8.00 relative variance.",
         (
             "alq adds 0.50 times the error of qsgd in the average step, less in 100% of training; "
             "no interval (1 step, fewer than 12)."
@@ -35,20 +35,20 @@ def test_the_least_error_at_the_bits_most_methods_reach():
 def test_of_equally_covered_bits_three_are_asked_about():
     rows = curve("qsgd", [(0.5, 4.0), (5, 1.0)]) + curve("nuqsgd", [(0.5, 8.0), (5, 4.0)])
     sentences = sweep_verdict(analyze(result_of(rows)))
-    assert sentences[0].startswith("At 3 measured bits per coordinate, relative variance: qsgd")
+    assert sentences[0].startswith("At 3 measured bits: qsgd")
     assert sentences[2:] == ["qsgd leads at 1, 2 and 4 bits as well."]
 
 
 def test_methods_within_two_percent_are_level():
     rows = curve("qsgd", [(1, 1.0), (3, 1.0)]) + curve("nuqsgd", [(1, 1.015), (3, 1.015)])
     sentences = sweep_verdict(analyze(result_of(rows)))
-    assert sentences[0].endswith("relative variance: qsgd 1.00 and nuqsgd 1.01.")
+    assert sentences[0].endswith(": qsgd 1.00, nuqsgd 1.01 relative variance.")
     assert sentences[1] == "qsgd and nuqsgd are level: their relative variances are nearly the same."
 
 
 def test_one_method_is_compared_with_nothing():
     assert sweep_verdict(analyze(result_of(curve("qsgd", [(1, 4.0), (3, 1.0)])))) == [
-        "At 3 measured bits per coordinate, qsgd has relative variance 1.00; no other method has data there."
+        "At 3 measured bits: qsgd 1.00 relative variance; no other method has data there."
     ]
 
 

@@ -57,13 +57,24 @@ def test_a_failed_write_leaves_no_half_file(tmp_path, small, monkeypatch):
     assert path.read_text() == "mine"
 
 
+TABLES = ("report.html", "report.md", "report.tex", "report.jsonl", "configurations.csv")
+
+
+def test_a_folder_has_one_csv_for_each_kind_of_row(tmp_path):
+    log = write_runs(tmp_path / "a.jsonl", steps=20)
+    report = make_report([result_of(rows_of(bits=(2, 3), steps=(0,)))], [log], groups=["layer"])
+    written = write_report(report, tmp_path / "out")
+    assert {path.name for path in written if path.suffix == ".csv"} == {"configurations.csv", "groups.csv", "runs.csv"}
+    assert (tmp_path / "out" / "runs.csv").read_text().splitlines()[1].startswith("a.jsonl,none,0,20,")
+
+
 def test_a_folder_gets_the_page_and_every_figure(tmp_path, small):
     written = write_report(small, tmp_path / "out")
     names = figure_names(small)
     assert names == ["rate-distortion", "variance-over-steps", "layers"]
     assert written[0] == tmp_path / "out" / "report.html"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        ["report.html", *(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))]
+        [*TABLES, *(f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf"))]
     )
     assert sorted(written) == sorted((tmp_path / "out").iterdir())
     for name in names:
@@ -79,7 +90,7 @@ def test_one_file_in_the_way_stops_the_whole_folder(tmp_path, small):
     with pytest.raises(OutputExistsError, match=r"layers\.svg"):
         write_report(small, folder)
     assert [p.name for p in folder.iterdir()] == ["layers.svg"]
-    assert len(write_report(small, folder, force=True)) == 10
+    assert len(write_report(small, folder, force=True)) == 14
 
 
 def test_inputs_of_one_name_are_told_apart_by_their_path(tmp_path):

@@ -17,6 +17,8 @@ from gtrace.types import Key
 SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
 NAMES = ("conv.weight", "fc.weight", "fc.bias")
 SIZES = (20_000, 3_000, 10)
+#: what averages are to be like
+LIKES = [np.empty(size, np.float32) for size in SIZES]
 
 
 class Links:
@@ -76,7 +78,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
 
     def work(links):
         one = fresh(spec)
-        return [one.one(links, NAMES, gradients(links.rank, step), SIZES, step) for step in range(3)], one.tally
+        return [one.one(links, NAMES, gradients(links.rank, step), LIKES, step) for step in range(3)], one.tally
 
     results = together(world, work)
     senders = {
@@ -102,7 +104,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
 def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, world):
     def work(links):
         two = fresh(spec)
-        return two.two(links, NAMES, gradients(links.rank), SIZES, 0), two.tally
+        return two.two(links, NAMES, gradients(links.rank), LIKES, 0), two.tally
 
     results = together(world, work)
     first = results[0][0]
@@ -120,7 +122,11 @@ def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, wo
         # Both errors are independent and add up: sampling makes them differ by a few percent.
         assert error == pytest.approx(up + down, rel=0.15)
         assert down > 0
-    pieces = [piece for size, name in zip(SIZES, NAMES, strict=True) for piece in fresh(spec)._split(name, size, world)]
+    pieces = [
+        piece
+        for size, name in zip(SIZES, NAMES, strict=True)
+        for piece in fresh(spec)._split(name, np.empty(size, np.float32), world)
+    ]
     assert sum(piece.size for piece in pieces) == sum(SIZES)
     bucket = (gtrace.codec(spec).needs.bucket_size if gtrace.codec(spec).needs else None) or 1
     assert all(piece.start % bucket == 0 for piece in pieces)
@@ -138,7 +144,7 @@ def test_ranks_and_stages_draw_from_keys_of_their_own(monkeypatch):
     def work(links):
         two = fresh("qsgdinf:bits=2")
         for step in range(2):
-            two.two(links, NAMES, gradients(links.rank, step), SIZES, step)
+            two.two(links, NAMES, gradients(links.rank, step), LIKES, step)
 
     together(4, work)
     assert len(seen) == len(set(seen)) > 2 * 4 * len(NAMES)
@@ -150,7 +156,7 @@ def test_equal_gradients_average_to_a_fraction_of_one_error():
 
     def work(links):
         one = fresh("qsgdinf:bits=2")
-        return one.one(links, NAMES, gradients(0), SIZES, 0), one.tally
+        return one.one(links, NAMES, gradients(0), LIKES, 0), one.tally
 
     averages, tally = together(4, work)[0]
     error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(averages, gradients(0), strict=True))
@@ -162,7 +168,7 @@ def test_common_levels_fit_the_sum_of_all_sketches():
         one = fresh("alq:bits=3", common=True)
         scale = 10.0**links.rank
         for step in range(2):
-            one.one(links, NAMES, gradients(links.rank, 0, scale), SIZES, step)
+            one.one(links, NAMES, gradients(links.rank, 0, scale), LIKES, step)
         return {name: bytes(sender.codec.shared(sender.state)) for (_, name), sender in one._senders.items()}, one.tally
 
     results = together(3, work)
@@ -187,7 +193,7 @@ def test_what_one_rank_cannot_send(shot):
             values[2] = None
         if links.rank == 0:
             values[2] = None
-        return getattr(mine, shot)(links, NAMES, values, SIZES, 0)
+        return getattr(mine, shot)(links, NAMES, values, LIKES, 0)
 
     for averages in together(2, work):
         assert np.isfinite(averages[0]).all()
@@ -198,12 +204,12 @@ def test_what_one_rank_cannot_send(shot):
 def test_states_come_back_from_lists():
     def work(links):
         whole, first = fresh("ef:alq:bits=2", refit="0,3"), fresh("ef:alq:bits=2", refit="0,3")
-        expected = [whole.two(links, NAMES, gradients(links.rank, step), SIZES, step) for step in range(5)]
+        expected = [whole.two(links, NAMES, gradients(links.rank, step), LIKES, step) for step in range(5)]
         for step in range(2):
-            first.two(links, NAMES, gradients(links.rank, step), SIZES, step)
+            first.two(links, NAMES, gradients(links.rank, step), LIKES, step)
         second = fresh("ef:alq:bits=2", refit="0,3")
         second.load_lists(first.to_lists(), links.rank)
-        found = [second.two(links, NAMES, gradients(links.rank, step), SIZES, step) for step in range(2, 5)]
+        found = [second.two(links, NAMES, gradients(links.rank, step), LIKES, step) for step in range(2, 5)]
         return all(
             np.array_equal(a, b) for x, y in zip(expected[2:], found, strict=True) for a, b in zip(x, y, strict=True)
         )

@@ -150,10 +150,22 @@ class ScriptLog:
         except GtraceError:
             return False
 
+    def _command(self) -> str:
+        """The command line that repeats this training, launcher aside."""
+        options, default = self._options, type(self._options)(log="", codec="")
+        words = ["gtrace", "train", "--codec", options.codec]
+        for pattern, spec in options.rules:
+            words += ["--rule", f"{pattern}={spec}"]
+        names = ("min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
+        for name in names:
+            if getattr(options, name) != getattr(default, name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        return shlex.join([*words, *options.argv])
+
     def _study(self, tensors: Mapping[str, int], summary: ScriptSummary) -> dict[str, Any]:
         options = self._options
         return {
-            "command": shlex.join(["gtrace", "train", "--codec", options.codec, *options.argv]),
+            "command": self._command(),
             "task": next((word for word in options.argv if not word.startswith("-")), ""),
             "workers": options.workers if not summary.exchanged else 1,
             "world_size": summary.world_size,

@@ -102,6 +102,8 @@ def test_rules_and_small_tensors_go_their_own_way(run, program):
     run("--codec", "qsgdinf:bits=2", "--rule", "2.weight=none", "--min-size", "100", "-o", "log.jsonl", "train.py")
     records = read_runlog(program / "log.jsonl")
     assert records[0]["rules"] == [["2.weight", "none"]]
+    given = "--rule 2.weight=none --min-size 100 train.py"
+    assert records[0]["command"] == f"gtrace train --codec qsgdinf:bits=2 {given}"
     whole = read_runlog_bits(run, program, "--codec", "qsgdinf:bits=2", "-o", "whole.jsonl")
     # 204 values of 32 bits each are what the rule, the size and nothing else add.
     assert records[1]["bits"] > 32 * 204

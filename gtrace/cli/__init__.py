@@ -120,7 +120,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     except OSError as error:
         code = _disk_is_full(error, stderr)
     try:
-        sys.stdout.flush()
+        # What a captured script put in its place may have no such thing.
+        getattr(sys.stdout, "flush", int)()
     except BrokenPipeError:
         # What was printed last was short enough to wait in a buffer.
         code = code or _stop_printing()

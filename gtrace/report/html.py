@@ -126,15 +126,15 @@ class _Section:
         self.lines: list[str] = []
         self.places: list[tuple[str, str]] = []
 
-    def heading(self, title: str, level: int = 0) -> None:
-        """A heading that the contents point at."""
-        identifier = anchor(self.prefix, title)
+    def heading(self, title: str, level: int = 0, kind: str = "") -> None:
+        """A heading that the contents point at; ``kind`` keeps equal ones apart."""
+        identifier = anchor(f"{self.prefix}-{kind}" if kind else self.prefix, title)
         self.places.append((identifier, title))
         self.lines.append(heading(title, level or self.level, identifier))
 
-    def table(self, content: Table, css: str = "", level: int = 0) -> None:
+    def table(self, content: Table, css: str = "", level: int = 0, kind: str = "") -> None:
         """A table under its own title."""
-        self.heading(content.title, level)
+        self.heading(content.title, level, kind)
         self.lines += table(content, css)
 
     def folded(self, title: str, inside: list[str]) -> None:
@@ -285,7 +285,7 @@ def _trace(summary: TraceSummary, prefix: str, *, alone: bool) -> _Section:
         # A table stands before the figures that show the same: laws, formats, pruning.
         plates = law_plates(laws)
         for content in law_tables(laws):
-            section.table(content, level=3)
+            section.table(content, level=3, kind=laws.kind)
             for plate in plates:
                 if plate.beside == content.title:
                     section.plate(plate, laws.kind, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,8 @@ def test_a_gan(tmp_path, suffix):
             assert arrays["2.weight"].tobytes() == trace.read("2.weight", 2).tobytes()
 
 
-def test_a_gan_with_one_model_in_a_wrapper(tmp_path):
+def test_a_gan_with_one_model_in_a_wrapper(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         captured(tmp_path / "run.zarr", lambda: gan(2, wrap=DistributedDataParallel))

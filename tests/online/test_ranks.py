@@ -136,7 +136,8 @@ def test_a_state_says_what_is_wrong_with_its_arguments(codec, options, said):
         gtrace.online.State(codec, **options)
 
 
-def test_one_rank_alone_gets_its_own_decoded_gradient(tmp_path):
+def test_one_rank_alone_gets_its_own_decoded_gradient(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         state = gtrace.online.State("qsgdinf:bits=3", nonfinite="error")

@@ -178,6 +178,7 @@ class Run:
         task: what is trained.
         codec: what every worker sends through.
         settings: shared with the study's other runs.
+        first_loss: test loss of the untrained model, where another run with the same seed has worked it out.
 
     Attributes:
         result: how it went so far.
@@ -186,7 +187,7 @@ class Run:
         remedy: what to try when it fails, in words.
     """
 
-    def __init__(self, task: Task, codec: Codec, settings: Settings) -> None:
+    def __init__(self, task: Task, codec: Codec, settings: Settings, first_loss: float | None = None) -> None:
         self._task, self._codec, self._settings = task, codec, settings
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
@@ -221,7 +222,7 @@ class Run:
         self.result = RunResult(str(codec), settings.seed)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
-        self.result.first_loss = self._test().loss
+        self.result.first_loss = self._test().loss if first_loss is None else first_loss
         self.remedy = f"a lower learning rate than {settings.lr:g}"
         if codec != Identity():
             self.remedy += ", or a codec with less error"

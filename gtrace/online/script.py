@@ -152,7 +152,8 @@ class ScriptTraining:
         self._owner = os.getpid()
         self._counts: weakref.WeakKeyDictionary[Optimizer, _Count] = weakref.WeakKeyDictionary()
         self._parameter_names = Names()
-        self._names: dict[int, str] = {}
+        # By weak reference and not by id, which a later parameter may get again.
+        self._names: Any = WeakTensorKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._wrapped: Any = WeakTensorKeyDictionary()
         self._states: list[State] = []
@@ -283,9 +284,9 @@ class ScriptTraining:
                 self._pending.add(self._arrived.pop(id(state), Tally()))
                 self.summary.exchanged = True
             elif is_dense(parameter):
-                ours[self._names[id(parameter)]] = parameter
+                ours[self._names[parameter]] = parameter
             else:
-                self._warn_once(f"{self._names[id(parameter)]}: its gradient is sparse and goes uncompressed")
+                self._warn_once(f"{self._names[parameter]}: its gradient is sparse and goes uncompressed")
         if not ours:
             return
         world = process_place().world_size
@@ -308,15 +309,19 @@ class ScriptTraining:
         self._pending.add(exchanged.tally)
 
     def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
-        if all(id(parameter) in self._names for parameter in parameters):
+        if all(parameter in self._names for parameter in parameters):
             return
         found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
         for parameter in parameters:
-            if id(parameter) not in self._names:
+            if parameter not in self._names:
                 name = found[id(parameter)].name
                 # A layer that took another's place in the model has its name.
-                name = f"opt{number}/{name}" if name in self._sizes else name
-                self._names[id(parameter)] = name
+                name = plain = f"opt{number}/{name}" if name in self._sizes else name
+                again = 1
+                while name in self._sizes:
+                    again += 1
+                    name = f"{plain}#{again}"
+                self._names[parameter] = name
                 self._sizes[name] = local_part(parameter).numel()
 
     def _told_step(self, step: OptimizerStep) -> None:

@@ -126,7 +126,10 @@ class Study:
 
     def _begin(self, seed: int) -> list[Run]:
         settings = dataclasses.replace(self.settings, seed=seed)
-        return [Run(self.task, item, settings) for item in self._codecs]
+        first, *others = self._codecs
+        runs = [Run(self.task, first, settings)]
+        # All begin with the same weights, so one test of them is enough.
+        return runs + [Run(self.task, item, settings, runs[0].result.first_loss) for item in others]
 
     @property
     def results(self) -> list[RunResult]:

@@ -244,6 +244,20 @@ def test_two_models_with_equal_names_keep_states_of_their_own(training):
     assert set(one._sizes) == {"weight", "bias", "Linear_2.weight", "Linear_2.bias"}
 
 
+def test_models_that_come_and_go_never_share_a_state(training):
+    """A later parameter may lie where one that is gone lay, and have another size."""
+    one, _ = training("ef:topk:ratio=0.1")
+    for width in (8, 9, 10, 11):
+        model = torch.nn.Linear(50, width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(4, 50)).square().mean().backward()
+        optimizer.step()
+        del model, optimizer
+    summary = one.finish()
+    assert summary.steps == 4
+    assert summary.elements == 51 * (8 + 9 + 10 + 11)
+
+
 def test_a_gradient_scaler_still_skips_what_is_not_finite(training):
     model, x = linear()
     one, _ = training()

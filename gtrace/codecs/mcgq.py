@@ -331,6 +331,10 @@ class Mcgq(Codec):
             state = state.with_arrays(amount=np.array(self.amount), distance=np.array(math.nan))
         return state
 
+    def renewed(self, state: State) -> State:
+        """As it was: nothing in it hangs on the bits."""
+        return state
+
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
         x = checked_values(state, values)

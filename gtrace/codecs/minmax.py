@@ -36,7 +36,9 @@ class MinMax(Codec):
     formula: ClassVar[str] = (
         "q = floor((v - min) (2^bits - 1) / (max - min) + 1/2), Q(v) = min + q (max - min) / (2^bits - 1)"
     )
-    paper: ClassVar[str] = "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
+    paper: ClassVar[str] = (
+        "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
+    )
     corrections: ClassVar[tuple[str, ...]] = (
         "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
     )

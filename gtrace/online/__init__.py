@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from gtrace.online.requirement import require_torch
 
 if TYPE_CHECKING:
-    from gtrace.online.compression import Compression, compress
     from gtrace.online.clock import ParameterServerClock
+    from gtrace.online.compression import Compression, compress
     from gtrace.online.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
     from gtrace.online.hook import ddp_comm_hook
     from gtrace.online.links import CodecRules

@@ -58,7 +58,7 @@ class Tally:
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
         decode_seconds: the part of it that decoding and aggregating took.
-        down_bits: bits that were sent on after a sum, where ranks exchange in two shots; of a server's average, one copy.
+        down_bits: bits that were sent on after a sum, in two shots between ranks; of a server's average, one copy.
         down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
         down_energy: ||sum||^2 of those pieces.
         frame_bits: bits of what tells several messages of a rank apart.

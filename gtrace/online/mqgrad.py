@@ -1,7 +1,8 @@
 """MQGrad's agent: SARSA over smoothed losses chooses when a training gets one more bit.
 
 Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server (2018). Where the paper
-contradicts itself, docs/bit-policies.md says which reading this is. Everything is float64, and random numbers are keyed.
+contradicts itself, docs/bit-policies.md says which reading this is. Everything is float64, random
+numbers are keyed.
 """
 
 from __future__ import annotations
@@ -253,9 +254,7 @@ class MQGrad:
             self.diverged |= not done
         self._state, self.node = state, node + greedy
         bits = node + action
-        self.decision = Decision(
-            number, node, greedy, action, explored, bits, math.nan if earned is None else earned
-        )
+        self.decision = Decision(number, node, greedy, action, explored, bits, math.nan if earned is None else earned)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on: numbers and arrays."""

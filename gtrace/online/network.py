@@ -61,9 +61,7 @@ class Network:
         computing = None if compute is None else _seconds(compute, "compute-time")
         return cls(bits, _seconds(latency, "latency"), topology, computing)
 
-    def transfer(
-        self, workers: int, bits: float, values: int, *, exact: bool, down_bits: float | None = None
-    ) -> float:
+    def transfer(self, workers: int, bits: float, values: int, *, exact: bool, down_bits: float | None = None) -> float:
         """Seconds that a step's gradients travel.
 
         Args:

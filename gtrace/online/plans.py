@@ -51,7 +51,7 @@ def plan_runs(
 
 
 def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Network | None:
-    """The network of a study: where a policy looks at the time, there is one, and it does not depend on measured times."""
+    """The network of a study: a policy that looks at the time gets one whose times are not measured."""
     if not any(policy.timed for policy in policies):
         return network
     chosen = network or _PAPER_NETWORK

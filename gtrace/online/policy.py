@@ -260,7 +260,9 @@ class PolicySpec:
         return Learned(MQGrad(**{"seed": seed, **given})) if self.name == "mqgrad" else None
 
     def __str__(self) -> str:
-        shown = [f"{key}={'-'.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in self.given]
+        shown = [
+            f"{key}={'-'.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in self.given
+        ]
         return f"{self.name}:{','.join(shown)}" if shown else self.name
 
 

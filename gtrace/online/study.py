@@ -266,7 +266,8 @@ class Study:
             options |= {"--kind": settings.kind, "--layers": settings.layers}
         if settings.shadow is not None:
             options["--shadow"] = settings.shadow
-        pairs = [*options.items(), *(("--policy", one) for one in self.policies if len(self.policies) > 1 or one.chooses)]
+        chosen = [] if self.policies == (PolicySpec(),) else [("--policy", policy) for policy in self.policies]
+        pairs = [*options.items(), *chosen]
         return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])
 
     def describe(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gtrace.workflows.reproduce.experiment import Experiment
 
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
-_NAMES: tuple[str, ...] = ("lognormal-table2",)
+_NAMES: tuple[str, ...] = ("lognormal-table2", "mqgrad-fig4", "mqgrad-tables1-3")
 
 
 def experiment_names() -> tuple[str, ...]:

@@ -74,7 +74,6 @@ def run(context: Context) -> Outcome:
                                 name,
                                 tuple(f"{hours / _HOURS[-1]:.1%}" for hours in _HOURS),
                                 tuple(float("nan") if value is None else value for value in accuracy[name]),
-                                method="" if name.startswith("fixed") else f"minmax@{name.lower()}",
                             )
                             for name in _POLICIES
                         ),
@@ -102,6 +101,7 @@ def run(context: Context) -> Outcome:
         notes=(
             "Shares depend on the processor, the network and the size of the model more than on the bits; only their "
             "order is compared.",
+            "The runs are those of mqgrad-fig4; where both are run together, their CPU time is counted there.",
             "In the paper N/A means converged; here all runs have the same number of steps, so cheaper ones are over "
             "sooner.",
         ),
@@ -109,11 +109,15 @@ def run(context: Context) -> Outcome:
 
 
 def _accuracy(found: mqgrad.Measured, name: str, seconds: float) -> float | None:
-    """Percent at the last test up to then, mean over seeds; None where a run has none, or was over before."""
+    """Percent at the last test up to then, mean over seeds.
+
+    None where a run has no test yet, or was over before; one that diverged stays where it was.
+    """
     values = []
     for one in found.runs[name]:
         tested = np.flatnonzero(one.eval_sim_seconds <= seconds * (1 + 1e-9))
-        if not tested.size or (one.sim_seconds[-1] < seconds * 0.9 and tested.size == one.accuracy.size):
+        over = one.sim_seconds[-1] < 0.9 * seconds and not one.diverged
+        if not tested.size or over:
             return None
         values.append(100 * float(one.accuracy[tested[-1]]))
     return float(np.mean(values))

@@ -108,8 +108,8 @@ def run(context: Context) -> Outcome:
                     ),
                 ),
                 "Each policy's training loss against simulated time, and the bits it chose. What ends further left "
-                "took less time for as many steps; what crosses the dashed line first is fastest to that loss. A gap: the "
-                "loss was above twice the first.",
+                "took less time for as many steps; what crosses the dashed line first is fastest to that loss. A gap: "
+                "the loss was above twice the first.",
             ),
         ),
         data=found.data,

@@ -360,8 +360,7 @@ class Mcgq(Codec):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         q, norm = self._read(body, size)
         out = np.empty(size, np.float32)
-        samples = float(_mcgq.magnitude_sum(q))
-        _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, samples), out)
+        _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
         return out
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:

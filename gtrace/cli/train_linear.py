@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 #: longest spec that is shown on one line
-_NAME = 16
+_NAME = 18
 
 #: options that only linear models have, with the values that mean "not given"
 OF_LINEAR: dict[str, Any] = {
@@ -250,18 +250,16 @@ def _print_table(study: LinearStudy) -> None:
     from rich.table import Table
 
     from gtrace.cli.train_seeds import spread
-    from gtrace.errors import size_text
 
     seeds = len(study.seeds)
     by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}
     has_gap = math.isfinite(study.results[0].optimum)
-    labels, hinge = study.problem.labels, any(r.fetched or r.flipped for r in study.results)
+    labels, hinge = study.problem.labels, study.problem.hinge
     fetched = any(item.refetch != "none" for item in study.precisions)
     table = Table(box=None, pad_edge=False, padding=(0, 1 if hinge else 2, 0, 0))
-    table.add_column("precision", overflow="fold", min_width=_NAME)
-    wide = seeds == 1 and not hinge
+    table.add_column("precision", overflow="fold", min_width=_NAME + 2)
     headers = ["loss", "above optimum" if has_gap else "above none", "accuracy" if labels else "test loss", "bits"]
-    headers += ["a pass"] * wide + ["smaller"] * (not hinge) + ["fetched"] * fetched + ["flipped"] * hinge
+    headers += ["smaller"] * (not hinge) + ["fetched"] * fetched + ["flipped"] * hinge
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     plain = [r.loss for r in by_run["none"]]
@@ -274,7 +272,6 @@ def _print_table(study: LinearStudy) -> None:
             "" if not has_gap and run == "none" else _with(spread(above)),
             _number(tested, "{:.1f} %" if labels else "{:.4f}"),
             "/".join(f"{bits:.3g}" for bits in study.bits_per_value(results[0])),
-            *([size_text(results[0].traffic.total / 8 / max(1, len(results[0].losses)))] if wide else []),
             *([] if hinge else [f"{results[0].ratio:.1f}x"]),
         ]
         if fetched:
@@ -294,8 +291,6 @@ def _print_table(study: LinearStudy) -> None:
     if seeds > 1:
         text += "above: mean and standard deviation over seeds, the other columns means. "
     text += "bits: per value of samples, model and gradients."
-    if wide:
-        text += "\na pass: all that moves in one epoch."
     if not hinge:
         text += " smaller: all that moves, than in float32."
     if fetched:

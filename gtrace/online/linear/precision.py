@@ -175,7 +175,7 @@ class Precision:
         """
         if self.chebyshev and problem.squares:
             raise UsageError(f"chebyshev: the derivative of {problem.name} is a line already; leave it out")
-        if self.refetch != "none" and problem.loss != kernels.HINGE:
+        if self.refetch != "none" and not problem.hinge:
             raise UsageError(f"refetch: {problem.name} has no hinge to be on the wrong side of; choose task svm")
 
     def rule(self, problem: Problem, prox: Prox) -> kernels.Rule:

@@ -98,6 +98,11 @@ class Problem:
         """The loss is quadratic: double sampling has no bias, and the optimum a closed form."""
         return self.loss == kernels.LEAST_SQUARES
 
+    @property
+    def hinge(self) -> bool:
+        """The derivative jumps at a margin of 1, so that quantization can put a sample on the wrong side."""
+        return self.loss == kernels.HINGE
+
     def objective(self, a: NDArray[np.float32], b: Vector, x: Vector, prox: Prox) -> float:
         """Mean loss and R; of least squares the mean squared residual and 2 R, twice what a step descends on.
 
@@ -135,7 +140,7 @@ class Problem:
     @property
     def center(self) -> float:
         """The margin at which the derivative bends."""
-        return 1.0 if self.loss == kernels.HINGE else 0.0
+        return 1.0 if self.hinge else 0.0
 
     def polynomial(self, degree: int, radius: float, gap: float) -> Vector:
         """Derivative of the loss with respect to the margin, as Chebyshev coefficients of (margin - center) / radius.
@@ -151,13 +156,13 @@ class Problem:
         Returns:
             float64[degree + 1].
         """
-        return _chebyshev(self.loss, degree, radius, gap if self.loss == kernels.HINGE else 0.0).copy()
+        return _chebyshev(self.loss, degree, radius, gap if self.hinge else 0.0).copy()
 
     def derivative(self, margin: Vector) -> Vector:
         """Derivative of the loss with respect to the margin (product of label and z), float64 of the same shape."""
         if self.loss == kernels.LOGISTIC:
             return -1.0 / (1.0 + np.exp(margin))
-        if self.loss == kernels.HINGE:
+        if self.hinge:
             return np.where(margin < 1, -1.0, 0.0)
         return margin - 1.0
 

@@ -41,7 +41,7 @@ class LinearResult:
         accuracy: of that average, on the test set; None without labels.
         traffic: what moved in all epochs.
         fetched: part of the samples that were fetched again in full.
-        flipped: part of the samples whose hinge gradient was that of the other side.
+        flipped: part of the samples whose hinge gradient was that of the other side; NaN under a polynomial.
         variance: squared error of one quantization of a sample's value, mean over all.
         seconds: CPU time of the epochs.
         codec_seconds: the part of it in the gradient's codec.
@@ -219,11 +219,10 @@ class LinearStudy:
         if epoch == self.epochs // 2:
             training.restart_average()
         done = training.epoch()
-        count = len(training.data.b)
         result.losses.append(done.loss)
         result.traffic += done.traffic
-        result.fetched += (done.fetched / count - result.fetched) / (epoch + 1)
-        result.flipped += (done.flipped / count - result.flipped) / (epoch + 1)
+        result.fetched += (done.fetched - result.fetched) / (epoch + 1)
+        result.flipped += (done.flipped - result.flipped) / (epoch + 1)
         result.seconds += done.seconds
         result.codec_seconds += done.codec_seconds
         x, test = training.x, training.data
@@ -239,8 +238,8 @@ class LinearStudy:
             "model_bits": done.traffic.model,
             "gradient_bits": done.traffic.gradients,
             "shared_bits": done.traffic.shared,
-            "fetched": done.fetched / count,
-            "flipped": done.flipped / count,
+            "fetched": done.fetched,
+            "flipped": done.flipped,
             "seconds": done.seconds,
             "codec_seconds": done.codec_seconds,
         }
@@ -314,8 +313,8 @@ class LinearStudy:
         count, n = self.data.a.shape
         return {
             "command": self.command,
-            "task": self.problem.name,
-            "data": self.data.name,
+            # Runs on different data are different tasks to whoever puts logs together.
+            "task": f"{self.problem.name} on {self.data.name}",
             "kind": "linear",
             "workers": 1,
             "seed": self.seeds[0],

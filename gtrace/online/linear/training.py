@@ -70,8 +70,9 @@ class Epoch:
         rate: step size.
         traffic: what moved.
         steps: done; fewer than planned where the model stopped being finite.
-        fetched: samples that were fetched again in full.
-        flipped: samples of the hinge loss whose gradient was that of the other side; 0 for other losses.
+        fetched: part of the samples that were fetched again in full.
+        flipped: part of the samples whose hinge gradient was that of the other side; 0 for other losses, NaN under
+            a polynomial, which has no sides.
         seconds: CPU time.
         codec_seconds: the part of it in the gradient's codec.
     """
@@ -80,8 +81,8 @@ class Epoch:
     rate: float
     traffic: Traffic
     steps: int
-    fetched: int
-    flipped: int
+    fetched: float
+    flipped: float
     seconds: float
     codec_seconds: float
 
@@ -188,7 +189,16 @@ class Training:
         fetched, flipped = map(int, counts)
         traffic = self._traffic(steps, fetched, tally)
         self._shared = 0
-        return Epoch(self.loss(self.x), rate, traffic, steps, fetched, flipped, seconds, tally.codec_seconds)
+        return Epoch(
+            loss=self.loss(self.x),
+            rate=rate,
+            traffic=traffic,
+            steps=steps,
+            fetched=fetched / count,
+            flipped=math.nan if self.precision.chebyshev else flipped / count,
+            seconds=seconds,
+            codec_seconds=tally.codec_seconds,
+        )
 
     def _coded(
         self,

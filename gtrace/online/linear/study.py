@@ -15,7 +15,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.online.linear.data import Data, load
 from gtrace.online.linear.precision import Precision, precisions
 from gtrace.online.linear.problems import TASKS, Problem, Prox
-from gtrace.online.linear.training import Traffic, Training
+from gtrace.online.linear.training import Traffic, Training, columns_of
 from gtrace.runlog import RunLogWriter
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from gtrace.online.linear.levels import Columns
 
 EPOCHS = 30
 
@@ -136,7 +138,11 @@ class LinearStudy:
             data = load(given, labels=self.problem.labels, seed=seed, target=self._target)
         optimum = self.problem.optimum(data.a, data.b, self.prox)
         runs = []
+        placed: dict[tuple[Any, ...], Columns] = {}
         for precision in self.precisions:
+            grid = (precision.bits, precision.levels, precision.sampling == "nearest", precision.draws > 0)
+            if grid not in placed:
+                placed[grid] = columns_of(data, precision)
             training = Training(
                 self.problem,
                 data,
@@ -145,6 +151,7 @@ class LinearStudy:
                 batch_size=self.batch_size,
                 rate=self._rate,
                 seed=seed,
+                columns=placed[grid],
             )
             runs.append((training, LinearResult(str(precision), seed, optimum=optimum, variance=training.variance)))
         return runs

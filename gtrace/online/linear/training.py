@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.errors import UsageError
 from gtrace.kernels import linear as kernels
 from gtrace.online.exchange import Exchange, Tally
-from gtrace.online.linear.levels import column_levels, place
+from gtrace.online.linear.levels import Columns, column_levels, place
 from gtrace.online.linear.precision import FLOAT_BITS
 from gtrace.online.schedule import DEFAULT_REFIT
 from gtrace.types import Key
@@ -102,6 +102,7 @@ class Training:
         rate: step size of the first epoch; None for 0.5 / (mean squared norm of a sample), which is 0.005 for 100
             standardised features.
         seed: of the order and the rounding.
+        columns: of :func:`columns_of`, where another training has them already.
 
     Attributes:
         x: float64[n], the model.
@@ -122,6 +123,7 @@ class Training:
         batch_size: int = 1,
         rate: float | None = None,
         seed: int = 0,
+        columns: Columns | None = None,
     ) -> None:
         precision.check(problem)
         if batch_size < 1:
@@ -135,18 +137,12 @@ class Training:
         self._rule = precision.rule(problem, self.prox)
         self.x = np.zeros(data.a.shape[1])
         self._total, self._summed = np.zeros_like(self.x), 0
-        self.variance, self._shared = 0.0, 0
-        none = np.zeros((0, 0))
-        index, part = none.astype(np.uint16), none.astype(np.float32)
-        levels = reach = none
-        if precision.draws:
-            own = column_levels(data.a, precision.bits, precision.levels)
-            columns = place(data.a, own, nearest=precision.sampling == "nearest")
-            index, part, levels, reach = columns.index, columns.part, columns.levels, columns.reach
-            self.variance = columns.variance
-            # The levels of a column of uniform ones are all known from its scale.
-            self._shared = FLOAT_BITS * (columns.count if precision.levels == "optimal" else len(own))
-        self._samples = kernels.Samples(data.a, data.b, index, part, levels, reach)
+        if columns is None:
+            columns = columns_of(data, precision)
+        # The levels of a column of uniform ones are all known from its scale.
+        sent = columns.count if precision.levels == "optimal" else len(columns.levels)
+        self.variance, self._shared = columns.variance, FLOAT_BITS * sent
+        self._samples = kernels.Samples(data.a, data.b, columns.index, columns.part, columns.levels, columns.reach)
         self._exchange = (
             None
             if precision.codec is None
@@ -249,6 +245,16 @@ class Training:
 
     def _key(self, stream: str) -> Key:
         return Key.derive(self._seed, tensor=stream, step=self._epoch, role="sample")
+
+
+def columns_of(data: Data, precision: Precision) -> Columns:
+    """The training set on the levels of a precision; empty where samples stay exact."""
+    if not precision.draws:
+        return Columns(
+            np.zeros((0, 0), np.uint16), np.zeros((0, 0), np.float32), np.zeros((0, 0)), np.zeros((0, 0)), 0, 0.0
+        )
+    levels = column_levels(data.a, precision.bits, precision.levels)
+    return place(data.a, levels, nearest=precision.sampling == "nearest")
 
 
 def usual_rate(data: Data) -> float:

@@ -13,7 +13,9 @@ def check(data):
     wanted = split("made", A, B, labels=False)
     np.testing.assert_allclose(data.a, wanted.a, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(data.test_b, wanted.test_b, rtol=1e-9)
-    assert data.a.dtype == np.float32 and data.a.shape == (32, 3) and data.test_a.shape == (8, 3)
+    assert data.a.dtype == np.float32
+    assert data.a.shape == (32, 3)
+    assert data.test_a.shape == (8, 3)
     np.testing.assert_allclose(data.a.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(data.a.std(axis=0), 1, atol=1e-5)
 
@@ -75,12 +77,14 @@ def test_labels_and_constant_columns():
     data = split("s", np.column_stack([A, np.full(40, 0.1)]), np.where(B > 0, 7, 3), labels=True)
     assert set(np.unique(data.b)) == {-1.0, 1.0}
     assert (data.b > 0).tolist() == (B[np.arange(40) % 5 != 4] > 0).tolist()
-    assert not data.a[:, 3].any() and not data.test_a[:, 3].any()
+    assert not data.a[:, 3].any()
+    assert not data.test_a[:, 3].any()
 
 
 def test_made_data_depend_on_the_seed_alone():
     first, again, other = (load("synthetic-5x50", labels=False, seed=seed) for seed in (1, 1, 2))
-    assert (first.a == again.a).all() and (first.b == again.b).all()
+    assert (first.a == again.a).all()
+    assert (first.b == again.b).all()
     assert not (first.a == other.a).any()
     assert first.a.shape == first.test_a.shape == (50, 5)
     labels = load("synthetic-5x4000", labels=True, seed=1)

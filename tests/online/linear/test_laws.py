@@ -1,5 +1,7 @@
 """What the gradients of linear models are on average, how far they scatter, and where training ends because of it."""
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers_linear import gradients, quantized, uniform_variance
@@ -111,7 +113,7 @@ def test_chebyshev_approximations_come_closer_with_their_degree():
             errors[name, degree] = abs(found - problem.derivative(problem.center + away)).max()
     for name in ("logistic", "svm"):
         falling = [errors[name, degree] for degree in (3, 7, 15, 31)]
-        assert all(after < 0.85 * before for before, after in zip(falling, falling[1:], strict=False)), falling
+        assert all(after < 0.85 * before for before, after in itertools.pairwise(falling)), falling
     # The nearest poles of the logistic function are at i pi, so the error falls as a power of this.
     rho = np.pi / 8 + np.sqrt(1 + (np.pi / 8) ** 2)
     assert errors["logistic", 15] < 2 * rho**-15

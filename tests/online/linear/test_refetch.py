@@ -37,7 +37,8 @@ def test_without_bounds_sides_are_mistaken():
         refetch: gradient(samples, Precision("naive", bits=4, refetch=refetch), x, np.arange(2000), "svm")[1]
         for refetch in ("none", "l1")
     }
-    assert counts["none"][0] == 0 and counts["none"][1] > 40
+    assert counts["none"][0] == 0
+    assert counts["none"][1] > 40
     wrong = counts["none"][1]
     assert wrong < counts["l1"][0] < 1500
 
@@ -47,9 +48,11 @@ def test_a_sure_side_keeps_the_quantized_sample():
     samples = quantized(np.vstack([a, np.ones((1, 3))]), np.append(b, 1.0), 3)
     precision = Precision("naive", bits=3, refetch="l1")
     found, counts = gradient(samples, precision, -x, [0], "svm")
-    assert counts[0] == 0 and set(abs(found)) <= set(np.abs(samples.levels).ravel())
+    assert counts[0] == 0
+    assert set(abs(found)) <= set(np.abs(samples.levels).ravel())
     found, counts = gradient(samples, precision, x / 10, [0], "svm")  # a margin of exactly 1, which is none
-    assert counts[0] == 1 and not found.any()
+    assert counts[0] == 1
+    assert not found.any()
 
 
 @pytest.mark.parametrize("failure", [0.2, 0.02])

@@ -204,6 +204,8 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     if script is None and options["task"] is not None:
         describe_task(options["task"])
     _refuse(options, OF_LINEAR, "is for linear models, as in --task linear")
+    if options["levels"] in ("uniform", "optimal"):
+        raise UsageError(f"--levels {options['levels']} is for linear models, as in --task linear")
     for name in OF_LINEAR:
         del options[name]
     chosen = _chosen(options)

@@ -27,6 +27,8 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 #: longest spec that is shown on one line
 _NAME = 18
+#: losses from here on are those of models that blew up
+_HUGE = 1e5
 
 #: options that only linear models have, with the values that mean "not given"
 OF_LINEAR: dict[str, Any] = {
@@ -306,7 +308,9 @@ def _with(found: Spread) -> str:
 
 
 def _number(value: float, form: str) -> str:
-    return form.format(value) if math.isfinite(value) else "-"
+    if not math.isfinite(value):
+        return "-"
+    return form.format(value) if abs(value) < _HUGE else f"{value:.2g}"
 
 
 @contextlib.contextmanager

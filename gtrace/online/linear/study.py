@@ -90,7 +90,8 @@ class LinearStudy:
         target: column of a CSV file that holds the target.
         epochs: passes over the training set.
         batch_size: samples of a step.
-        rate: step size of the first epoch; epoch e takes a part 1 / e of it. None for the usual one.
+        rate: step size of the first epoch; epoch e takes a part 1 / e of it. None for what is usual for the first
+            seed's data.
         prox: the term beside the loss; None for the task's own.
         seed: the first; it also makes synthetic data.
         seeds: how many, one after the other.
@@ -127,6 +128,8 @@ class LinearStudy:
         self.seeds = tuple(range(seed, seed + seeds))
         self._given, self._target, self._rate = data, target, rate
         self._runs: list[tuple[Training, LinearResult]] = self._begin(seed)
+        # The step that suits the first seed's data is that of all seeds.
+        self._rate = self.rate
         self._done: list[LinearResult] = []
         self.warnings: list[str] = []
 
@@ -308,7 +311,7 @@ class LinearStudy:
             "--compare": ",".join(named),
             "--epochs": self.epochs,
             "--batch-size": self.batch_size,
-            "--lr": f"{self.rate:.12g}",
+            "--lr": repr(self.rate),
             "--prox": str(self.prox),
             "--seed": self.seeds[0],
             "--seeds": len(self.seeds),

@@ -77,7 +77,9 @@ def runs_table(title: str, groups: Mapping[str, Runs], *, labels: bool = False, 
 
 def percent(part: float) -> str:
     """A part as a percentage; words where it is not finite."""
-    return f"{100 * part:.2g} %" if math.isfinite(part) else "diverged"
+    if not math.isfinite(part):
+        return "diverged"
+    return f"{100 * part:.0f} %" if abs(part) >= 0.1 else f"{100 * part:.2g} %"
 
 
 def tuned(task: str, data: Data, batch_size: int, *, seed: int, epochs: int = 6) -> float:

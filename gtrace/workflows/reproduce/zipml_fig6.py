@@ -6,7 +6,7 @@ import math
 from statistics import fmean
 
 from gtrace.online.linear import load
-from gtrace.workflows.reproduce._zipml import PAPER, Runs, curve, loss, runs_table, trained, tuned
+from gtrace.workflows.reproduce._zipml import CLOSE, PAPER, Runs, curve, runs_table, trained, tuned
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
 
 BATCHES = (1, 16, 256)
@@ -21,29 +21,27 @@ def epochs_to(runs: Runs, spec: str, target: float) -> float:
     return fmean(found)
 
 
+def last(runs: Runs, spec: str) -> float:
+    """Loss after the last epoch, mean over seeds."""
+    return fmean(one.losses[-1] for one in runs[spec])
+
+
 def run(context: Context) -> Outcome:
-    """Each batch with the step that suits its full precision."""
+    """Each batch with the step that suits its full precision, and all with that of batches of 16."""
     rows, epochs, seeds = (2000, 3, 1) if context.quick else (10_000, 30, 3)
     name = f"synthetic-100x{rows}"
-    found: dict[int, Runs] = {}
-    rates = {}
+    settings = {"data": name, "epochs": epochs, "seed": context.seed, "seeds": seeds}
+    data = load(name, labels=False, seed=context.seed)
+    rates = {batch: tuned("linear", data, batch, seed=context.seed) for batch in BATCHES}
+    own: dict[int, Runs] = {}
+    same: dict[int, Runs] = {}
     for batch in BATCHES:
         context.say(f"batches of {batch}")
-        rates[batch] = tuned("linear", load(name, labels=False, seed=context.seed), batch, seed=context.seed)
-        found[batch] = trained(
-            "linear",
-            [SPEC],
-            data=name,
-            batch_size=batch,
-            rate=rates[batch],
-            epochs=epochs,
-            seed=context.seed,
-            seeds=seeds,
-        )
-    gaps = {batch: fmean(result.gap for result in runs[SPEC]) for batch, runs in found.items()}
-    # Both precisions must come down to this: a hundredth of what the untrained model leaves unexplained.
-    start = fmean(result.losses[0] for result in found[16]["none"]) if context.quick else 1.0
-    reached = {(batch, spec): epochs_to(runs, spec, start) for batch, runs in found.items() for spec in ("none", SPEC)}
+        own[batch] = trained("linear", [SPEC], batch_size=batch, rate=rates[batch], **settings)
+        same[batch] = trained("linear", [SPEC], batch_size=batch, rate=rates[16], **settings)
+    gaps = {batch: fmean(result.gap for result in runs[SPEC]) for batch, runs in own.items()}
+    target = (1 + CLOSE) * fmean(one.optimum for one in own[16]["none"])
+    reached = {(batch, spec): epochs_to(runs, spec, target) for batch, runs in own.items() for spec in ("none", SPEC)}
     return Outcome(
         checks=(
             Check(
@@ -54,38 +52,24 @@ def run(context: Context) -> Outcome:
             ),
             Check(
                 "full precision needs more epochs with larger batches",
-                "epochs until the loss is below 1 (1 % of the untrained model's): more at 256 than at 16",
-                ", ".join(f"{batch}: {reached[batch, 'none']:.3g}" for batch in (16, 256)),
+                f"epochs until the loss is within {100 * CLOSE:g} % of the optimum: more at 256 than at 16",
+                ", ".join(f"{batch}: {reached[batch, 'none']:.3g}" for batch in BATCHES),
                 reached[256, "none"] > reached[16, "none"],
             ),
             Check(
                 "with quantized samples the larger batch converges faster",
                 "the loss after the last epoch is lower at 256 than at 16",
-                ", ".join(f"{batch}: {fmean(one.losses[-1] for one in found[batch][SPEC]):.3g}" for batch in (16, 256)),
-                fmean(one.losses[-1] for one in found[256][SPEC]) < fmean(one.losses[-1] for one in found[16][SPEC]),
+                ", ".join(f"{batch}: {last(own[batch], SPEC):.3g}" for batch in BATCHES),
+                last(own[256], SPEC) < last(own[16], SPEC),
             ),
         ),
         tables=(
-            runs_table("Final losses", {f"batches of {batch}": runs for batch, runs in found.items()}),
+            runs_table("Final losses, each batch with its own step", {f"batches of {k}": v for k, v in own.items()}),
+            runs_table("Final losses, the step of batches of 16", {f"batches of {k}": v for k, v in same.items()}),
             Table(
                 "Steps and speed",
-                (
-                    "batch",
-                    "first step",
-                    "epochs to loss 1, full precision",
-                    "epochs to loss 1, 5 bits",
-                    "last loss, 5 bits",
-                ),
-                tuple(
-                    (
-                        batch,
-                        rates[batch],
-                        reached[batch, "none"],
-                        reached[batch, SPEC],
-                        fmean(one.losses[-1] for one in found[batch][SPEC]),
-                    )
-                    for batch in BATCHES
-                ),
+                ("batch", "own first step", "epochs to 5 % of the optimum, full precision", "last loss, 5 bits"),
+                tuple((k, rates[k], reached[k, "none"], last(own[k], SPEC)) for k in BATCHES),
             ),
         ),
         charts=(
@@ -93,22 +77,27 @@ def run(context: Context) -> Outcome:
                 tuple(
                     Panel(
                         tuple(curve(found[batch][spec], f"batches of {batch}") for batch in BATCHES),
-                        title,
+                        f"{title}, {step}",
                         "epoch",
                         "training loss",
                         log_y=True,
-                        lines=(("optimum", loss(found[16]["none"])),) if spec == "none" else (),
                     )
-                    for spec, title in (("none", "full precision"), (SPEC, "5-bit samples, double sampling"))
+                    for found, step in ((own, "own steps"), (same, "one step"))
+                    for spec, title in (("none", "full precision"), (SPEC, "5-bit samples"))
                 ),
-                "Left: full precision. Right: samples of 5 bits. The mean of a larger batch carries less of the noise "
-                "of quantization.",
+                "Above: each batch with the step that suits it; the noise of quantization is the same for all. Below: "
+                "one step for all; a larger batch is less noisy and slower.",
             ),
         ),
         data="made: 100 standard normal features, noise 0.1",
         notes=(
             "The step of each batch is the power of two with the least loss of the full precision after 6 epochs, as "
-            "the paper tunes its own; the same step is taken at low precision.",
+            "the paper tunes its own; the same step is taken at low precision. It grows with the batch, and with it "
+            "the part of the noise that a step lets in: what averaging gains, the larger step spends.",
+            "The paper does not say whether both batches of its figure have the same step, so that is measured too; "
+            "the criteria are about tuned ones.",
+            "The second criterion was first about a loss of 1, which all batches reach in one epoch; it was made "
+            "finer.",
         ),
     )
 
@@ -120,7 +109,7 @@ EXPERIMENT = Experiment(
     where="Figure 6",
     claim="Larger mini-batches need more epochs at full precision, but quantization does not hurt them: with quantized "
     "samples the larger one converges faster.",
-    recipe="Linear regression, 10,000 samples of 100 features, batches of 1, 16 and 256, samples of 5 bits with double "
-    "sampling, 30 epochs, 3 seeds.",
+    recipe="Linear regression, 10,000 samples of 100 features, batches of 1, 16 and 256 with tuned steps, samples of "
+    "5 bits with double sampling, 30 epochs, 3 seeds.",
     run=run,
 )

@@ -136,19 +136,20 @@ def run_linear(
     from gtrace.online.linear import LinearStudy, Prox
 
     items = _precisions(options, codec_of)
-    study_options = {"data": options["data"] or "synthetic-100", "target": options["target"]}
     if output is None:
         output = Path(f"{task}-{_file_name(str(items[0])) if len(items) == 1 else 'compare'}.jsonl")
     check_output(output, force=options["force"])
     study = LinearStudy(
         task,
         items,
-        **study_options,
+        data=options["data"] or "synthetic-100",
+        target=options["target"],
         batch_size=options["batch_size"] or 1,
         rate=options["lr"],
         prox=None if options["prox"] is None else Prox.parse(options["prox"]),
         seed=options["seed"],
         seeds=options["seeds"],
+        refit=options["refit"],
         **({} if options["epochs"] is None else {"epochs": options["epochs"]}),
     )
     try:

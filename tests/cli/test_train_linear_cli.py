@@ -69,7 +69,7 @@ def test_seeds_and_several_precisions_on_a_hinge(folder, capsys):
     [
         ["--quantize", "samples,model,gradients", "--bits", "6", "--sampling", "symmetrized", "--prox", "l1=0.01"],
         ["--codec", "qsgd:bits=4", "--quantize", "samples", "--bits", "5", "--batch-size", "16", "--seeds", "2"],
-        ["--compare", "mcgq:amount=0.5,double:bits=3,levels=optimal", "--lr", "0.03", "--seed", "5"],
+        ["--compare", "alq:bits=3,double:bits=3,levels=optimal", "--lr", "0.03", "--seed", "5", "--refit", "0,+50"],
     ],
 )
 def test_the_command_in_the_log_repeats_the_run(folder, options):
@@ -82,6 +82,7 @@ def test_the_command_in_the_log_repeats_the_run(folder, options):
         return re.sub(r'("\w*seconds": )[0-9.e-]+', r"\1-", (folder / name).read_text())
 
     assert timeless("a.jsonl") == timeless("b.jsonl")
+    assert ("--refit" in command) == any("--refit" in word or "--codec" in word for word in options)
 
 
 def test_json_of_a_codec_and_of_parts(folder, capsys):

@@ -16,6 +16,7 @@ from gtrace.online.linear.data import Data, load
 from gtrace.online.linear.precision import Precision, precisions
 from gtrace.online.linear.problems import TASKS, Problem, Prox
 from gtrace.online.linear.training import Traffic, Training, columns_of
+from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.runlog import RunLogWriter
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class LinearStudy:
         prox: the term beside the loss; None for the task's own.
         seed: the first; it also makes synthetic data.
         seeds: how many, one after the other.
+        refit: steps at which gradient codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
 
     Raises:
         UsageError: an unknown name, parts that do not fit together, or a number out of range.
@@ -114,6 +116,7 @@ class LinearStudy:
         prox: Prox | None = None,
         seed: int = 0,
         seeds: int = 1,
+        refit: str = DEFAULT_REFIT,
     ) -> None:
         if task not in TASKS:
             raise UsageError(f"no linear task '{task}'; {suggest(task, TASKS)}")
@@ -127,6 +130,7 @@ class LinearStudy:
         self.epochs, self.batch_size, self.prox = epochs, batch_size, self.problem.prox if prox is None else prox
         self.seeds = tuple(range(seed, seed + seeds))
         self._given, self._target, self._rate = data, target, rate
+        self._refit = str(RefitSchedule.parse(refit))
         self._runs: list[tuple[Training, LinearResult]] = self._begin(seed)
         # The step that suits the first seed's data is that of all seeds.
         self._rate = self.rate
@@ -154,6 +158,7 @@ class LinearStudy:
                 batch_size=self.batch_size,
                 rate=self._rate,
                 seed=seed,
+                refit=self._refit,
                 columns=placed[grid],
             )
             runs.append((training, LinearResult(str(precision), seed, optimum=optimum, variance=training.variance)))
@@ -316,6 +321,8 @@ class LinearStudy:
             "--seed": self.seeds[0],
             "--seeds": len(self.seeds),
         }
+        if any(item.codec is not None for item in self.precisions):
+            options["--refit"] = self._refit
         return shlex.join(["gtrace", "train", *(str(word) for pair in options.items() for word in pair)])
 
     def describe(self) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class Training:
         rate: step size of the first epoch; None for 0.5 / (mean squared norm of a sample), which is 0.005 for 100
             standardised features.
         seed: of the order and the rounding.
+        refit: steps at which a gradient codec is fitted, as :meth:`RefitSchedule.parse` reads it.
         columns: of :func:`columns_of`, where another training has them already.
 
     Attributes:
@@ -123,6 +124,7 @@ class Training:
         batch_size: int = 1,
         rate: float | None = None,
         seed: int = 0,
+        refit: str = DEFAULT_REFIT,
         columns: Columns | None = None,
     ) -> None:
         precision.check(problem)
@@ -144,9 +146,7 @@ class Training:
         self.variance, self._shared = columns.variance, FLOAT_BITS * sent
         self._samples = kernels.Samples(data.a, data.b, columns.index, columns.part, columns.levels, columns.reach)
         self._exchange = (
-            None
-            if precision.codec is None
-            else Exchange(precision.codec, seed=seed, refit=DEFAULT_REFIT, nonfinite="error")
+            None if precision.codec is None else Exchange(precision.codec, seed=seed, refit=refit, nonfinite="error")
         )
 
     @property

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PAPER = "Zhang et al., ZipML, ICML 2017"
 #: part by which a loss may lie above that of the full precision and count as the same solution
 CLOSE = 0.05
+#: a part from which on percentages mislead
+_MANY = 5
 #: results of a spec, one a seed; ``none`` is the full precision
 Runs = dict[str, list["LinearResult"]]
 
@@ -76,9 +78,11 @@ def runs_table(title: str, groups: Mapping[str, Runs], *, labels: bool = False, 
 
 
 def percent(part: float) -> str:
-    """A part as a percentage; words where it is not finite."""
+    """By which part something is above: a percentage, or how many times as much; words where it is not finite."""
     if not math.isfinite(part):
         return "diverged"
+    if part >= _MANY:
+        return f"{1 + part:.0f} times"
     return f"{100 * part:.0f} %" if abs(part) >= 0.1 else f"{100 * part:.2g} %"
 
 

@@ -77,6 +77,34 @@ def runs_table(title: str, groups: Mapping[str, Runs], *, labels: bool = False, 
     )
 
 
+def losses_table(
+    title: str, groups: Mapping[str, Runs], bits: Sequence[int], kinds: Mapping[str, str], note: str = ""
+) -> Table:
+    """A row for each group and number of bits, a column for each kind: the final loss, and how far it is above.
+
+    Args:
+        title: of the table.
+        groups: results by name of what they were measured on.
+        bits: of the specs.
+        kinds: heading to a spec, with {} for the bits.
+        note: below the table.
+    """
+    rows: list[tuple[str | int | None, ...]] = []
+    for group, runs in groups.items():
+        rows.append((group, None, f"{loss(runs['none']):.4g}", *[None] * len(kinds)))
+        for b in bits:
+            specs = [form.format(b) for form in kinds.values()]
+            cells = [
+                "diverged"
+                if math.isinf(loss(runs[spec]))
+                else f"{loss(runs[spec]):.4g} ({percent(excess(runs, spec))})"
+                for spec in specs
+            ]
+            rows.append((group, b, None, *cells))
+    head = ("data", "bits", "full precision", *kinds)
+    return Table(title, head, tuple(rows), note or "In brackets: above the full precision.")
+
+
 def percent(part: float) -> str:
     """By which part something is above: a percentage, or how many times as much; words where it is not finite."""
     if not math.isfinite(part):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gtrace.workflows.reproduce._zipml import CLOSE, PAPER, Runs, curve, excess, percent, runs_table, trained
+from gtrace.workflows.reproduce._zipml import CLOSE, PAPER, Runs, curve, excess, losses_table, percent, trained
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel
 
 FEATURES = (10, 100, 1000)
@@ -81,7 +81,12 @@ def run(context: Context) -> Outcome:
     return Outcome(
         checks=tuple(checks),
         tables=tuple(
-            runs_table(name, {f"{n} features": found[task, n] for n in FEATURES}, labels=task == "lssvm")
+            losses_table(
+                f"Final losses, {name}",
+                {f"{n} features": found[task, n] for n in FEATURES},
+                BITS,
+                {"samples alone": "double:bits={}", "end to end": f"double:bits={{}},{ALL}"},
+            )
             for task, name in TASKS.items()
         ),
         charts=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from gtrace.workflows.reproduce._zipml import CLOSE, PAPER, Runs, curve, loss, percent, runs_table, trained
+from gtrace.workflows.reproduce._zipml import CLOSE, PAPER, Runs, curve, loss, losses_table, percent, trained
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
 
 DATA = {
@@ -97,7 +97,7 @@ def run(context: Context) -> Outcome:
             ),
         ),
         tables=(
-            runs_table("Final losses", {what: found[name] for name, what in DATA.items()}),
+            losses_table("Final losses", {what: found[name] for name, what in DATA.items()}, BITS, KINDS),
             Table(
                 "Variance of one quantization of a value, in variances of its feature: uniform / optimal",
                 ("data", *(f"{bits} bits" for bits in BITS)),

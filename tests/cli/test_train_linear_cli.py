@@ -145,6 +145,24 @@ def test_a_run_that_diverges_says_so_and_others_go_on(folder, capsys):
     assert "linear-double-bits2.jsonl: exists already" in capsys.readouterr().err
 
 
+def test_an_interrupted_run_shows_what_was_done(folder, capsys, monkeypatch):
+    from gtrace.online.linear import Training
+
+    done, whole = [], Training.epoch
+
+    def epoch(self):
+        done.append(self)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        return whole(self)
+
+    monkeypatch.setattr(Training, "epoch", epoch)
+    assert gtrace_train("--task", "linear", *SMALL) == 130
+    assert "interrupted after 1 of 4 epochs" in capsys.readouterr().out
+    kinds = [record["type"] for record in read_runlog(folder / "linear-double-bits5.jsonl")]
+    assert kinds == ["study"] + ["step", "eval"] * 3
+
+
 def test_linear_models_need_no_torch():
     code = "import sys, gtrace.online.linear.study; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PAPER = "Zhang et al., ZipML, ICML 2017"
 #: part by which a loss may lie above that of the full precision and count as the same solution
 CLOSE = 0.05
+#: losses above this are not drawn
+_BLOWN_UP = 1000.0
 #: a part from which on percentages mislead
 _MANY = 5
 #: results of a spec, one a seed; ``none`` is the full precision
@@ -49,9 +51,10 @@ def excess(runs: Runs, spec: str) -> float:
 
 
 def curve(results: Sequence[LinearResult], label: str) -> Curve:
-    """Training loss after each epoch, mean over seeds; it ends where a run stopped."""
+    """Training loss after each epoch, mean over seeds; it ends where a run stopped, and has gaps where it blew up."""
     length = min(len(result.losses) for result in results)
     losses = np.array([result.losses[:length] for result in results]).mean(axis=0)
+    losses[losses > _BLOWN_UP] = np.nan
     return Curve(label, tuple(range(1, length + 1)), tuple(losses.tolist()))
 
 

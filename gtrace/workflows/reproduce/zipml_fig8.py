@@ -135,6 +135,8 @@ def run(context: Context) -> Outcome:
         ),
         data="made: standard normal features, and standardised lognormal ones in the place of cadata and cpusmall",
         notes=(
+            "Losses above 1,000 are not drawn: with 3 bits, naive rounding and uniform levels blow up on the first "
+            "set of long tails until the step has fallen, and come back.",
             "cadata and cpusmall are in no package at hand. With their long tails naive rounding and uniform levels "
             "are worse than on normal features; the made long-tailed sets have that in common with them and nothing "
             "else.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from scipy import special
 
 from gtrace.codecs import codec as build_codec
+from gtrace.codecs import codec_names, wrapper_names
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels import linear as kernels
 from gtrace.online.linear.levels import LevelRule, bits_per_value
@@ -43,7 +44,7 @@ def _within(what: str, value: int, low: int, high: int) -> None:
 
 
 def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,9 @@ class Precision:
         if name == "none" and not rest:
             return FULL
         if name not in SAMPLINGS:
+            known = [*codec_names(), *wrapper_names()]
+            if name not in known:
+                raise UsageError(f"no precision or codec '{name}'; {suggest(name, [*SAMPLINGS, *known])}")
             return cls("full", quantize=(), codec=build_codec(text))
         given = ({"quantize": ()} if name == "full" else {}) | usual
         for item in filter(None, rest.split(",")):

@@ -15,7 +15,7 @@ from gtrace.online.linear.precision import precisions
         "full:bits=4,quantize=model",
         "symmetrized:bits=6,quantize=samples+model+gradients",
         "double:bits=4,chebyshev=15,radius=24,gap=0.5",
-        "naive:bits=8,refetch=jl,failure=0.001,rows=128",
+        "naive:bits=8,refetch=jl,failure=0.00123456789,rows=128",
         "mcgq:amount=0.1",
         "double:bits=5,quantize=samples+model,codec=ef:topk:ratio=0.1",
     ],
@@ -43,7 +43,7 @@ def test_draws_and_bits():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("triple:bits=3", "codec"),
+        ("doubel:bits=3", "no precision or codec 'doubel'; did you mean double"),
         ("double:bits=1", "bits: 1 is out of range"),
         ("double:bits=x", "bits=x is no number"),
         ("double:bit=3", "did you mean bits"),

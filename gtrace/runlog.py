@@ -6,13 +6,14 @@ Records, by their ``type``:
   ``tensors`` (name -> elements), ``versions``; beside them ``runs`` (specs), ``steps``, ``batch_size`` (of one
   worker), ``lr``, ``refit``, ``nonfinite``, ``kind`` (``weight``, or ``neural``: then bits and variances are those of
   the gradients inside the backward passes), ``shadow`` (steps between two shadow passes, or null), ``layers``
-  (``inner`` or ``all``; null for kind weight).
+  (``inner`` or ``all``; null for kind weight), ``weights`` (levels of quantized weights as in ``optimal5``, or null).
 - ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss`` (training loss,
   mean of the workers), ``lr``, ``bits`` (payload and shared bits that all workers sent up in this step),
   ``bits_float32`` (what float32 would have taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 /
   ||mean of exact||^2), ``seconds`` (CPU), ``codec_seconds``; beside them ``shared_bits`` (part of ``bits``),
   ``envelope_bits`` (not part of it), ``worker_variance`` (||decoded - exact||^2 / ||exact||^2, both summed over the
-  workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite).
+  workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite),
+  ``weight_error`` (||quantized weights - weights||^2 / ||weights||^2, in runs that quantize them).
 - ``shadow``: ``run``, ``seed``, ``step``, ``tensor`` (a weight gradient), and how far it is from the exact one of the
   same batch: ``cosine_alone``, ``error_alone`` (||compressed - exact|| / ||exact||) where only the gradients of this
   layer's own outputs are compressed, ``cosine``, ``error`` where those of all layers are.

@@ -30,7 +30,9 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
     metavar="CODECS",
     help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
 )
-@click.option("--bits", type=int, default=None, help="Nominal bits of a codec that has them.")
+@click.option(
+    "--bits", type=int, default=None, help="Nominal bits of a codec that has them; with --quantize, of the weights."
+)
 @click.option("--sparsity", type=float, default=None, help="Sparsity of a codec that has it, as in 0.8.")
 @codec_options
 @click.option(
@@ -87,6 +89,18 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
 )
 @click.option("--clip", type=float, metavar="NORM", help="For a task: largest norm of the averaged gradient.")
 @click.option(
+    "--quantize",
+    metavar="WHAT",
+    help="For a task: model lets forward and backward see quantized weights, while the optimizer steps float32 ones.",
+)
+@click.option(
+    "--weight-levels",
+    type=int,
+    default=None,
+    metavar="N",
+    help="With --quantize model: levels of a weight, negative ones and zero among them.  [default: 2^bits - 1]",
+)
+@click.option(
     "--network", metavar="RATE", help="For a task: what steps would take over links of this speed, as in 1Gbit/s."
 )
 @click.option("--latency", default="0s", show_default=True, metavar="TIME", help="Of a message there, as in 50us.")
@@ -134,10 +148,10 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
 )
 @click.option(
     "--levels",
-    type=click.Choice(["own", "common"]),
-    default="own",
-    show_default=True,
-    help="For such a SCRIPT: each rank's own levels, or those that fit the sum of all ranks' sketches.",
+    metavar="NAME",
+    help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
+    "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or xnor, or several, as in "
+    "optimal,uniform.  [default: optimal]",
 )
 @click.option(
     "--compare-every",
@@ -184,20 +198,28 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn
       gtrace train --codec nuqsgd:bits=4,bucket_size=512 --task char-lstm --steps 100
       gtrace train --codec int8 --kind neural --shadow 10
+      gtrace train --quantize model --levels optimal,uniform --weight-levels 5 --task fashion-cnn
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
+    weights = _weights(options) if script is None else []
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
         raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
     if script is None:
+        if options["levels"] is not None:
+            raise UsageError("--levels is for a SCRIPT, or for --quantize")
         _refuse(options, _OF_SCRIPTS, "is for a SCRIPT")
         if is_module:
             raise UsageError("-m: name the module that is to be run")
-        run(chosen, **{name: value for name, value in options.items() if name not in _OF_SCRIPTS})
+        rest = {name: value for name, value in options.items() if name not in _OF_SCRIPTS}
+        run(chosen, weights=weights, **rest)
         return None
     _refuse(options, _OF_TASKS, f"is for built-in tasks; {script} has its own")
+    options["levels"] = options["levels"] or "own"
+    if options["levels"] not in ("own", "common"):
+        raise UsageError(f"--levels {options['levels']}: between the ranks of a SCRIPT, choose own or common")
     from gtrace.cli.train_script import run_script
 
     return run_script(
@@ -210,7 +232,7 @@ _OF_SCRIPTS: dict[str, Any] = {
     "rules": (),
     "min_size": 0,
     "exchange": "allgather",
-    "levels": "own",
+    "levels": None,
     "compare_every": 100,
 }
 _OF_TASKS: dict[str, Any] = {
@@ -228,6 +250,8 @@ _OF_TASKS: dict[str, Any] = {
     "network": None,
     "latency": "0s",
     "topology": "ring",
+    "quantize": None,
+    "weight_levels": None,
 }
 
 
@@ -235,6 +259,26 @@ def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
     for name, default in names.items():
         if options[name] != default:
             raise UsageError(f"--{name.removesuffix('s') if name == 'rules' else name.replace('_', '-')} {why}")
+
+
+def _weights(options: dict[str, Any]) -> list[str]:
+    """The levels of weights that the options ask a task for, as in ``optimal5``; these options are taken out."""
+    what, count = options.pop("quantize"), options.pop("weight_levels")
+    if what is None:
+        if count is not None:
+            raise UsageError(f"--weight-levels {count}: belongs to --quantize model")
+        return []
+    if what != "model":
+        raise UsageError(f"--quantize {what}: in a network only the weights can be quantized; give --quantize model")
+    bits, options["bits"] = options["bits"], None
+    if (bits is None) == (count is None):
+        raise UsageError("--quantize model: give the levels of a weight by --weight-levels, or its --bits")
+    if bits is not None and not 2 <= bits <= 8:
+        raise UsageError(f"--bits {bits}: a weight takes 2 to 8 here")
+    if options["codec"] is None and options["compare"] is None:
+        options["codec"] = "none"
+    placements, options["levels"] = options["levels"] or "optimal", None
+    return [f"{placement}{2**bits - 1 if count is None else count}" for placement in placements.split(",")]
 
 
 def _chosen(options: dict[str, Any]) -> list[Codec]:
@@ -260,6 +304,7 @@ def _chosen(options: dict[str, Any]) -> list[Codec]:
 def run(
     chosen: list[Codec],
     *,
+    weights: list[str],
     plugin: tuple[Path, ...],
     kind: Kind,
     layers: Layers,
@@ -288,6 +333,8 @@ def run(
     task = task or DEFAULT_TASK
     describe_task(task)
     named = file_name(str(chosen[0])) if len(chosen) == 1 else "compare"
+    if weights:
+        named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
     links = _network(network, latency, topology)
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
@@ -314,6 +361,7 @@ def run(
         optimizer=optimizer or "",
         clip=clip,
         network=links,
+        weights=weights,
     )
     if not force and study.can_resume(path):
         click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)

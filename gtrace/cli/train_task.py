@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 
 #: what stands below the table
-_EXPLAINED: dict[Kind, str] = {
+_EXPLAINED: dict[Kind | Literal["quantized"], str] = {
     "weight": "accuracy and loss: held-out data. bits: per value. sent: by one worker in a step. smaller: than\n"
     "float32. variance: squared error of the averaged gradient over its energy, mean over the steps.\n"
     "codec CPU: its part of the steps' CPU time.",
+    "quantized": "accuracy and loss: held-out data. bits: per value of a gradient. sent: by one worker in a step.\n"
+    "variance: squared error of the averaged gradient over its energy, mean over the steps.",
     "neural": "accuracy and loss: held-out data. bits: per value of the gradients of layers' outputs. a step: bytes\n"
     "of them, one worker. smaller: than float32. variance: their squared error over their energy, mean over\n"
     "the steps. codec CPU: its part of the steps' CPU time.",
@@ -52,6 +54,7 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
                 "seed": settings.seed,
                 "seeds": list(study.seeds),
                 "codecs": summarize(study) if len(study.seeds) > 1 else None,
+                "weights": study.quantized,
                 "runs": [_as_dict(result, settings.workers) for result in study.results],
                 "warnings": study.warnings,
             }
@@ -99,6 +102,7 @@ def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
         "sparsity": tally.sparsity,
         "relative_variance": result.relative_variance,
         "worker_variance": result.worker_variance,
+        "weight_error": result.weight_error,
         "nonfinite": tally.nonfinite,
         "seconds": result.seconds,
         "codec_seconds": tally.codec_seconds,
@@ -118,10 +122,12 @@ def _print_table(study: Study) -> None:
     table.add_column("codec", overflow="fold", min_width=10)
     accuracy = ["accuracy"] if has_accuracy else []
     cosine = ["cosine", "worst"] if has_shadow else []
+    quantized = ["weights"] if study.quantized else []
     size = "a step" if neural else "sent"
     timed = ["time"] if settings.network is not None else []
-    smaller = [] if timed else ["smaller"]
-    for header in (*accuracy, "loss", "bits", size, *smaller, "variance", *cosine, "codec CPU", *timed):
+    smaller = [] if timed or quantized else ["smaller"]
+    share = [] if quantized else ["codec CPU"]
+    for header in (*accuracy, "loss", "bits", size, *smaller, "variance", *cosine, *quantized, *share, *timed):
         table.add_column(header, justify="right", no_wrap=True)
     for result in results:
         tally = result.tally
@@ -132,10 +138,11 @@ def _print_table(study: Study) -> None:
             _number(result.loss, "{:.4f}"),
             _number(tally.bits_per_element, "{:.2f}"),
             _bytes(tally.bits / 8 / (settings.workers * max(1, result.steps))),
-            *([] if timed else [_number(tally.ratio, "{:.1f}x")]),
+            *([_number(tally.ratio, "{:.1f}x")] if smaller else []),
             _number(result.relative_variance, "{:.3g}"),
             *(_cosines(result.shadow) if has_shadow else []),
-            f"{100 * tally.codec_seconds / result.seconds:.0f} %" if result.seconds else "-",
+            *([_number(result.weight_error, "{:.3g}")] if quantized else []),
+            *([_share(tally.codec_seconds, result.seconds)] if share else []),
             *([f"{1000 * result.sim_seconds / max(1, result.steps):.3g} ms"] if timed else []),
         ]
         table.add_row(*cells)
@@ -143,8 +150,10 @@ def _print_table(study: Study) -> None:
     workers = f"{settings.workers} workers with {settings.batch_size} samples each"
     click.echo(
         f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
-        f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED[settings.kind]}"
+        f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED['quantized' if quantized else settings.kind]}"
     )
+    if quantized:
+        click.echo(explain_weights(study))
     if settings.network is not None:
         click.echo(
             f"time: of a step over {settings.network}; measured CPU time, simulated links. A bf16 all-reduce: "
@@ -156,6 +165,18 @@ def _print_table(study: Study) -> None:
                 "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
                 f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
             )
+
+
+def explain_weights(study: Study) -> str:
+    """What the column on quantized weights says, in words."""
+    total = sum(study.describe()["tensors"].values())
+    first = study.quantized[0]
+    bits = "/".join(dict.fromkeys(f"{one['bits']:.3g}" for one in study.quantized))
+    return (
+        f"weights: squared error of the quantized ones over their energy, in the last step; {bits} bits each,\n"
+        f"{100 * first['elements'] / total:.0f} % of the parameters ({', '.join(first['tensors'])}). The first and the "
+        "last layer,\nbiases and norms are exact, and so is what the optimizer steps."
+    )
 
 
 def _bf16(study: Study) -> float:
@@ -173,6 +194,10 @@ def _cosines(shadow: ShadowSummary) -> list[str]:
     if worst is None:
         return ["-", "-"]
     return [f"{shadow.cosine:.4f}", f"{worst.cosine:.4f}"]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def _number(value: float, form: str) -> str:

@@ -5,6 +5,7 @@ The workers share one model, since all of them step with the same aggregated gra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -20,6 +21,7 @@ from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Bad, Exchange, Nonfinite, Tally
 from gtrace.online.neural import Layers, NeuralGradients
 from gtrace.online.shadow import ShadowSummary, shadow
+from gtrace.online.weights import QuantizedWeights
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.shadow import ShadowError
     from gtrace.online.tasks.base import Evaluation, Task
+    from gtrace.online.weights import WeightLevels
 
 #: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
 Kind: TypeAlias = Literal["weight", "neural"]
@@ -122,7 +125,7 @@ class RunResult:
     """How one run of a study went, so far or in the end.
 
     Attributes:
-        run: spec of its codec.
+        run: spec of its codec; with quantized weights see :func:`run_name`.
         seed: of the study.
         steps: how many were done.
         loss: of the last evaluation; NaN before the first.
@@ -133,6 +136,7 @@ class RunResult:
         worker_variance: mean over the steps of a single worker's relative variance.
         seconds: CPU time of the steps; evaluations and shadow passes are not included.
         sim_seconds: duration of the steps over the simulated network; NaN where there is none.
+        weight_error: ||quantized weights - weights||^2 / ||weights||^2 in the last step; NaN without quantized ones.
         shadow: how far weight gradients are from exact ones, over the shadow passes.
         first_loss: test loss before the first step.
         diverged: in words, where the training loss became non-finite, or the test loss ended above where it
@@ -149,6 +153,7 @@ class RunResult:
     shadow: ShadowSummary = field(default_factory=ShadowSummary)
     relative_variance: float = math.nan
     worker_variance: float = math.nan
+    weight_error: float = math.nan
     seconds: float = 0.0
     sim_seconds: float = math.nan
     first_loss: float = math.nan
@@ -179,15 +184,24 @@ class Run:
         codec: what every worker sends through.
         settings: shared with the study's other runs.
         first_loss: test loss of the untrained model, where another run with the same seed has worked it out.
+        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
 
     Attributes:
         result: how it went so far.
         label: what its records in the run log have in common.
         tensors: name -> elements of what is trained.
+        weights: the quantized ones; None where there are none.
         remedy: what to try when it fails, in words.
     """
 
-    def __init__(self, task: Task, codec: Codec, settings: Settings, first_loss: float | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        codec: Codec,
+        settings: Settings,
+        first_loss: float | None = None,
+        weights: WeightLevels | None = None,
+    ) -> None:
         self._task, self._codec, self._settings = task, codec, settings
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
@@ -216,16 +230,19 @@ class Run:
             refit=settings.refit,
             nonfinite=settings.nonfinite,
         )
+        self.weights = None if weights is None else QuantizedWeights(self._model, weights, settings.refit)
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
-        self.result = RunResult(str(codec), settings.seed)
+        self.result = RunResult(run_name(codec, weights), settings.seed)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
         self.result.first_loss = self._test().loss if first_loss is None else first_loss
         self.remedy = f"a lower learning rate than {settings.lr:g}"
         if codec != Identity():
             self.remedy += ", or a codec with less error"
+        if weights is not None:
+            self.remedy += ", or more levels of weights"
 
     def step(self, step: int) -> Step:
         """One step of all workers."""
@@ -235,7 +252,10 @@ class Run:
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        losses, gradients, errors = self._gradients(step)
+        if self.weights is not None:
+            self.weights.fit(step)
+        with self._computing():
+            losses, gradients, errors = self._gradients(step)
         exchanged = self._exchange.step(step, gradients)
         tally, bad = exchanged.tally, exchanged.bad
         if self._neural is not None:
@@ -275,6 +295,8 @@ class Run:
             "codec_seconds": tally.codec_seconds,
             "fit_seconds": tally.fit_seconds,
         }
+        if self.weights is not None:
+            record["weight_error"] = result.weight_error = self.weights.error
         network = self._settings.network
         if network is not None:
             exact = self._codec == Identity()
@@ -335,10 +357,14 @@ class Run:
 
     def _test(self) -> Evaluation:
         self._model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._computing():
             found = self._task.evaluate(self._model)
         self._model.train()
         return found
+
+    def _computing(self) -> contextlib.AbstractContextManager[None]:
+        """The model has inside what forward and backward are to see."""
+        return contextlib.nullcontext() if self.weights is None else self.weights.in_place()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
@@ -348,6 +374,7 @@ class Run:
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "exchange": as_tensors(self._exchange.to_arrays()),
+            "weights": None if self.weights is None else as_tensors(self.weights.to_arrays()),
             "result": result,
             "variances": [list(seen) for seen in self._variances],
             "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
@@ -359,6 +386,8 @@ class Run:
         self._model.load_state_dict(saved["model"])
         self._optimizer.load_state_dict(saved["optimizer"])
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
+        if self.weights is not None:
+            self.weights.load_arrays(as_arrays(saved["weights"]))
         self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values
@@ -394,6 +423,12 @@ class Run:
         if self.result.diverged:
             texts.append(self.result.diverged)
         return texts
+
+
+def run_name(codec: Codec, weights: WeightLevels | None) -> str:
+    """What a run is called: its codec's spec, its levels of weights as in ``weights=optimal5``, or both."""
+    named = [] if weights is not None and codec == Identity() else [str(codec)]
+    return " ".join([*named, *([] if weights is None else [f"weights={weights}"])])
 
 
 def _mean(values: list[float]) -> float:

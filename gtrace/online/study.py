@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import platform
@@ -18,9 +19,10 @@ from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
-from gtrace.online.run import Kind, Run, RunResult, Settings
+from gtrace.online.run import Kind, Run, RunResult, Settings, run_name
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import load_task, task_names
+from gtrace.online.weights import WeightLevels
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 
 if TYPE_CHECKING:
@@ -62,10 +64,12 @@ class Study:
         optimizer: one of ``OPTIMIZERS`` in the place of the task's own.
         clip: largest norm of the averaged gradient, in the place of the task's.
         network: adds what a step would take over it to the records.
+        weights: levels as in ``optimal5`` that forward and backward see in the place of the weights, see
+            :mod:`gtrace.online.weights`; each of them is one run with each of the codecs, beside the exact one.
 
     Raises:
-        UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, or a
-            setting out of range.
+        UsageError: an unknown task or codec, the same codec or levels twice, a codec with memory or quantized
+            weights for kind neural, a model too shallow for them, or a setting out of range.
         TraceError: the task's data are missing.
     """
 
@@ -89,11 +93,17 @@ class Study:
         optimizer: str = "",
         clip: float | None = None,
         network: Network | None = None,
+        weights: Sequence[str | WeightLevels] = (),
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
+        self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in weights]
+        if len(set(self._weights)) < len(self._weights):
+            raise UsageError("weights: the same levels are named twice")
+        if self._weights and kind != "weight":
+            raise UsageError("weights: with kind neural they stay exact; choose kind weight")
         self.task = load_task(task) if isinstance(task, str) else task
         if seeds < 1:
             raise UsageError(f"seeds: {seeds} is below 1")
@@ -126,10 +136,27 @@ class Study:
 
     def _begin(self, seed: int) -> list[Run]:
         settings = dataclasses.replace(self.settings, seed=seed)
-        first, *others = self._codecs
-        runs = [Run(self.task, first, settings)]
+        first, *others = self._combinations
+        runs = [Run(self.task, first[0], settings)]
         # All begin with the same weights, so one test of them is enough.
-        return runs + [Run(self.task, item, settings, runs[0].result.first_loss) for item in others]
+        return runs + [Run(self.task, item, settings, runs[0].result.first_loss, levels) for item, levels in others]
+
+    @property
+    def _combinations(self) -> list[tuple[Codec, WeightLevels | None]]:
+        """Codec and levels of weights of each run, the exact run first."""
+        plain, *others = self._codecs
+        if self._weights:
+            return [(plain, None), *itertools.product(others or [plain], self._weights)]
+        return [(item, None) for item in self._codecs]
+
+    @property
+    def quantized(self) -> list[dict[str, Any]]:
+        """Which tensors have quantized weights, by levels: their bits and elements; empty where none has."""
+        found = {run.weights.levels: run.weights for run in self._runs if run.weights is not None}
+        return [
+            {"levels": str(levels), "bits": levels.bits, "elements": one.elements, "tensors": list(one.names)}
+            for levels, one in found.items()
+        ]
 
     @property
     def results(self) -> list[RunResult]:
@@ -216,7 +243,8 @@ class Study:
     def command(self) -> str:
         """The command line that repeats this study; empty where there is none."""
         named = [str(item) for item in self._codecs[1:]] or [str(self._codecs[0])]
-        if self.task.name not in task_names():
+        counts = {item.count for item in self._weights}
+        if self.task.name not in task_names() or len(counts) > 1:
             return ""
         settings = self.settings
         options = {
@@ -236,6 +264,9 @@ class Study:
         for name in ("optimizer", "clip"):
             if getattr(settings, name):
                 options[f"--{name}"] = getattr(settings, name)
+        if self._weights:
+            placements = ",".join(item.placement for item in self._weights)
+            options |= {"--quantize": "model", "--levels": placements, "--weight-levels": counts.pop()}
         if settings.network is not None:
             network = settings.network
             options |= {
@@ -259,7 +290,7 @@ class Study:
             "workers": settings.workers,
             "seed": settings.seed,
             "seeds": list(self.seeds),
-            "runs": [str(item) for item in self._codecs],
+            "runs": [run_name(*item) for item in self._combinations],
             "steps": settings.steps,
             "batch_size": settings.batch_size,
             "lr": settings.lr,
@@ -271,6 +302,7 @@ class Study:
             "optimizer": settings.optimizer or None,
             "clip": settings.clip,
             "network": None if settings.network is None else str(settings.network),
+            "weights": [str(item) for item in self._weights] or None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {

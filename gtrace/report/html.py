@@ -86,6 +86,13 @@ def to_html(report: Report) -> str:
         sections.append(_words_and_table(f"p{k}", "Training", f"put together: {', '.join(pool.logs)}", said, found))
     for k, trace in enumerate(report.traces):
         sections.append(_trace(trace, f"t{k}", alone=alone))
+    header = [f"<h1>{text(report.title)}</h1>", *([] if alone else _summary(report)), *_contents(sections)]
+    main = [line for section in sections for line in ["<section>", *section.lines, "</section>"]]
+    return document(report.title, header, main)
+
+
+def document(title: str, header: Sequence[str], main: Sequence[str], footer: str = _FOOTER) -> str:
+    """A whole page around the lines of its header and its main part, which must be escaped already."""
     script = _asset("page.js")
     return "\n".join(
         [
@@ -96,18 +103,17 @@ def to_html(report: Report) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta name="generator" content="gtrace {gtrace.__version__}">',
-            f"<title>{text(report.title)}</title>",
+            f"<title>{text(title)}</title>",
             f"<style>\n{_css()}</style>",
             "</head>",
             "<body>",
-            f"<header>\n<h1>{text(report.title)}</h1>",
-            *([] if alone else _summary(report)),
-            *_contents(sections),
+            "<header>",
+            *header,
             "</header>",
             "<main>",
-            *(line for section in sections for line in ["<section>", *section.lines, "</section>"]),
+            *main,
             "</main>",
-            f"<footer>{text(_FOOTER)}</footer>",
+            f"<footer>{text(footer)}</footer>",
             f"<script>{script}</script>",
             "</body>",
             "</html>",

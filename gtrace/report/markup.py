@@ -102,7 +102,7 @@ def _cell(cell: Cell, column: Column, *, first: bool) -> str:
     attributes = f' class="{css}"' if css else ""
     if cell.hint:
         attributes += f' title="{text(cell.hint)}"'
-    inside = f"<code>{text(cell.text)}</code>" if first else text(cell.text)
+    inside = f"<code>{text(cell.text)}</code>" if first and not column.prose else text(cell.text)
     if cell.detail:
         inside += f"<small>{text(cell.detail)}</small>"
     return f'<th scope="row"{attributes}>{inside}</th>' if first else f"<td{attributes}>{inside}</td>"

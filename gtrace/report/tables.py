@@ -49,12 +49,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its heading, what it means, and how early a narrow terminal drops it (0: never)."""
+    """A column: its heading, what it means, and how early a narrow terminal drops it (0: never).
+
+    ``prose`` says that a first column holds sentences and no names, which a page sets in another type.
+    """
 
     heading: str
     meaning: str = ""
     numeric: bool = True
     rank: int = 0
+    prose: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,50 @@
+"""The papers' experiments in miniature, by name. An experiment's module is imported when it is run or shown."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from typing import TYPE_CHECKING
+
+from gtrace.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.workflows.reproduce.experiment import Experiment
+
+#: in the order of the page; ``a-b`` lives in the module ``a_b``
+_NAMES: tuple[str, ...] = ("lognormal-table2",)
+
+
+def experiment_names() -> tuple[str, ...]:
+    """All experiments."""
+    return _NAMES
+
+
+def choose_experiments(patterns: Sequence[str]) -> list[str]:
+    """The experiments that names or patterns as ``zipml-*`` mean, in the order of the page; ``all`` means every one.
+
+    Raises:
+        UsageError: one that fits none.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = _NAMES if pattern == "all" else fnmatch.filter(_NAMES, pattern)
+        if not found:
+            raise UsageError(f"no experiment '{pattern}'; {suggest(pattern, [*_NAMES, 'all'])}")
+        chosen.update(found)
+    return [name for name in _NAMES if name in chosen]
+
+
+def load_experiment(name: str) -> Experiment:
+    """An experiment by its name.
+
+    Raises:
+        UsageError: there is none; near names are suggested.
+    """
+    if name not in _NAMES:
+        raise UsageError(f"no experiment '{name}'; {suggest(name, _NAMES)}")
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    experiment: Experiment = module.EXPERIMENT
+    return experiment

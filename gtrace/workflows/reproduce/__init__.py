@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from gtrace.workflows.reproduce.experiment import Experiment
 
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
-_NAMES: tuple[str, ...] = ("lognormal-table2",)
+_NAMES: tuple[str, ...] = (
+    "lognormal-table2",
+    "mcgq-fig1",
+    "mcgq-fig2",
+    "mcgq-fig3",
+    "mcgq-tables1-2",
+    "mcgq-ptb",
+    "mcgq-shakespeare",
+    "zipml-fig7b",
+)
 
 
 def experiment_names() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from gtrace.workflows.reproduce._training import DATA, spread, trained
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
 STEPS, BATCH, SEEDS = 300, 16, 2
-AMOUNTS = (0.05, 0.01, 0.0035)
+AMOUNTS = (0.05, 0.01, 0.0035, 0.0018)
 #: DGC without its momentum, since the optimizer has none and steps would grow tenfold
 SPARSE = {"DGC": "dgc:ratio=0.003,momentum=0", "AdaComp": "adacomp"}
 SGD = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.options import check_output, codec_options, load_plugins
+from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import describe_task, task_names
@@ -203,7 +204,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
-    weights = _weights(options) if script is None else []
+    weights = chosen_levels(options) if script is None else []
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
         raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
@@ -259,26 +260,6 @@ def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
     for name, default in names.items():
         if options[name] != default:
             raise UsageError(f"--{name.removesuffix('s') if name == 'rules' else name.replace('_', '-')} {why}")
-
-
-def _weights(options: dict[str, Any]) -> list[str]:
-    """The levels of weights that the options ask a task for, as in ``optimal5``; these options are taken out."""
-    what, count = options.pop("quantize"), options.pop("weight_levels")
-    if what is None:
-        if count is not None:
-            raise UsageError(f"--weight-levels {count}: belongs to --quantize model")
-        return []
-    if what != "model":
-        raise UsageError(f"--quantize {what}: in a network only the weights can be quantized; give --quantize model")
-    bits, options["bits"] = options["bits"], None
-    if (bits is None) == (count is None):
-        raise UsageError("--quantize model: give the levels of a weight by --weight-levels, or its --bits")
-    if bits is not None and not 2 <= bits <= 8:
-        raise UsageError(f"--bits {bits}: a weight takes 2 to 8 here")
-    if options["codec"] is None and options["compare"] is None:
-        options["codec"] = "none"
-    placements, options["levels"] = options["levels"] or "optimal", None
-    return [f"{placement}{2**bits - 1 if count is None else count}" for placement in placements.split(",")]
 
 
 def _chosen(options: dict[str, Any]) -> list[Codec]:

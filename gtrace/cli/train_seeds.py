@@ -95,7 +95,7 @@ def print_seeds(study: Study) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gtrace.cli.train_task import explain_weights
+    from gtrace.cli.train_weights import explain_weights
 
     entries = summarize(study)
     accurate = any(math.isfinite(entry["accuracy"]) for entry in entries)

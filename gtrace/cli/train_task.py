@@ -153,6 +153,8 @@ def _print_table(study: Study) -> None:
         f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED['quantized' if quantized else settings.kind]}"
     )
     if quantized:
+        from gtrace.cli.train_weights import explain_weights
+
         click.echo(explain_weights(study))
     if settings.network is not None:
         click.echo(
@@ -165,18 +167,6 @@ def _print_table(study: Study) -> None:
                 "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
                 f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
             )
-
-
-def explain_weights(study: Study) -> str:
-    """What the column on quantized weights says, in words."""
-    total = sum(study.describe()["tensors"].values())
-    first = study.quantized[0]
-    bits = "/".join(dict.fromkeys(f"{one['bits']:.3g}" for one in study.quantized))
-    return (
-        f"weights: squared error of the quantized ones over their energy, in the last step; {bits} bits each,\n"
-        f"{100 * first['elements'] / total:.0f} % of the parameters ({', '.join(first['tensors'])}). The first and the "
-        "last layer,\nbiases and norms are exact, and so is what the optimizer steps."
-    )
 
 
 def _bf16(study: Study) -> float:

@@ -5,7 +5,6 @@ The workers share one model, since all of them step with the same aggregated gra
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -21,7 +20,7 @@ from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Bad, Exchange, Nonfinite, Tally
 from gtrace.online.neural import Layers, NeuralGradients
 from gtrace.online.shadow import ShadowSummary, shadow
-from gtrace.online.weights import QuantizedWeights
+from gtrace.online.weights import QuantizedWeights, run_name
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class RunResult:
     """How one run of a study went, so far or in the end.
 
     Attributes:
-        run: spec of its codec; with quantized weights see :func:`run_name`.
+        run: spec of its codec; with quantized weights see :func:`gtrace.online.weights.run_name`.
         seed: of the study.
         steps: how many were done.
         loss: of the last evaluation; NaN before the first.
@@ -190,7 +189,7 @@ class Run:
         result: how it went so far.
         label: what its records in the run log have in common.
         tensors: name -> elements of what is trained.
-        weights: the quantized ones; None where there are none.
+        weights: the quantized ones, where there are some.
         remedy: what to try when it fails, in words.
     """
 
@@ -230,7 +229,7 @@ class Run:
             refit=settings.refit,
             nonfinite=settings.nonfinite,
         )
-        self.weights = None if weights is None else QuantizedWeights(self._model, weights, settings.refit)
+        self.weights = QuantizedWeights(self._model, weights, settings.refit)
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
@@ -252,9 +251,8 @@ class Run:
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        if self.weights is not None:
-            self.weights.fit(step)
-        with self._computing():
+        self.weights.fit(step)
+        with self.weights.in_place():
             losses, gradients, errors = self._gradients(step)
         exchanged = self._exchange.step(step, gradients)
         tally, bad = exchanged.tally, exchanged.bad
@@ -295,7 +293,7 @@ class Run:
             "codec_seconds": tally.codec_seconds,
             "fit_seconds": tally.fit_seconds,
         }
-        if self.weights is not None:
+        if self.weights.levels is not None:
             record["weight_error"] = result.weight_error = self.weights.error
         network = self._settings.network
         if network is not None:
@@ -357,14 +355,10 @@ class Run:
 
     def _test(self) -> Evaluation:
         self._model.eval()
-        with torch.no_grad(), self._computing():
+        with torch.no_grad(), self.weights.in_place():
             found = self._task.evaluate(self._model)
         self._model.train()
         return found
-
-    def _computing(self) -> contextlib.AbstractContextManager[None]:
-        """The model has inside what forward and backward are to see."""
-        return contextlib.nullcontext() if self.weights is None else self.weights.in_place()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
@@ -374,7 +368,7 @@ class Run:
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "exchange": as_tensors(self._exchange.to_arrays()),
-            "weights": None if self.weights is None else as_tensors(self.weights.to_arrays()),
+            "weights": as_tensors(self.weights.to_arrays()),
             "result": result,
             "variances": [list(seen) for seen in self._variances],
             "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
@@ -386,8 +380,7 @@ class Run:
         self._model.load_state_dict(saved["model"])
         self._optimizer.load_state_dict(saved["optimizer"])
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
-        if self.weights is not None:
-            self.weights.load_arrays(as_arrays(saved["weights"]))
+        self.weights.load_arrays(as_arrays(saved["weights"]))
         self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values
@@ -423,12 +416,6 @@ class Run:
         if self.result.diverged:
             texts.append(self.result.diverged)
         return texts
-
-
-def run_name(codec: Codec, weights: WeightLevels | None) -> str:
-    """What a run is called: its codec's spec, its levels of weights as in ``weights=optimal5``, or both."""
-    named = [] if weights is not None and codec == Identity() else [str(codec)]
-    return " ".join([*named, *([] if weights is None else [f"weights={weights}"])])
 
 
 def _mean(values: list[float]) -> float:

@@ -19,10 +19,10 @@ from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
-from gtrace.online.run import Kind, Run, RunResult, Settings, run_name
+from gtrace.online.run import Kind, Run, RunResult, Settings
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import load_task, task_names
-from gtrace.online.weights import WeightLevels
+from gtrace.online.weights import WeightLevels, run_name
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 
 if TYPE_CHECKING:
@@ -152,11 +152,10 @@ class Study:
     @property
     def quantized(self) -> list[dict[str, Any]]:
         """Which tensors have quantized weights, by levels: their bits and elements; empty where none has."""
-        found = {run.weights.levels: run.weights for run in self._runs if run.weights is not None}
-        return [
-            {"levels": str(levels), "bits": levels.bits, "elements": one.elements, "tensors": list(one.names)}
-            for levels, one in found.items()
-        ]
+        found = {
+            str(run.weights.levels): run.weights.describe() for run in self._runs if run.weights.levels is not None
+        }
+        return list(found.values())
 
     @property
     def results(self) -> list[RunResult]:

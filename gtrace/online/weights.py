@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 import torch
 
+from gtrace.codecs import Codec, Identity
 from gtrace.errors import UsageError, suggest
 from gtrace.fitting import optimal_levels
 from gtrace.kernels import norms as _norms
@@ -115,22 +116,22 @@ class QuantizedWeights:
 
     Args:
         model: in float32 on the CPU, with its first weights.
-        levels: of each tensor.
+        levels: of each tensor; None leaves all weights as they are.
         refit: when optimal levels are fitted, the first time at once.
 
     Attributes:
-        levels: of each tensor.
+        levels: of each tensor, or None.
         names: of the quantized tensors.
         elements: weights in them.
-        error: ||quantized - weights||^2 / ||weights||^2 over all of them, when they were last in place.
+        error: ||quantized - weights||^2 / ||weights||^2 over all of them, when they were last in place; NaN where none is.
 
     Raises:
         UsageError: fewer than three layers, or weights of another type.
     """
 
-    def __init__(self, model: nn.Module, levels: WeightLevels, refit: RefitSchedule) -> None:
+    def __init__(self, model: nn.Module, levels: WeightLevels | None, refit: RefitSchedule) -> None:
         self.levels = levels
-        self._parameters = inner_weights(model)
+        self._parameters = {} if levels is None else inner_weights(model)
         self.names = tuple(self._parameters)
         self.elements = sum(p.numel() for p in self._parameters.values())
         self.error = math.nan
@@ -142,7 +143,7 @@ class QuantizedWeights:
     def fit(self, step: int) -> None:
         """Fit the levels, where the schedule asks for it at this step."""
         due = self._refit.latest(step)
-        if self._fitted and due <= self._due:
+        if self.levels is None or (self._fitted and due <= self._due):
             return
         self._due = due
         for name, parameter in self._parameters.items():
@@ -159,7 +160,7 @@ class QuantizedWeights:
         try:
             for name, parameter in self._parameters.items():
                 weights = _flat(parameter)
-                if name not in self._fitted or not _has_levels(np.abs(weights).max()):
+                if self.levels is None or name not in self._fitted or not _has_levels(np.abs(weights).max()):
                     continue
                 rounded = self.levels.round(weights, self._fitted[name])
                 error += float(_norms.power_sum(rounded - weights, 2))
@@ -171,6 +172,11 @@ class QuantizedWeights:
             for name, parameter in self._parameters.items():
                 parameter.data = exact[name]
 
+    def describe(self) -> dict[str, Any]:
+        """Levels, bits of a weight, how many have them, and in which tensors."""
+        bits = 32.0 if self.levels is None else self.levels.bits
+        return {"levels": str(self.levels), "bits": bits, "elements": self.elements, "tensors": list(self.names)}
+
     def to_arrays(self) -> dict[str, Any]:
         """What later steps depend on, beside the weights."""
         return {"due": self._due, "levels": dict(self._fitted)}
@@ -178,6 +184,13 @@ class QuantizedWeights:
     def load_arrays(self, saved: Mapping[str, Any]) -> None:
         """Go on with what :meth:`to_arrays` gave."""
         self._due, self._fitted = saved["due"], dict(saved["levels"])
+
+
+def run_name(codec: Codec, levels: WeightLevels | None) -> str:
+    """What a run is called: its codec's spec, its levels of weights as in ``weights=optimal5``, or both."""
+    if levels is None:
+        return str(codec)
+    return f"weights={levels}" if codec == Identity() else f"{codec} weights={levels}"
 
 
 def inner_weights(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -152,10 +152,8 @@ class Study:
     @property
     def quantized(self) -> list[dict[str, Any]]:
         """Which tensors have quantized weights, by levels: their bits and elements; empty where none has."""
-        found = {
-            str(run.weights.levels): run.weights.describe() for run in self._runs if run.weights.levels is not None
-        }
-        return list(found.values())
+        runs = [run for run in self._runs if run.weights.levels is not None]
+        return list({run.weights.levels: run.weights.describe() for run in runs}.values())
 
     @property
     def results(self) -> list[RunResult]:

@@ -123,7 +123,8 @@ class QuantizedWeights:
         levels: of each tensor, or None.
         names: of the quantized tensors.
         elements: weights in them.
-        error: ||quantized - weights||^2 / ||weights||^2 over all of them, when they were last in place; NaN where none is.
+        error: ||quantized - weights||^2 / ||weights||^2 over all of them, when they were last in place; NaN
+            where none is.
 
     Raises:
         UsageError: fewer than three layers, or weights of another type.

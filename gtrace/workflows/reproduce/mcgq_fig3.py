@@ -110,8 +110,8 @@ def run(context: Context) -> Outcome:
         notes=(
             "The paper reaches its bit widths by dynamic sampling and reports the mean of the largest bits; here every "
             "gradient gets as many samples as the bits allow.",
-            "With run-length coding MCGQ's measured bits per value are below its largest bits, as QSGD's are with "
-            "Huffman coding.",
+            "Measured bits per value are what travels: MCGQ's counts are run-length coded in as many bits as the "
+            "largest takes, QSGD's levels are Huffman coded.",
         ),
     )
 

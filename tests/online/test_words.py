@@ -46,6 +46,16 @@ def test_an_untrained_model_knows_nothing_and_learns():
     assert result.accuracy is None
 
 
+def test_the_loss_of_word_frequencies():
+    task = load_task("word-lstm")
+    counts = {}
+    for code in task._train.tolist():
+        counts[code] = counts.get(code, 0) + 1
+    total = len(task._train) + len(task._vocabulary)
+    by_hand = [-np.log((counts.get(code, 0) + 1) / total) for code in task._test[1:].tolist()]
+    assert task.unigram_loss == pytest.approx(np.mean(by_hand))
+
+
 def test_the_test_in_pieces_is_that_of_the_whole_text(monkeypatch):
     task = load_task("word-lstm")
     model = fresh(task)

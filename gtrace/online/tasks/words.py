@@ -76,7 +76,7 @@ class _Network(nn.Module):
         return self.head(states), state
 
 
-class _Words(Task):
+class Words(Task):
     """What both texts share. The loss is in nats per word, so its exponential is the perplexity."""
 
     _width: ClassVar[int]
@@ -86,6 +86,12 @@ class _Words(Task):
         self._vocabulary, codes = np.unique(np.array([*train, *test]), return_inverse=True)
         text = torch.from_numpy(codes.astype(np.int64))
         self._train, self._test = text[: len(train)], text[len(train) :][: _TESTED + 1]
+
+    @property
+    def unigram_loss(self) -> float:
+        """Nats per word of a model that knows nothing but how often words are in the training text."""
+        counts = torch.bincount(self._train, minlength=len(self._vocabulary)).double() + 1
+        return -float(torch.log(counts / counts.sum())[self._test[1:]].mean())
 
     def model(self) -> nn.Module:
         """A fresh network."""
@@ -116,7 +122,7 @@ class _Words(Task):
         return Evaluation(total / (len(self._test) - 1), None)
 
 
-class WordLSTM(_Words):
+class WordLSTM(Words):
     """One layer of 128 units on Shakespeare's sonnets, the last tenth of them held out; words in lower case."""
 
     name: ClassVar[str] = "word-lstm"
@@ -129,7 +135,7 @@ class WordLSTM(_Words):
         super().__init__(words[:-held_out], words[-held_out:])
 
 
-class TreebankLSTM(_Words):
+class TreebankLSTM(Words):
     """Two layers of 200 units on the Penn Treebank's 10,000 words."""
 
     name: ClassVar[str] = "ptb-lstm"

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
 _NAMES: tuple[str, ...] = (
     "lognormal-table2",
+    "mcgq-fig1",
+    "mcgq-fig2",
+    "mcgq-fig3",
+    "mcgq-tables1-2",
+    "mcgq-ptb",
+    "mcgq-shakespeare",
     "mqgrad-fig4",
     "mqgrad-tables1-3",
     "zipml-fig4",
     "zipml-fig6",
     "zipml-fig7a",
+    "zipml-fig7b",
     "zipml-fig8",
     "zipml-fig9",
     "zipml-fig12",

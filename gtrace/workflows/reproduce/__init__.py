@@ -14,7 +14,23 @@ if TYPE_CHECKING:
     from gtrace.workflows.reproduce.experiment import Experiment
 
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
-_NAMES: tuple[str, ...] = ("lognormal-table2",)
+_NAMES: tuple[str, ...] = (
+    "alq-fig1",
+    "alq-fig5",
+    "alq-fig6",
+    "alq-fig7",
+    "alq-fig8",
+    "alq-fig14",
+    "alq-table1",
+    "alq-table2",
+    "alq-tables5-7",
+    "lognormal-table1",
+    "lognormal-table2",
+    "lognormal-table3",
+    "lognormal-table4",
+    "lognormal-fig3",
+    "lognormal-fig5",
+)
 
 
 def experiment_names() -> tuple[str, ...]:

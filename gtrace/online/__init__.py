@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gtrace.online.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
     from gtrace.online.hook import ddp_comm_hook
     from gtrace.online.links import CodecRules
+    from gtrace.online.plain import PlainTraining
     from gtrace.online.ranks import State
     from gtrace.online.run import RunResult
     from gtrace.online.schedule import RefitSchedule
@@ -46,6 +47,7 @@ _HOMES = {
 }
 _TORCH_HOMES = {
     "Compression": "compression",
+    "PlainTraining": "plain",
     "RunResult": "run",
     "State": "ranks",
     "Study": "study",
@@ -61,6 +63,7 @@ __all__ = [
     "Exchange",
     "Exchanged",
     "NonfiniteGradientError",
+    "PlainTraining",
     "Recipe",
     "RefitSchedule",
     "RunResult",

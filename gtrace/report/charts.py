@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from gtrace.report.style import Look
 
-#: how a curve is drawn: a line with markers at its points, points alone, a line alone, or steps
+#: how a curve is drawn: a line with markers at its points, points alone (also in the place of bars), a line alone, or
+#: steps
 Form: TypeAlias = Literal["line", "points", "plain", "steps"]
 
 #: Inches of a panel, and of the list of names beside several.
@@ -57,7 +58,7 @@ class Panel:
         y_label: of the vertical one.
         log_x: logarithmic.
         log_y: logarithmic.
-        bars: x are names of categories, and every curve has a bar at each.
+        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
         lines: horizontal lines, name to value, such as what full precision reaches.
     """
 
@@ -154,13 +155,20 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     from gtrace.report.style import log_ticks
 
     categories = list(dict.fromkeys(name for curve in panel.curves for name in curve.x))
-    width = 0.8 / max(1, len(panel.curves))
+    # Curves that share no category stand on it, not beside each other.
+    alone = sum(len(curve.x) for curve in panel.curves) == len(categories)
+    width = 0.8 / (1 if alone else max(1, len(panel.curves)))
     if panel.log_y:
         axes.set_yscale("log")
     for k, curve in enumerate(panel.curves):
-        x = np.array([categories.index(name) for name in curve.x]) + (k - (len(panel.curves) - 1) / 2) * width
+        beside = 0.0 if alone else (k - (len(panel.curves) - 1) / 2) * width
+        x = np.array([categories.index(name) for name in curve.x]) + beside
         y = np.asarray(curve.y, np.float64)
-        axes.bar(x, y, width * 0.92, color=looks[curve.label].line, label=curve.label)
+        own = looks[curve.label]
+        if curve.form == "points":
+            axes.plot(x, y, **own.curve() | {"linestyle": "none"}, label=curve.label)
+        else:
+            axes.bar(x, y, width * 0.92, color=own.line, label=curve.label)
         if curve.low:
             middle = (np.asarray(curve.low) + np.asarray(curve.high)) / 2
             axes.errorbar(x, middle, np.asarray(curve.high) - middle, fmt="none", ecolor="#1b2330", elinewidth=1.0)

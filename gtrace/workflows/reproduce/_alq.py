@@ -126,32 +126,16 @@ def record(
     Returns:
         a trace in memory for each of the batches.
     """
-    import torch
-
+    from gtrace.online import PlainTraining
     from gtrace.trace import Trace
-    from gtrace.types import Key
 
+    training = PlainTraining(task, seed, batch_size)
     kept: list[dict[str, dict[int, NDArray[np.float32]]]] = [{} for _ in range(batches)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(Key.derive(seed, tensor="model", role="sample").low)
-            model = task.model()
-            optimizer = task.optimizer(model, task.recipe.lr)
-            for step in range(steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = task.recipe.lr * 0.1 ** sum(step >= drop for drop in drops)
-                # The first batch comes last: its gradient is the one that the optimizer finds.
-                for batch in reversed(range(batches if step in at else 1)):
-                    key = Key.derive(seed, tensor="batch", step=step, worker=batch, role="sample")
-                    optimizer.zero_grad(set_to_none=True)
-                    task.loss(model, task.batch(np.random.default_rng(key), batch_size)).backward()  # type: ignore[no-untyped-call]
-                    if step in at:
-                        for name, p in model.named_parameters():
-                            if p.grad is not None:
-                                kept[batch].setdefault(name, {})[step] = p.grad.numpy().reshape(-1).copy()
-                optimizer.step()
-    finally:
-        torch.set_num_threads(threads)
+    for step in range(steps):
+        lr = task.recipe.lr * 0.1 ** sum(step >= drop for drop in drops)
+        gradients = training.step(lr, batches if step in at else 1)
+        if step in at:
+            for tensors, found in zip(kept, gradients, strict=True):
+                for name, values in found.items():
+                    tensors.setdefault(name, {})[step] = values
     return tuple(Trace.from_arrays(tensors) for tensors in kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gtrace
 from gtrace.workflows.reproduce._alq import ADAPTIVE, GRID_NOTE, LAW_NOTE, METHODS, PAPER, plain_path, spec
-from gtrace.workflows.reproduce._training import small_task, train_each
+from gtrace.workflows.reproduce._training import FEW, small_task, train_each
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
 BUCKETS = (32, 100, 512, 2048, 8192, 16384, 65536)
@@ -42,7 +42,7 @@ def run(context: Context) -> Outcome:
     methods = (*ADAPTIVE, "QSGDinf", "TRN", "NUQSGD")
     found, data = variances(context, methods)
     context.say("training with codecs")
-    task, _ = small_task(context, "")
+    task, _ = small_task(context, "", FEW)
     trained = train_each(
         context,
         task,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gtrace.workflows.reproduce._alq import GRID_NOTE, LAW_NOTE, PAPER, spec
-from gtrace.workflows.reproduce._training import small_task, train_each
+from gtrace.workflows.reproduce._training import FEW, small_task, train_each
 from gtrace.workflows.reproduce.alq_table1 import results_chart, results_table
 from gtrace.workflows.reproduce.experiment import Check, Context, Experiment, Outcome, Table
 
@@ -25,16 +25,16 @@ PUBLISHED = (
 
 def run(context: Context) -> Outcome:
     """All methods, one seed."""
-    task, data = small_task(context, "CIFAR-10")
+    task, data = small_task(context, "CIFAR-10", FEW)
     codecs = {"full precision": "none", **{name: spec(name) for name in METHODS}}
     runs = train_each(
         context,
         task,
         codecs,
         workers=WORKERS,
-        steps=2 if context.quick else 120,
+        steps=2 if context.quick else 100,
         batch_size=4,
-        refit="0" if context.quick else "0,10,40",
+        refit="0" if context.quick else "0,10,30",
     )
     # Independent errors: the mean of W gradients has 1 / W^2 of their summed squared errors.
     tallies = {name: runs[name].results[0].tally for name in METHODS}
@@ -96,7 +96,7 @@ EXPERIMENT = Experiment(
         "the variance of the average falls linearly with the number of workers."
     ),
     recipe=(
-        "ResNet-8, 32 simulated workers with 4 images each, 120 steps, 3 bits, buckets of 8192 across layers, one "
+        "ResNet-8, 32 simulated workers with 4 images each, 100 steps, 3 bits, buckets of 8192 across layers, one "
         "seed. The paper trains ResNet-32 with 128 images a worker and buckets of 16384."
     ),
     published=(

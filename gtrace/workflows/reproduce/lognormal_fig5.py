@@ -6,7 +6,7 @@ import numpy as np
 
 import gtrace
 from gtrace.workflows.reproduce._lognormal import PAPER, TRAINING, neural_trace, train_neural
-from gtrace.workflows.reproduce._training import small_task
+from gtrace.workflows.reproduce._training import FEW, small_task
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
 ASKED = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
@@ -36,7 +36,7 @@ def achieved(context: Context, at: tuple[int, ...]) -> dict[str, list[float]]:
 
 def run(context: Context) -> Outcome:
     """Sparsity on an uncompressed training, and trainings with pruning."""
-    task, data = small_task(context, "ImageNet")
+    task, data = small_task(context, "ImageNet", FEW)
     context.say("recording and pruning")
     sparsity = achieved(context, (0, 1, 2) if context.quick else STEPS)
     off = {

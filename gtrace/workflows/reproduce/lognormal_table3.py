@@ -7,7 +7,7 @@ import numpy as np
 from gtrace.codecs.fp import FloatFormat
 from gtrace.fitting.magnitudes import fit_magnitudes
 from gtrace.workflows.reproduce._lognormal import PAPER, TRAINING, neural_trace, train_neural
-from gtrace.workflows.reproduce._training import small_task
+from gtrace.workflows.reproduce._training import FEW, small_task
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 from gtrace.workflows.reproduce.lognormal_table2 import chosen
 
@@ -31,7 +31,7 @@ PUBLISHED = (
 
 def run(context: Context) -> Outcome:
     """sigma first, then a training for each format."""
-    task, data = small_task(context, "CIFAR-100 and ImageNet")
+    task, data = small_task(context, "CIFAR-100 and ImageNet", FEW)
     context.say("recording")
     trace = neural_trace(task, context.seed, (0, 2) if context.quick else STEPS, 16)
     fits = [

@@ -9,7 +9,7 @@ import numpy as np
 
 from gtrace.codecs.fp import FloatFormat
 from gtrace.workflows.reproduce._lognormal import PAPER, TRAINING, neural_trace, train_neural
-from gtrace.workflows.reproduce._training import small_task
+from gtrace.workflows.reproduce._training import FEW, small_task
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def middle_scale(trace: Trace) -> int:
 
 def run(context: Context) -> Outcome:
     """Scales for each layer, for all layers, and static ones."""
-    task, data = small_task(context, "ImageNet")
+    task, data = small_task(context, "ImageNet", FEW)
     context.say("recording")
     middle = middle_scale(neural_trace(task, context.seed, (0, 2) if context.quick else STEPS, 16))
     name = FORM.name

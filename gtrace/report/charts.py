@@ -60,6 +60,7 @@ class Panel:
         log_y: logarithmic.
         bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
         lines: horizontal lines, name to value, such as what full precision reaches.
+        marks: vertical lines, name to position, such as where the learning rate falls.
     """
 
     curves: tuple[Curve, ...]
@@ -70,6 +71,7 @@ class Panel:
     log_y: bool = False
     bars: bool = False
     lines: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ def draw_chart(chart: Chart) -> Figure:
             (_bars if panel.bars else _curves)(axes, panel, looks)
             for name, value in panel.lines:
                 _reference(axes, name, value)
+            for name, value in panel.marks:
+                _mark(axes, name, value)
             axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
@@ -168,7 +172,8 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
         if curve.form == "points":
             axes.plot(x, y, **own.curve() | {"linestyle": "none"}, label=curve.label)
         else:
-            axes.bar(x, y, width * 0.92, color=own.line, label=curve.label)
+            # Variants of a method share its colour and differ in dashes, which bars do not have.
+            axes.bar(x, y, width * 0.92, color=own.line, alpha=1.0 if own.dash == "-" else 0.5, label=curve.label)
         if curve.low:
             middle = (np.asarray(curve.low) + np.asarray(curve.high)) / 2
             axes.errorbar(x, middle, np.asarray(curve.high) - middle, fmt="none", ecolor="#1b2330", elinewidth=1.0)
@@ -188,4 +193,14 @@ def _reference(axes: Axes, name: str, value: float) -> None:
     axes.annotate(
         name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
         ha="right", va="bottom", fontsize=7.5, color=MUTED,
+    )  # fmt: skip
+
+
+def _mark(axes: Axes, name: str, value: float) -> None:
+    from gtrace.report.style import MUTED
+
+    axes.axvline(value, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+    axes.annotate(
+        name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",
+        ha="right", va="top", rotation=90, fontsize=7.5, color=MUTED,
     )  # fmt: skip

@@ -110,6 +110,7 @@ def run(context: Context) -> Outcome:
                         "step",
                         ("bucket size times " if not k else "") + "mean variance",
                         log_y=True,
+                        marks=tuple(("lr / 10", float(drop)) for drop in path.drops),
                     )
                     for k, (reading, curves) in enumerate(zip(readings, panels, strict=True))
                 ),

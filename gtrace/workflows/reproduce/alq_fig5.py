@@ -81,8 +81,14 @@ def run(context: Context) -> Outcome:
         ]
 
     lines = [
-        Curve("SGD, one worker", tuple(at.tolist()), tuple(noise.tolist()), form="plain"),
-        Curve(f"SuperSGD, {workers} workers", tuple(at.tolist()), tuple((noise / workers).tolist()), form="plain"),
+        Curve("SGD, one worker", tuple(at.tolist()), tuple(noise.tolist()), method="none", form="plain"),
+        Curve(
+            f"SuperSGD, {workers} workers",
+            tuple(at.tolist()),
+            tuple((noise / workers).tolist()),
+            method="none",
+            form="plain",
+        ),
     ]
     return Outcome(
         checks=(

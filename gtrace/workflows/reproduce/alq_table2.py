@@ -32,7 +32,7 @@ def run(context: Context) -> Outcome:
         task,
         codecs,
         workers=WORKERS,
-        steps=2 if context.quick else 100,
+        steps=2 if context.quick else 80,
         batch_size=4,
         refit="0" if context.quick else "0,10,30",
     )
@@ -96,7 +96,7 @@ EXPERIMENT = Experiment(
         "the variance of the average falls linearly with the number of workers."
     ),
     recipe=(
-        "ResNet-8, 32 simulated workers with 4 images each, 100 steps, 3 bits, buckets of 8192 across layers, one "
+        "ResNet-8, 32 simulated workers with 4 images each, 80 steps, 3 bits, buckets of 8192 across layers, one "
         "seed. The paper trains ResNet-32 with 128 images a worker and buckets of 16384."
     ),
     published=(

@@ -54,6 +54,13 @@ def test_models_have_their_size_and_learn(folder, name, parameters):
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_a_smaller_test_takes_images_evenly_spread(folder):
+    whole, part = fashion.FashionResNet8(), fashion.FashionResNet8(test_images=350)
+    assert np.array_equal(part._test[1], whole._test[1][::2])
+    assert np.array_equal(part._test[0], whole._test[0][::2])
+    assert len(fashion.FashionResNet8(test_images=10_000)._test[1]) == 700
+
+
 def test_the_test_covers_all_images(folder):
     task = load_task("fashion-resnet8")
     seen = []

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 FEW = 4000
 
 
-def small_task(context: Context, instead_of: str, test_images: int = 10_000) -> tuple[Task, str]:
+def small_task(context: Context, instead_of: str, test_images: int | None = None) -> tuple[Task, str]:
     """ResNet-8 on Fashion-MNIST where that is installed, else and for a quick run a network on handwritten digits.
 
     Args:
         context: of the experiment.
         instead_of: what the paper trains on.
-        test_images: of Fashion-MNIST's 10,000; where there are many short trainings, testing takes half of the time.
+        test_images: of Fashion-MNIST's 10,000, all by default; where there are many short trainings, testing takes
+            half of the time.
 
     Returns:
         the task, and in words what it is and what it stands for.
@@ -39,7 +40,7 @@ def small_task(context: Context, instead_of: str, test_images: int = 10_000) -> 
         except TraceError as missing:
             why = f"because of {missing}"
         else:
-            tested = "" if test_images == 10_000 else f", tested on {test_images:,} of 10,000 images"
+            tested = "" if test_images is None else f", tested on {test_images:,} of 10,000 images"
             return FashionResNet8(test_images), f"ResNet-8 on Fashion-MNIST{tested}, in place of {instead_of}"
     else:
         why = "because this is a quick run"

@@ -150,6 +150,9 @@ def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     if panel.log_x:
         axes.set_xscale("log")
         log_ticks(axes.xaxis)
+    elif all(float(place).is_integer() for curve in panel.curves for place in curve.x):
+        # Of bits or steps there are no halves.
+        axes.locator_params(axis="x", integer=True)
     if panel.log_y:
         axes.set_yscale("log")
         log_ticks(axes.yaxis)
@@ -173,7 +176,8 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
             axes.plot(x, y, **own.curve() | {"linestyle": "none"}, label=curve.label)
         else:
             # Variants of a method share its colour and differ in dashes, which bars do not have.
-            axes.bar(x, y, width * 0.92, color=own.line, alpha=1.0 if own.dash == "-" else 0.5, label=curve.label)
+            pale = bool(curve.method) and own.dash != "-"
+            axes.bar(x, y, width * 0.92, color=own.line, alpha=0.5 if pale else 1.0, label=curve.label)
         if curve.low:
             middle = (np.asarray(curve.low) + np.asarray(curve.high)) / 2
             axes.errorbar(x, middle, np.asarray(curve.high) - middle, fmt="none", ecolor="#1b2330", elinewidth=1.0)
@@ -187,12 +191,13 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
 
 
 def _reference(axes: Axes, name: str, value: float) -> None:
-    from gtrace.report.style import MUTED
+    from gtrace.report.style import MUTED, PAPER
 
     axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     axes.annotate(
         name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
         ha="right", va="bottom", fontsize=7.5, color=MUTED,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
     )  # fmt: skip
 
 

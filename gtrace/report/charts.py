@@ -184,7 +184,8 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     axes.set_xticks(range(len(categories)), [str(name) for name in categories])
     longest = max((len(str(name)) for name in categories), default=0)
     if longest * len(categories) > 48:
-        axes.tick_params(axis="x", labelrotation=40)
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor")
     axes.grid(visible=False, axis="x")
     if panel.log_y:
         log_ticks(axes.yaxis)

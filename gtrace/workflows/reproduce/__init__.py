@@ -30,6 +30,12 @@ _NAMES: tuple[str, ...] = (
     "lognormal-table4",
     "lognormal-fig3",
     "lognormal-fig5",
+    "zipml-fig4",
+    "zipml-fig6",
+    "zipml-fig7a",
+    "zipml-fig8",
+    "zipml-fig9",
+    "zipml-fig12",
 )
 
 

@@ -175,8 +175,8 @@ _TASKS = "".join(
     "--levels",
     metavar="NAME",
     help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
-    "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights alone) xnor, of weights "
-    "also several with commas.  [default: optimal; uniform for linear tasks]",
+    "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of weights "
+    "also several, with commas.  [default: optimal; uniform for linear tasks]",
 )
 @click.option(
     "--compare-every",

@@ -18,6 +18,7 @@ from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
+from gtrace.online.plain import one_thread
 from gtrace.online.plans import plan_runs, run_name, timed_network
 from gtrace.online.policy import FIXED, PolicySpec
 from gtrace.online.run import Run, RunResult
@@ -334,7 +335,7 @@ class Study:
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
         """
         settings = self.settings
-        with _one_thread():
+        with one_thread():
             if not self._step and self._seed == self.seeds[0]:
                 yield from self._warn([text for run in self._runs for text in run.announce()])
             while True:
@@ -435,14 +436,3 @@ def _compile(codec: Codec) -> None:
     """Exchange something small, so that no kernel is compiled while the clocks run."""
     values = np.linspace(-1, 1, 4096, dtype=np.float32) ** 5
     Exchange(codec).step(0, [{"": values}])
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """torch on one thread: these models are too small for more, and sums would depend on the number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
 _NAMES: tuple[str, ...] = (
+    "alq-fig1",
+    "alq-fig5",
+    "alq-fig6",
+    "alq-fig7",
+    "alq-fig8",
+    "alq-fig14",
+    "alq-table1",
+    "alq-table2",
+    "alq-tables5-7",
+    "lognormal-table1",
     "lognormal-table2",
+    "lognormal-table3",
+    "lognormal-table4",
+    "lognormal-fig3",
+    "lognormal-fig5",
     "mcgq-fig1",
     "mcgq-fig2",
     "mcgq-fig3",

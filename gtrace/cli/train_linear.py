@@ -128,7 +128,7 @@ def run_linear(
     refuse(options, _OF_OTHERS, f"is not for the linear model {task}")
     refuse(options, {name: value for name, value in of_scripts.items() if name != "levels"}, "is for a SCRIPT")
     if options["levels"] not in (None, "uniform", "optimal"):
-        raise UsageError(f"--levels {options['levels']}: a linear task has uniform and optimal")
+        raise UsageError(f"--levels {options['levels']} is not for a linear task, which has uniform and optimal")
     load_plugins(options["plugin"])
     output = options["output"]
 

@@ -16,6 +16,8 @@ def chosen_levels(options: dict[str, Any]) -> list[str]:
     if what is None:
         if count is not None:
             raise UsageError(f"--weight-levels {count}: belongs to --quantize model")
+        if options["levels"] not in (None, "own", "common"):
+            raise UsageError(f"--levels {options['levels']}: belongs to --quantize, or to a SCRIPT (own, common)")
         return []
     if what != "model":
         raise UsageError(f"--quantize {what}: in a network only the weights can be quantized; give --quantize model")

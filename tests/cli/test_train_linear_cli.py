@@ -121,13 +121,16 @@ def test_files(folder, capsys):
         (["--task", "linear", "--steps", "9"], "--steps is not for the linear model linear"),
         (["--task", "linear", "--refetch", "l1"], "linear has no hinge"),
         (["--task", "linear", "--chebyshev", "3"], "derivative of linear is a line"),
-        (["--task", "linear", "--levels", "common"], "--levels common is for a SCRIPT"),
+        (["--task", "linear", "--levels", "common"], "--levels common is not for a linear task"),
         (["--task", "linear", "--compare", "naive", "--sampling", "double"], "leave out --sampling"),
         (["--task", "linear", "--quantize", "model", "--sampling", "double"], "add them to --quantize"),
         (["--task", "linear", "--quantize", "weights"], "quantize: 'weights' is unknown"),
         (["--task", "digits-mlp", "--codec", "qsgd", "--sampling", "double"], "--sampling is for linear models"),
-        (["--codec", "qsgd", "--levels", "optimal"], "--levels optimal is for linear models"),
-        (["--codec", "qsgd", "--levels", "optimal", "script.py"], "--levels optimal is for linear models"),
+        (["--codec", "qsgd", "--levels", "optimal"], "--levels optimal: belongs to --quantize"),
+        (
+            ["--codec", "qsgd", "--levels", "optimal", "script.py"],
+            "--levels optimal: between the ranks of a SCRIPT, choose own or common",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(options, said, capsys, monkeypatch):

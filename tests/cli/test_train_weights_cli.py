@@ -66,7 +66,7 @@ def test_seeds_show_the_error_of_the_weights(capsys):
         (["--quantize", "model", "--weight-levels", "1"], "1 is not between 2 and 256"),
         (["--quantize", "model", "--bits", "3", "--levels", "common"], "'common' is unknown"),
         (["--weight-levels", "5", "--codec", "none"], "belongs to --quantize model"),
-        (["--levels", "optimal", "--codec", "none"], "--levels is for a SCRIPT, or for --quantize"),
+        (["--levels", "optimal", "--codec", "none"], "--levels optimal: belongs to --quantize"),
         (["--quantize", "model", "--bits", "3", "--kind", "neural"], "choose kind weight"),
         (["--codec", "none", "--quantize", "model", "x.py"], "--quantize is for built-in tasks"),
         (["--codec", "none", "--levels", "optimal", "x.py"], "choose own or common"),

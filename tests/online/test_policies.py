@@ -13,6 +13,7 @@ from gtrace.online import Exchange, MQGrad, ParameterServerClock, Study
 from gtrace.online.network import Network
 from gtrace.online.plans import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
 from gtrace.online.policy import Observation, PolicySpec
+from gtrace.online.weights import WeightLevels
 from gtrace.runlog import read_runlog
 
 NETWORK = Network.parse("1kbit/s", "0s", "ps", "2s")
@@ -124,9 +125,21 @@ def test_names_of_runs():
 
 def test_each_codec_with_bits_runs_with_each_policy():
     codecs = [gtrace.codec(spec) for spec in ("none", "minmax:bits=2", "minmax:bits=4", "terngrad")]
-    plans = plan_runs(codecs, [PolicySpec(), PolicySpec("mqgrad")], "weight")
+    plans = plan_runs(codecs, [PolicySpec(), PolicySpec("mqgrad")], [], "weight")
     assert [run_name(*plan) for plan in plans] == [
         "none", "minmax:bits=2", "minmax@mqgrad", "minmax:bits=4", "terngrad"
+    ]  # fmt: skip
+
+
+def test_levels_of_weights_make_a_run_with_each_codec_and_policy_beside_the_exact_one():
+    codecs = [gtrace.codec(spec) for spec in ("none", "minmax:bits=4")]
+    levels = [WeightLevels.parse(text) for text in ("optimal5", "xnor3")]
+    assert [run_name(*plan) for plan in plan_runs(codecs[:1], [PolicySpec()], levels, "weight")] == [
+        "none", "weights=optimal5", "weights=xnor3"
+    ]  # fmt: skip
+    plans = plan_runs(codecs, [PolicySpec("adaptive")], levels, "weight")
+    assert [run_name(*plan) for plan in plans] == [
+        "none", "minmax@adaptive weights=optimal5", "minmax@adaptive weights=xnor3"
     ]  # fmt: skip
 
 

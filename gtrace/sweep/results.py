@@ -40,13 +40,15 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "Table"]
 
 _MEASURED = frozenset(MEASURED)
-#: what SQLite says about the disk, without the detail in the upper bits
+#: what SQLite says about the disk and what is on it, without the detail in the upper bits
 _DISK = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
 )
 
 
@@ -208,7 +210,8 @@ class ResultStore:
 
     def done(self) -> set[tuple[str, int, str, int]]:
         """Keys (tensor, step, codec, draw) of the rows that are there."""
-        return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM ({ROWS})"))  # noqa: S608
+        with _writing(self.path):
+            return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM ({ROWS})"))  # noqa: S608
 
     def without_optimum(self) -> set[tuple[str, int, str, int]]:
         """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""

@@ -86,3 +86,34 @@ def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketc
         curves[start] = history.tolist()
     _, best = alq_levels(sketch, codec.bits, codec.zero, codec.weighted, history=True)
     return {"codec": str(codec), "objective": curves, "best": float(best[-1])}
+
+
+def check_detail(what: str, value: Any) -> None:
+    """Check that a stored detail of a known kind holds what figures need.
+
+    Raises:
+        ValueError: it does not.
+    """
+    kind = what.partition(" ")[0]
+    known = {"levels": ("levels",), "density": ("edges", "share", "energy"), "convergence": ()}
+    if kind not in known:
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"details '{kind}' are no object")  # noqa: TRY004 - damage
+    lists = {name: value.get(name) for name in known[kind]}
+    single = {"density": ("zeros", "below"), "convergence": ("best",)}.get(kind, ())
+    texts = {"levels": "law", "convergence": "codec"}
+    if kind == "convergence":
+        objective = value.get("objective")
+        lists |= objective if isinstance(objective, dict) and objective else {"objective": None}
+    fine = all(isinstance(v, list) and v and all(map(_is_number, v)) for v in lists.values())
+    fine = fine and all(_is_number(value.get(name)) for name in single)
+    fine = fine and (kind not in texts or isinstance(value.get(texts[kind]), str))
+    if fine and kind == "density":
+        fine = len(lists["edges"]) - 1 == len(lists["share"]) == len(lists["energy"])
+    if not fine:
+        raise ValueError(f"details '{kind}' of another form")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # type: ignore[operator, arg-type]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.sweep.checks import bounded, load_json
+from gtrace.sweep.details import check_detail
 from gtrace.sweep.schema import COLUMNS, KEY, MEASURED, OF_CODEC, TEXTS
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def read_details(sql: sqlite3.Connection, limit: int) -> dict[tuple[str, int, st
     for tensor, step, what, value in bounded(sql.execute(query), limit):
         if not isinstance(tensor, str) or not isinstance(step, int) or not isinstance(what, str):
             raise ValueError("a detail that belongs to no tensor and step")  # noqa: TRY004 - damage
-        details[tensor, step, what] = load_json(value)
+        told = details[tensor, step, what] = load_json(value)
+        check_detail(what, told)
     return details
 
 

@@ -70,7 +70,9 @@ class RunLogWriter:
         beside = path.with_name(f".{path.name}.{os.getpid()}.new")
         self._file: TextIO
         try:
-            self._file = beside.open("w", encoding="utf-8")
+            # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+            beside.unlink(missing_ok=True)
+            self._file = beside.open("x", encoding="utf-8")
             try:
                 self.write("study", version=VERSION, **study)
                 os.replace(beside, path)

@@ -306,7 +306,8 @@ class ResultStore:
                 key + tuple(self._cell(name, row[name]) for name in self._statement(given)[1])
             )
         for given, cells in groups.items():
-            self._connection.executemany(self._statement(given)[0], cells)
+            statement, _ = self._statement(given)
+            self._connection.executemany(statement, cells)
 
     def _add_table(self, table: Table) -> None:
         # SQLite takes NaN as NULL.

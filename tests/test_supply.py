@@ -92,7 +92,7 @@ def violations(name, file):
             yield f"{name}:{node.lineno}: torch.load without weights_only=True"
         if called in ("np.load", "numpy.load") and given.get("allow_pickle") != "False":
             yield f"{name}:{node.lineno}: {called} without allow_pickle=False"
-        if last in ("execute", "executemany", "executescript"):
+        if "." in called and last in ("execute", "executemany", "executescript"):
             first = node.args[0]
             if not isinstance(first, (ast.Constant, ast.JoinedStr)) and ast.unparse(first) not in SQL_NAMES:
                 yield f"{name}:{node.lineno}: SQL from {ast.unparse(first)}"

@@ -95,25 +95,24 @@ def check_detail(what: str, value: Any) -> None:
         ValueError: it does not.
     """
     kind = what.partition(" ")[0]
-    known = {"levels": ("levels",), "density": ("edges", "share", "energy"), "convergence": ()}
-    if kind not in known:
+    if kind not in ("levels", "density", "convergence"):
         return
-    if not isinstance(value, dict):
-        raise ValueError(f"details '{kind}' are no object")  # noqa: TRY004 - damage
-    lists = {name: value.get(name) for name in known[kind]}
-    single = {"density": ("zeros", "below"), "convergence": ("best",)}.get(kind, ())
-    texts = {"levels": "law", "convergence": "codec"}
-    if kind == "convergence":
-        objective = value.get("objective")
-        lists |= objective if isinstance(objective, dict) and objective else {"objective": None}
-    fine = all(isinstance(v, list) and v and all(map(_is_number, v)) for v in lists.values())
-    fine = fine and all(_is_number(value.get(name)) for name in single)
-    fine = fine and (kind not in texts or isinstance(value.get(texts[kind]), str))
-    if fine and kind == "density":
-        fine = len(lists["edges"]) - 1 == len(lists["share"]) == len(lists["energy"])
+    fine = isinstance(value, dict)
+    if fine and kind == "levels":
+        fine = isinstance(value.get("law"), str) and _numbers(value.get("levels")) > 0
+    elif fine and kind == "density":
+        classes = _numbers(value.get("share"))
+        fine = classes > 0 and (_numbers(value.get("energy")), _numbers(value.get("edges"))) == (classes, classes + 1)
+        fine = fine and _numbers([value.get("zeros"), value.get("below")]) == 2
+    elif fine:
+        curves = value.get("objective")
+        fine = isinstance(curves, dict) and all(_numbers(curve) > 0 for curve in curves.values())
+        fine = fine and isinstance(value.get("codec"), str) and _numbers([value.get("best")]) == 1
     if not fine:
         raise ValueError(f"details '{kind}' of another form")
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # type: ignore[operator, arg-type]
+def _numbers(value: Any) -> int:
+    """How many numbers a list holds; -1 where it is none, or holds something else."""
+    fine = isinstance(value, list) and all(type(v) in (int, float) and abs(v) < 1e300 for v in value)
+    return len(value) if fine else -1

@@ -23,6 +23,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -126,7 +127,11 @@ def fuzz(name, seconds, folder, engine):
     if engine == "atheris":
         env["NUMBA_DISABLE_JIT"] = "1"
     command = [sys.executable, __file__, "--child", name, "--seconds", str(seconds), "-o", str(folder)]
-    done = subprocess.run([*command, "--engine", engine], env=env, capture_output=True, text=True, errors="replace")
+    # Every input is a file for some targets: in memory where there is such a place, and gone however the process ends.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="gtrace-fuzz-", dir=memory) as place:
+        env["TMPDIR"] = place
+        done = subprocess.run([*command, "--engine", engine], env=env, capture_output=True, text=True, errors="replace")
     counts, findings = folder / f"{name}.counts", folder / f"{name}.findings"
     found = [json.loads(line) for line in findings.read_text().splitlines()] if findings.exists() else []
     if not counts.exists():

@@ -6,10 +6,10 @@ that breaks a promise (an AssertionError here) is a finding.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
-import os
 import sqlite3
 import struct
 import tempfile
@@ -61,12 +61,11 @@ class Target(NamedTuple):
 
 @cache
 def _folder() -> Path:
-    # In memory where there is such a place: every input is a file for some targets.
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    return Path(_keep.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-fuzz-", dir=place)))
+    folder = tempfile.TemporaryDirectory(prefix="gtrace-fuzz-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
-_keep = contextlib.ExitStack()
 #: elements of the tensor behind the seeds, and what an input may claim instead
 _SIZE = 97
 _SIZES = (_SIZE, 0, 1, _SIZE + 1, _SIZE - 1, 2**16, 2**20)

@@ -111,7 +111,7 @@ def child(name, seconds, folder, engine):
     limits = [
         f"-timeout={2 * SLOW_SECONDS}",
         f"-rss_limit_mb={MEMORY >> 20}",
-        "-max_len=65536",
+        "-max_len=524288",
         "-seed=1",
         "-verbosity=1",
     ]

@@ -51,6 +51,13 @@ def test_a_result_comes_back(path):
     assert repr(found) == repr(dataclasses.replace(RESULT)).replace("nan, 1)", "nan, 1.0)")
 
 
+def test_a_field_with_a_default_may_be_missing(path):
+    saved = json.loads(path.read_text())
+    del saved["outcome"]["tables"][0]["note"]
+    path.write_text(json.dumps(saved))
+    assert read_result(path).outcome.tables == RESULT.outcome.tables
+
+
 def set_at(saved, place, value):
     *way, last = place
     for part in way:

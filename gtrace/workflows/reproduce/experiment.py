@@ -180,9 +180,11 @@ def _built(kind: Any, saved: Any, where: str) -> Any:
     parts = get_args(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(saved, dict):
         types = get_type_hints(kind)
-        if saved.keys() != types.keys():
+        # A field that came later has a default.
+        needed = {one.name for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING}
+        if not needed <= saved.keys() <= types.keys():
             raise ValueError(f"{where or 'the result'} has other fields")
-        return kind(**{name: _built(types[name], saved[name], f"{where}.{name}") for name in types})
+        return kind(**{name: _built(types[name], value, f"{where}.{name}") for name, value in saved.items()})
     if get_origin(kind) is tuple and isinstance(saved, list):
         kinds = itertools.repeat(parts[0], len(saved)) if parts[-1] is Ellipsis else parts
         return tuple(_built(one, value, where) for one, value in zip(kinds, saved, strict=True))

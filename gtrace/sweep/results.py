@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.sweep.checks import bounded, content_bytes, read_meta, reading, restrict
+from gtrace.sweep.checks import bounded, check_ends, content_bytes, read_meta, reading, restrict
 from gtrace.sweep.loading import read_details, read_rows, read_times
 from gtrace.sweep.owner import own
 from gtrace.sweep.schema import (
@@ -205,6 +205,7 @@ class ResultStore:
         """The fingerprint and the version of a file."""
         with reading(path) as sql:
             meta = read_meta(sql, path)
+            check_ends(sql, meta["version"], content_bytes(path))
         value = meta.get("fingerprint")
         return value if isinstance(value, str) else None, meta["version"]
 

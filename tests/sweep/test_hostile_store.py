@@ -181,6 +181,9 @@ def test_a_tree_whose_pages_repeat(table, path):
     struct.pack_into(">I", data, 28, count + levels)
     path.write_bytes(data)
     refused(path, "more")
+    with pytest.raises(OutputExistsError, match="is not a sweep"):
+        ResultStore.create(path, {}, "f", force=False)
+    assert path.read_bytes() == data
 
 
 def test_a_journal_that_names_another_file_deletes_nothing(path):

@@ -36,18 +36,23 @@ Appending a line is atomic enough to survive kill -9: a reader ignores a last li
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace.checks import parse_json
+from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 VERSION = 1
+#: bytes of the longest line that is read; a study's record names every tensor
+MAX_LINE = 1 << 24
 
 
 class RunLogWriter:
@@ -72,7 +77,9 @@ class RunLogWriter:
         beside = path.with_name(f".{path.name}.{os.getpid()}.new")
         self._file: TextIO
         try:
-            self._file = beside.open("w", encoding="utf-8")
+            # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+            beside.unlink(missing_ok=True)
+            self._file = beside.open("x", encoding="utf-8")
             try:
                 self.write("study", version=VERSION, **study)
                 os.replace(beside, path)
@@ -135,31 +142,47 @@ def read_runlog(path: Path) -> list[dict[str, Any]]:
     Raises:
         TraceError: missing, not a run log, a damaged line that is not the last, or a newer version.
     """
+    records: list[dict[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        # What is no file, as a pipe, could be waited for without end.
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path}: cannot be read (it is no file); `gtrace train` writes run logs")
+        with path.open("rb") as file:
+            for number in itertools.count(1):
+                line = file.readline(MAX_LINE + 1)
+                if not line:
+                    break
+                if len(line) > MAX_LINE:
+                    raise TraceError(f"{path}: line {number} is longer than {MAX_LINE} bytes; damaged or no run log")
+                if line.strip():
+                    record = _record(line, f"{path}: line {number}")
+                    if record is None:
+                        break
+                    records.append(record)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}); `gtrace train` writes run logs") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{path}: no run log (not UTF-8 text); `gtrace train` writes them") from None
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if number == len(lines):
-                break
-            raise TraceError(f"{path}: line {number} is not JSON; the file is damaged or no run log") from None
-        if not isinstance(record, dict) or "type" not in record:
-            raise TraceError(f"{path}: line {number} is no record of a run log; `gtrace train` writes them")
-        records.append(record)
     if not records or records[0]["type"] != "study":
         raise TraceError(f"{path}: no run log (its first record is not a study); `gtrace train` writes them")
     version = records[0].get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise TraceError(f"{path}: written by a newer gtrace (run log {version}, this one reads {VERSION}); upgrade")
+    if type(version) is not int or version > VERSION:
+        shown = printable(str(version)[:40])
+        raise TraceError(f"{path}: written by a newer gtrace (run log {shown}, this one reads {VERSION}); upgrade")
     return records
+
+
+def _record(line: bytes, where: str) -> dict[str, Any] | None:
+    """The record of a line; None where it is what a killed writer left unfinished."""
+    try:
+        record = parse_json(line.decode(), where)
+    except UnicodeDecodeError:
+        raise TraceError(f"{where} is not UTF-8 text; damaged or no run log, `gtrace train` writes them") from None
+    except TraceError:
+        if not line.endswith(b"\n"):
+            return None
+        raise TraceError(f"{where} is not JSON; the file is damaged or no run log") from None
+    if not isinstance(record, dict) or not isinstance(record.get("type"), str):
+        raise TraceError(f"{where} is no record of a run log; `gtrace train` writes them")
+    return record
 
 
 def _plain(value: Any) -> Any:

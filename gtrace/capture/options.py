@@ -204,6 +204,6 @@ def _root_attributes(folder: Path) -> dict[str, Any]:
     # By hand: what reads traces imports numpy, which is the program's to import first.
     try:
         attrs = json.loads((folder / "zarr.json").read_bytes())["attributes"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return attrs if isinstance(attrs, dict) else {}

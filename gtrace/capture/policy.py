@@ -6,6 +6,7 @@ import bisect
 import fnmatch
 import functools
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ DEFAULT_BUDGET = 4_000_000_000
 HORIZON = 1_000_000
 _BURST = 16
 
-_STEPS = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)(?::(?P<stride>\d+))?|\+(?P<burst>\d+))?")
+_STEPS = re.compile(r"(?P<first>\d{1,18})(?:-(?P<last>\d{1,18})(?::(?P<stride>\d{1,18}))?|\+(?P<burst>\d{1,18}))?")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -168,7 +169,10 @@ def parse_size(text: str, where: str = "--budget") -> int:
         raise UsageError(f"{where}: '{text}' is no size; write 4GB, 500MB or 1GiB")
     unit = match["unit"].lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
-    return int(float(match["number"]) * base ** _POWERS[unit.removesuffix("i")])
+    size = float(match["number"]) * base ** _POWERS[unit.removesuffix("i")]
+    if size > sys.maxsize:
+        raise UsageError(f"{where}: '{text}' is more than any disk holds")
+    return int(size)
 
 
 @dataclass

@@ -108,10 +108,10 @@ def main(args: Sequence[str] | None = None) -> Any:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" ({context.command_path} --help shows the options)" if context else ""
-        click.echo(f"gtrace: {error.format_message()}{where}", file=stderr)
+        _say(f"{' '.join(error.format_message().split())}{where}", stderr)
         code = error.exit_code
     except GtraceError as error:
-        click.echo(f"gtrace: {error}", file=stderr)
+        _say(str(error), stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         click.echo("gtrace: interrupted; what was finished is kept", file=stderr)
@@ -119,7 +119,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     except _ReaderWentAwayError:
         code = _stop_printing()
     except OSError as error:
-        code = _disk_is_full(error, stderr)
+        code = _refused_by_the_system(error, stderr)
     try:
         # What a captured script put in its place may have no such thing.
         getattr(sys.stdout, "flush", int)()
@@ -127,17 +127,36 @@ def main(args: Sequence[str] | None = None) -> Any:
         # What was printed last was short enough to wait in a buffer.
         code = code or _stop_printing()
     except OSError as error:
-        code = _disk_is_full(error, stderr)
+        code = _refused_by_the_system(error, stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _disk_is_full(error: OSError, stderr: TextIO) -> int:
+#: what the system may refuse whatever gtrace does: what could not be done, and what helps
+_REFUSALS = (
+    dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), ("write", "free some space, or write somewhere else"))
+    | dict.fromkeys((errno.EACCES, errno.EPERM), ("use it", "ask for the permission, or choose another place"))
+    | {errno.EROFS: ("write", "choose another place"), errno.EIO: ("use it", "the disk or the network share fails")}
+)
+
+
+def _refused_by_the_system(error: OSError, stderr: TextIO) -> int:
     """Said in one line, whatever was being written; any other error of the system is a bug and is raised."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno not in _REFUSALS:
         raise error
-    click.echo(f"gtrace: cannot write ({error.strerror}); free some space, or write somewhere else", file=stderr)
+    verb, remedy = _REFUSALS[error.errno]
+    where = "" if error.filename is None else f"{error.filename}: "
+    _say(f"{where}cannot {verb} ({error.strerror}); {remedy}", stderr)
     _stop_printing()
     return UsageError.exit_code
+
+
+def _say(message: str, stderr: TextIO) -> None:
+    """One line on stderr, in which nothing that a file said can act on a terminal."""
+    if not message.isprintable():
+        from gtrace.trace.names import printable
+
+        message = printable(message)
+    click.echo(f"gtrace: {message}", file=stderr)
 
 
 def _stop_printing() -> int:

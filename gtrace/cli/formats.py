@@ -82,21 +82,11 @@ def command(
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write beside the place and move in, so that a reader never sees half a file."""
-    import os
-
     import yaml
 
-    from gtrace.errors import UsageError
+    from gtrace.report.write import put
 
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        beside.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
-    finally:
-        beside.unlink(missing_ok=True)
+    put(path, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
 
 
 def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> None:

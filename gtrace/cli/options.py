@@ -21,6 +21,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _RANGE = re.compile(r"^(?P<low>[^:]*?\d)-(?P<high>\d[^:]*|\.\d[^:]*)(?::(?P<step>.+))?$")
 #: A typo like 2-80000000 must not fill the memory.
 MAX_VALUES = 100_000
+MAX_EXPONENT = 400
 
 
 def _number(text: str, where: str) -> Decimal:
@@ -30,6 +31,9 @@ def _number(text: str, where: str) -> Decimal:
         raise UsageError(f"{where}: '{text}' is no number; write 2-8, 2,4,8 or 0.5-0.95:0.05") from None
     if not value.is_finite():
         raise UsageError(f"{where}: '{text}' is not finite")
+    # Beyond that no float is; sums of decimals would overflow, and decades go on for hours.
+    if value and abs(value.adjusted()) > MAX_EXPONENT:
+        raise UsageError(f"{where}: '{text}' is out of range")
     return value
 
 

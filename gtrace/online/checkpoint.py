@@ -40,7 +40,10 @@ def save(path: Path, content: dict[str, Any]) -> None:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        torch.save(content, beside)
+        # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
+            torch.save(content, file)
         os.replace(beside, path)
     except OSError as error:
         raise TraceError(f"{path}: the checkpoint cannot be written ({error.strerror})") from None

@@ -12,7 +12,7 @@ from gtrace.errors import UsageError
 #: Early gradients change fast and later ones slowly, so the fits thin out; see docs/training.md for what they cost.
 DEFAULT_REFIT = "0,10,20,50,100,200,500,+1000"
 _WORDS = {"every": "0,+1", "once": "0"}
-_FORM = re.compile(r"\d+(,\d+)*(,\+[1-9]\d*)?")
+_FORM = re.compile(r"\d{1,18}(,\d{1,18})*(,\+[1-9]\d{0,17})?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 
 from gtrace import __version__
 from gtrace.codecs import Codec, Identity, codec
-from gtrace.errors import UsageError
+from gtrace.errors import TraceError, UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
 from gtrace.online.plain import one_thread
@@ -211,9 +211,18 @@ class Study:
 
     def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
         if not force and self.can_resume(log):
-            saved = checkpoint.load(checkpoint_of(log))
-            self._load(saved)
-            return RunLogWriter.reopen(log, saved["log_bytes"])
+            place = checkpoint_of(log)
+            saved = checkpoint.load(place)
+            try:
+                self._load(saved)
+                written = saved["log_bytes"]
+                if type(written) is not int or not 0 < written <= log.stat().st_size:
+                    raise ValueError("a length that the log does not have")
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                # torch and the tasks raise what the wrong content leads to.
+                told = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+                raise TraceError(f"{place}: no checkpoint of this study ({told}); remove it") from error
+            return RunLogWriter.reopen(log, written)
         writer = RunLogWriter(log, self.describe(), force=force)
         checkpoint_of(log).unlink(missing_ok=True)
         return writer

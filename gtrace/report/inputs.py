@@ -153,6 +153,9 @@ def kind_of(path: Path) -> str:
     """
     if path.is_dir() or path.suffix == ".zip":
         return "trace"
+    if path.exists() and not path.is_file():
+        # A pipe would be waited for without end.
+        raise TraceError(f"{path}: it is no file; pass a .sweep.db, a run log or a trace")
     try:
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))
@@ -170,8 +173,8 @@ def newest_results(folder: Path) -> list[Path]:
     Raises:
         TraceError: there is neither.
     """
-    sweeps = list(folder.glob(f"*{SWEEP_SUFFIX}"))
-    logs = [path for path in folder.glob(f"*{RUN_SUFFIX}") if _is_run_log(path)]
+    sweeps = [path for path in folder.glob(f"*{SWEEP_SUFFIX}") if path.is_file()]
+    logs = [path for path in folder.glob(f"*{RUN_SUFFIX}") if path.is_file() and _is_run_log(path)]
     newest = [max(found, key=_changed) for found in (sweeps, logs) if found]
     if not newest:
         raise TraceError(f"no results in {folder}: `gtrace sweep TRACE` or `gtrace train` makes some, or name a file")
@@ -190,7 +193,7 @@ def _is_run_log(path: Path) -> bool:
         first = file.readline(1 << 22)
     try:
         record = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and record.get("type") == "study"
 

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+#: what is an integer, and the largest number of all others
+_COUNTS = ("step", "seed", "workers")
+_LARGEST = 1e300
+
+
 @dataclass(frozen=True, slots=True)
 class ShadowCurve:
     """How far one weight gradient was from the exact one, over the shadow passes of a run.
@@ -379,4 +384,7 @@ def _number(record: Mapping[str, Any], key: str, name: str, missing: float | Non
         return math.nan if missing is None else missing
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TraceError(f"{name}: '{key}' of a {record['type']} record is no number; the run log is damaged")
+    # Python's integers have no end, and JSON reads 1e999 as infinite.
+    if not abs(value) <= _LARGEST or (key in _COUNTS and (value % 1 or abs(value) > 2**53)):
+        raise TraceError(f"{name}: '{key}' of a {record['type']} record is out of range; the run log is damaged")
     return float(value)

@@ -163,7 +163,10 @@ def put(path: Path, data: bytes) -> None:
     """Write beside the place and move in, so that a reader never sees half a file."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        beside.write_bytes(data)
+        # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
+            file.write(data)
         os.replace(beside, path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None

@@ -86,3 +86,33 @@ def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketc
         curves[start] = history.tolist()
     _, best = alq_levels(sketch, codec.bits, codec.zero, codec.weighted, history=True)
     return {"codec": str(codec), "objective": curves, "best": float(best[-1])}
+
+
+def check_detail(what: str, value: Any) -> None:
+    """Check that a stored detail of a known kind holds what figures need.
+
+    Raises:
+        ValueError: it does not.
+    """
+    kind = what.partition(" ")[0]
+    if kind not in ("levels", "density", "convergence"):
+        return
+    fine = isinstance(value, dict)
+    if fine and kind == "levels":
+        fine = isinstance(value.get("law"), str) and _numbers(value.get("levels")) > 0
+    elif fine and kind == "density":
+        classes = _numbers(value.get("share"))
+        fine = classes > 0 and (_numbers(value.get("energy")), _numbers(value.get("edges"))) == (classes, classes + 1)
+        fine = fine and _numbers([value.get("zeros"), value.get("below")]) == 2
+    elif fine:
+        curves = value.get("objective")
+        fine = isinstance(curves, dict) and all(_numbers(curve) > 0 for curve in curves.values())
+        fine = fine and isinstance(value.get("codec"), str) and _numbers([value.get("best")]) == 1
+    if not fine:
+        raise ValueError(f"details '{kind}' of another form")
+
+
+def _numbers(value: Any) -> int:
+    """How many numbers a list holds; -1 where it is none, or holds something else."""
+    fine = isinstance(value, list) and all(type(v) in (int, float) and abs(v) < 1e300 for v in value)
+    return len(value) if fine else -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.sweep.loading import read_rows, read_times
+from gtrace.sweep.checks import bounded, check_ends, content_bytes, read_meta, reading, restrict
+from gtrace.sweep.loading import read_details, read_rows, read_times
+from gtrace.sweep.owner import own
 from gtrace.sweep.schema import (
     COLUMNS,
     EXPECTATION,
@@ -21,6 +23,7 @@ from gtrace.sweep.schema import (
     KEY,
     MEASURED,
     OF_CODEC,
+    ROWS,
     TEXTS,
     VERSION,
     create,
@@ -37,6 +40,16 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "Table"]
 
 _MEASURED = frozenset(MEASURED)
+#: what SQLite says about the disk and what is on it, without the detail in the upper bits
+_DISK = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +126,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
-    # What a writer that was killed while it closed has left can be rolled back by a connection that may write only.
-    mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True)
-
-
 class ResultStore:
     """The SQLite file of one sweep.
 
-    Rows are written in transactions by one writer; after kill -9 the file opens with every committed row.
+    Rows are written in transactions by one writer, to whom the file belongs until it is closed; after kill -9 it opens
+    with every committed row.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, owner: ExitStack) -> None:
         self._connection = connection
+        self._owner = owner
         self.path = path
         self._statements: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         self._number_texts()
@@ -136,25 +145,40 @@ class ResultStore:
         """Open ``path`` for writing: resume it when its fingerprint is the same, start it otherwise.
 
         Raises:
-            OutputExistsError: something else is there and ``force`` is off.
+            OutputExistsError: something else is there and ``force`` is off, or another sweep is writing it.
             UsageError: its folder does not exist.
+            TraceError: nothing can be written there.
         """
         if not path.parent.is_dir():
             raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
-        if path.exists():
+        with ExitStack() as owner, _writing(path):
+            new = owner.enter_context(own(path))
+            if not new:
+                try:
+                    found, version = cls._identity(path)
+                except TraceError:
+                    found, version = None, VERSION
+                if found == fingerprint:
+                    connection = cls._connect(path, version)
+                    return cls(connection, path, owner.pop_all())
+                if not force:
+                    why = "holds a sweep of other data or settings" if found else "is not a sweep"
+                    raise OutputExistsError(
+                        f"{path}: exists already and {why}; it was left untouched: pass --force or another -o"
+                    )
+                for suffix in ("", "-wal", "-shm", "-journal"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                new = owner.enter_context(own(path))
             try:
-                found = cls._fingerprint(path)
-            except TraceError:
-                found = None
-            if found == fingerprint:
-                return cls(cls._connect(path, cls._meta(path)["version"]), path)
-            if not force:
-                why = "holds a sweep of other data or settings" if found else "is not a sweep"
-                raise OutputExistsError(
-                    f"{path}: exists already and {why}; it was left untouched: pass --force or another -o"
-                )
-            for suffix in ("", "-wal", "-shm", "-journal"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+                connection = cls._start(path, provenance, fingerprint)
+            except BaseException:
+                if new:
+                    path.unlink(missing_ok=True)
+                raise
+            return cls(connection, path, owner.pop_all())
+
+    @classmethod
+    def _start(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str) -> sqlite3.Connection:
         connection = cls._connect(path)
         meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}
         with connection as sql:
@@ -162,11 +186,12 @@ class ResultStore:
             sql.execute("BEGIN")
             create(sql)
             sql.executemany("INSERT INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in meta.items()])
-        return cls(connection, path)
+        return connection
 
     @staticmethod
     def _connect(path: Path, version: int = VERSION) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=30)
+        restrict(connection)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         if version < VERSION:
@@ -176,34 +201,24 @@ class ResultStore:
         return connection
 
     @staticmethod
-    def _meta(path: Path) -> dict[str, Any]:
-        try:
-            with closing(_open_to_read(path)) as sql:
-                meta = {k: json.loads(v) for k, v in sql.execute("SELECT key, value FROM meta")}
-        except (sqlite3.Error, ValueError) as error:
-            raise TraceError(f"{path}: not a gtrace sweep ({error})") from None
-        if meta.get("format") != FORMAT:
-            raise TraceError(f"{path}: not a gtrace sweep; pass the .sweep.db that `gtrace sweep` wrote")
-        if not isinstance(meta.get("version"), int) or meta["version"] > VERSION:
-            raise TraceError(
-                f"{path}: written by a newer gtrace (format {meta.get('version')}, this one reads {VERSION}); upgrade"
-            )
-        return meta
-
-    @classmethod
-    def _fingerprint(cls, path: Path) -> str | None:
-        value = cls._meta(path).get("fingerprint")
-        return value if isinstance(value, str) else None
+    def _identity(path: Path) -> tuple[str | None, int]:
+        """The fingerprint and the version of a file."""
+        with reading(path) as sql:
+            meta = read_meta(sql, path)
+            check_ends(sql, meta["version"], content_bytes(path))
+        value = meta.get("fingerprint")
+        return value if isinstance(value, str) else None, meta["version"]
 
     def done(self) -> set[tuple[str, int, str, int]]:
         """Keys (tensor, step, codec, draw) of the rows that are there."""
-        return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM rows"))  # noqa: S608
+        with _writing(self.path):
+            return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM ({ROWS})"))  # noqa: S608
 
     def without_optimum(self) -> set[tuple[str, int, str, int]]:
         """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""
         return set(
             self._connection.execute(
-                f"SELECT {', '.join(KEY)} FROM rows WHERE draw = ? AND optimal_variance IS NULL AND energy > 0",  # noqa: S608
+                f"SELECT {', '.join(KEY)} FROM ({ROWS}) WHERE draw = ? AND optimal_variance IS NULL AND energy > 0",  # noqa: S608
                 (EXPECTATION,),
             )
         )
@@ -216,9 +231,13 @@ class ResultStore:
         details: Iterable[tuple[str, int, str, object]] = (),
         tables: Iterable[Table] = (),
     ) -> None:
-        """Commit rows (dictionaries by column name, absent ones NULL), and rows in columns, in one transaction."""
+        """Commit rows (dictionaries by column name, absent ones NULL), and rows in columns, in one transaction.
+
+        Raises:
+            TraceError: the disk took no more; what was committed before is kept.
+        """
         try:
-            with self._connection as sql:
+            with _writing(self.path), self._connection as sql:
                 sql.execute("BEGIN")
                 self._add_rows(rows)
                 for table in tables:
@@ -288,7 +307,8 @@ class ResultStore:
                 key + tuple(self._cell(name, row[name]) for name in self._statement(given)[1])
             )
         for given, cells in groups.items():
-            self._connection.executemany(self._statement(given)[0], cells)
+            statement, _ = self._statement(given)
+            self._connection.executemany(statement, cells)
 
     def _add_table(self, table: Table) -> None:
         # SQLite takes NaN as NULL.
@@ -313,13 +333,14 @@ class ResultStore:
 
         While another process reads, the file stays one with a log beside it, as valid, which the next sweep folds in.
         """
-        with closing(self._connection) as sql:
-            # All rows are committed: a reader is not worth the wait of a writer.
+        with self._owner, closing(self._connection) as sql:
+            # All rows are committed: a reader is not worth the wait of a writer, and what a full disk leaves in the
+            # log stays valid there.
             sql.execute("PRAGMA busy_timeout = 0")
             try:
                 sql.execute("PRAGMA journal_mode=DELETE")
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY and error.sqlite_errorcode & 0xFF not in _DISK:
                     raise
 
     @classmethod
@@ -329,22 +350,29 @@ class ResultStore:
         Raises:
             TraceError: missing, not a sweep, damaged, or from a newer version.
         """
-        if not path.is_file():
-            raise TraceError(f"{path}: no such file; `gtrace sweep TRACE` makes one")
-        meta = cls._meta(path)
-        try:
-            with closing(_open_to_read(path)) as sql:
-                # One moment of the file, whatever another process adds to it meanwhile.
-                sql.execute("BEGIN")
-                if meta["version"] < VERSION:
-                    present(sql)
-                columns = read_rows(sql)
-                warnings = tuple(text for (text,) in sql.execute("SELECT text FROM warnings ORDER BY text"))
-                times = read_times(sql)
-                details = {
-                    (tensor, step, what): json.loads(value)
-                    for tensor, step, what, value in sql.execute("SELECT * FROM details ORDER BY tensor, step, what")
-                }
-        except (sqlite3.Error, ValueError) as error:
-            raise TraceError(f"{path}: damaged sweep ({error}); run the sweep again with --force") from None
-        return SweepResult(columns, dict(meta.get("provenance") or {}), warnings, times, details)
+        with reading(path) as sql:
+            meta = read_meta(sql, path)
+            # One moment of the file, whatever another process adds to it meanwhile.
+            sql.execute("BEGIN")
+            limit = content_bytes(path)
+            if meta["version"] < VERSION:
+                present(sql)
+            columns = read_rows(sql, limit)
+            warnings = sql.execute("SELECT CAST(text AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text")
+            lines = tuple(text for (text,) in bounded(warnings, limit))
+            times = read_times(sql, limit)
+            details = read_details(sql, limit)
+        return SweepResult(columns, meta.get("provenance", {}), lines, times, details)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell what the disk refuses in one line."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF not in _DISK:
+            raise
+        raise TraceError(f"{path}: cannot be written ({error}); what was finished before is kept") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror})") from error

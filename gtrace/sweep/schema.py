@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 FORMAT = "gtrace-sweep"
 VERSION = 2
 
+#: version -> the tables that its files have
+TABLES = {
+    1: ("meta", "warnings", "details", "rows", "times"),
+    2: ("meta", "warnings", "details", "texts", "codecs", "cells", "spent"),
+}
+
 #: draw number of a row of expectations
 EXPECTATION = -1
 
@@ -98,9 +104,11 @@ def _spelled(columns: tuple[str, ...], texts: tuple[str, ...], codec: tuple[str,
     return f"SELECT {columns_of} FROM {table} {joins} LEFT JOIN codecs ON codecs.id = {table}.codec"
 
 
+#: A query for all rows, which asks only the tables.
+ROWS = _spelled(tuple(COLUMNS), ("tensor", *TEXTS), ("codec", *OF_CODEC), "cells")
 _SPENT = ("tensor", "step", "codec", "draw", "stage", "seconds")
 _VIEWS = f"""
-CREATE VIEW rows AS {_spelled(tuple(COLUMNS), ("tensor", *TEXTS), ("codec", *OF_CODEC), "cells")};
+CREATE VIEW rows AS {ROWS};
 CREATE VIEW times AS {_spelled(_SPENT, ("tensor", "stage"), ("codec",), "spent")};
 """
 _FROM_1 = f"""

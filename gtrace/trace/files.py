@@ -29,12 +29,13 @@ _HDF5_ERRNO = re.compile(r"errno = (\d+)")
 _LEFTOVER_SECONDS = 3600
 
 #: O_NONBLOCK: opening a named pipe would wait for its writer for ever.
-_READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_READ = os.O_RDONLY | os.O_CLOEXEC | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 
 
 def write_file(path: str, *parts: bytes) -> None:
     """Write a file in its place, where nobody looks yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _NO_FOLLOW, 0o666)
     try:
         written = os.writev(descriptor, parts)
         if written < sum(map(len, parts)):

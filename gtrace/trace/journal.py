@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import OutputExistsError, TraceError
 from gtrace.trace import format as layout
 from gtrace.trace.files import write_beside
 from gtrace.trace.names import printable
@@ -30,6 +30,7 @@ from gtrace.trace.storage import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -180,6 +181,27 @@ def is_held(path: str | os.PathLike[str]) -> bool:
         return not _lock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
+
+
+def being_written(place: Path | str) -> bool:
+    """Whether a living process of this machine writes the trace."""
+    if isinstance(place, str):
+        return False
+    if place.is_file():
+        return is_held(place)
+    return any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
+
+
+def refuse_living(place: Path) -> None:
+    """Refuse to replace a trace that a living process of this machine writes.
+
+    Raises:
+        OutputExistsError: it is being written.
+    """
+    if being_written(place):
+        raise OutputExistsError(
+            f"{place}: a running program is writing it, so it was left untouched; end that or choose another place"
+        )
 
 
 @dataclass(frozen=True, slots=True)

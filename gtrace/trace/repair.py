@@ -12,10 +12,11 @@ import numpy as np
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, move_in, remove
+from gtrace.trace.journal import being_written
 from gtrace.trace.opening import open_source
 from gtrace.trace.remote import place_of
 from gtrace.trace.storage import Record
-from gtrace.trace.verify import CheckReport, being_written, check_trace
+from gtrace.trace.verify import CheckReport, check_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,6 +17,7 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.trace.checks import parse_json
 from gtrace.trace.files import folders, read_regular, write_error
 from gtrace.trace.format import MAX_METADATA_BYTES, StreamKey
+from gtrace.trace.journal import refuse_living
 from gtrace.trace.writer import TraceWriter, root_attrs
 from gtrace.trace.zarr_arrays import group_document, make_group, write_json
 from gtrace.trace.zarr_arrays import write_root as write_whole_root
@@ -81,6 +82,8 @@ def join_trace(
                 _reopen(place, writers, launcher)
                 prepare_documents()
             else:
+                if force and not belongs_to(place, run):
+                    refuse_living(place)
                 start_folder(place, start, force=force)
             number = _free_rank(place, rank, writers)
             make_group(str(place / StreamKey(number).rank_group), {"rank": number, "status": "writing"})

@@ -30,7 +30,8 @@ def read_superblock(path: str | os.PathLike[str]) -> bytes:
 
 def is_marked(superblock: bytes) -> bool:
     """Whether a superblock says that its file is open for writing: it is, or was when its writer died."""
-    return superblock[:11] == _SIGNATURE + b"\x03\x08\x08" and superblock[_FLAGS] != 0
+    whole = len(superblock) == SUPERBLOCK_BYTES
+    return whole and superblock[:11] == _SIGNATURE + b"\x03\x08\x08" and superblock[_FLAGS] != 0
 
 
 def unmarked(superblock: bytes, size: int) -> bytes:

@@ -14,7 +14,7 @@ from gtrace.errors import TraceError
 from gtrace.trace import format as layout
 from gtrace.trace.files import dead_leftovers
 from gtrace.trace.format import SKETCH
-from gtrace.trace.journal import NAME, is_held
+from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.names import printable
 from gtrace.trace.opening import open_source
 from gtrace.trace.ragged import lengths
@@ -145,15 +145,6 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
         )
     finally:
         source.close()
-
-
-def being_written(place: Path | str) -> bool:
-    """Whether a living process of this machine writes the trace."""
-    if isinstance(place, str):
-        return False
-    if place.is_file():
-        return is_held(place)
-    return any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
 
 
 def _unfinished(place: Path | str, source: Source) -> bool:

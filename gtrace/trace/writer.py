@@ -12,15 +12,9 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import UsageError, suggest
 from gtrace.trace.files import Storing, write_error
-from gtrace.trace.format import (
-    FORMAT,
-    KINDS,
-    SKETCH,
-    VERSION,
-    StreamKey,
-    TensorSpec,
-)
+from gtrace.trace.format import FORMAT, KINDS, SKETCH, VERSION, StreamKey, TensorSpec
 from gtrace.trace.given import attributes, extras_of, float32_values, scalars_of
+from gtrace.trace.journal import refuse_living
 from gtrace.trace.names import printable
 from gtrace.trace.ragged import SAMPLE, cut, room
 from gtrace.trace.sketched import SketchPlan, SketchRow, values_of
@@ -415,7 +409,7 @@ def create_trace(
     Args:
         path: where; its folder must exist.
         force: replace a trace, or any file, that is there. It goes once the new one has been started beside
-            it. A folder that is not a gtrace trace is never touched.
+            it. A folder that is no gtrace trace is never touched, nor a trace that a living process writes.
         attrs: what the trace says about itself: JSON values under any names (``argv``, ``model``, ``seed``,
             ...).
         sketch: keep moment sketches of large tensors instead of their values, such as ``"l2:8192,linf:8192,none"``
@@ -428,6 +422,8 @@ def create_trace(
     """
     place = Path(os.path.realpath(path))
     plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
+    if force:
+        refuse_living(place)
     start = root_attrs({**(attrs or {}), **({} if plan is None else {SKETCH: plan.describe()})})
     sink: Sink
     try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from gtrace.report.charts import Chart, Curve, Panel
 
@@ -149,25 +152,17 @@ class Result:
         return found
 
     @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> Result:
+    def from_json(cls, saved: Any) -> Result:
         """Undo :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: something else, or of another version.
+            ValueError: something else, or of another version.
         """
-        if saved["version"] != 1:
-            raise ValueError(f"version {saved['version']}")
-        kept = saved["outcome"]
-        outcome = Outcome(
-            checks=tuple(Check(**check) for check in kept["checks"]),
-            tables=tuple(
-                Table(t["title"], tuple(t["columns"]), tuple(map(tuple, t["rows"])), t["note"]) for t in kept["tables"]
-            ),
-            charts=tuple(_chart(chart) for chart in kept["charts"]),
-            data=kept["data"],
-            notes=tuple(kept["notes"]),
-        )
-        return cls(outcome=outcome, **{f.name: saved[f.name] for f in dataclasses.fields(cls) if f.name != "outcome"})
+        if not isinstance(saved, dict) or saved.get("version") != 1:
+            raise ValueError("another version")
+        result = _built(cls, {name: value for name, value in saved.items() if name not in ("version", "verdict")}, "")
+        assert isinstance(result, cls)
+        return result
 
 
 def _plain(value: Any) -> Any:
@@ -180,27 +175,27 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 
-def _chart(saved: dict[str, Any]) -> Chart:
-    panels = []
-    for panel in saved["panels"]:
-        curves = tuple(
-            Curve(
-                **{
-                    **curve,
-                    "x": tuple(curve["x"]),
-                    **{part: tuple(map(_number, curve[part])) for part in ("y", "low", "high")},
-                }
-            )
-            for curve in panel["curves"]
-        )
-        named = {
-            part: tuple((name, float(value)) for name, value in panel[part])
-            for part in ("lines", "marks")
-            if part in panel
-        }
-        panels.append(Panel(**{**panel, "curves": curves, **named}))
-    return Chart(tuple(panels), saved["caption"], saved["columns"])
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+def _built(kind: Any, saved: Any, where: str) -> Any:
+    """A value of an annotated type from the JSON value that it became; ValueError where it is of another type."""
+    parts = get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(saved, dict):
+        types = get_type_hints(kind)
+        # A field that came later has a default.
+        needed = {one.name for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING}
+        if not needed <= saved.keys() <= types.keys():
+            raise ValueError(f"{where or 'the result'} has other fields")
+        return kind(**{name: _built(types[name], value, f"{where}.{name}") for name, value in saved.items()})
+    if get_origin(kind) is tuple and isinstance(saved, list):
+        kinds = itertools.repeat(parts[0], len(saved)) if parts[-1] is Ellipsis else parts
+        return tuple(_built(one, value, where) for one, value in zip(kinds, saved, strict=True))
+    if get_origin(kind) is dict and isinstance(saved, dict):
+        return {name: _built(parts[1], value, where) for name, value in saved.items()}
+    if get_origin(kind) is Literal and saved in parts:
+        return saved
+    if get_origin(kind) is UnionType and (isinstance(saved, parts) or (type(saved) is int and float in parts)):
+        return saved
+    if kind is float and (saved is None or type(saved) in (int, float)):
+        return math.nan if saved is None else float(saved)
+    if type(saved) is kind:
+        return saved
+    raise ValueError(f"{where} is of another type")

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 import gtrace
 from gtrace.errors import TraceError
 from gtrace.report.write import put
+from gtrace.trace.names import printable
 from gtrace.workflows.reproduce.experiment import Context, Result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.workflows.reproduce.experiment import Experiment
+
+#: of a result that is read; real ones take some ten kilobytes
+MAX_BYTES = 1 << 26
 
 
 def run_experiment(experiment: Experiment, context: Context) -> Result:
@@ -63,9 +67,12 @@ def read_result(path: Path) -> Result:
         TraceError: unreadable, or no result.
     """
     try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            raise ValueError("no file, or too large")
         return Result.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path}: no result of an experiment ({error}); move it away, or choose another -o") from None
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        told = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise TraceError(f"{path}: no result of an experiment ({told}); move it away, or choose another -o") from None
 
 
 def write_result(path: Path, result: Result) -> None:

@@ -1,0 +1,38 @@
+"""The soak in short: a writer holds no more after thousands of steps than after the first few hundred."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from helpers_trace import SUFFIXES
+
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+
+
+@pytest.fixture(scope="module")
+def soak():
+    spec = importlib.util.spec_from_file_location("soak", SOAK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_memory_and_descriptors_stay(suffix, soak, tmp_path):
+    steps = 4000 if suffix == ".zarr" else 1500
+    path = tmp_path / f"run{suffix}"
+    # The first trace of a process starts threads of zarr-python's.
+    soak.soak(tmp_path / f"warm{suffix}", 20)
+    _, before = soak.held()
+    readings = soak.soak(path, steps)
+    soak.verify(path, steps)
+    # What the first fifth takes for the first time is no growth: caches, compiled code, chunk buffers.
+    settled = readings[len(readings) // 5 :]
+    assert len({descriptors for _, _, descriptors, _ in readings}) == 1
+    assert settled[-1][1] - settled[0][1] < 2_000_000
+    assert soak.held()[1] == before
+    told = soak.outcome(suffix, steps, readings)
+    assert told["steps"] == steps
+    assert told["growth_bytes_per_step"] < 1000

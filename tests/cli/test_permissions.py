@@ -1,0 +1,115 @@
+"""Commands that may not read or write end in one line, and leave everything as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from helpers_trace import write_trace
+
+import gtrace
+from gtrace.cli import main
+
+NOBODY = 65534
+COMMANDS = [
+    (3, "info secret.zarr"),
+    (3, "report secret.sweep.db -o /dev/null/x.md"),
+    (3, "sweep run.zarr --methods qsgdinf --bits 3"),
+    (3, "sweep run.zarr --methods qsgdinf --bits 3 -o new.db"),
+    (3, "sweep run.zarr --methods qsgdinf --bits 3 -o run.sweep.db --force"),
+    (3, "pack run.zarr -o packed.zarr"),
+    (3, "pack run.zarr -o packed.h5"),
+    (3, "export run.zarr -o all.npz"),
+    (3, "sketch run.zarr -o small.zarr"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """A folder that only its owner may write to, with a trace, a sweep, and a copy of each that nobody may read."""
+    # Not pytest's own: others may not even look into that.
+    place = Path(tempfile.mkdtemp(prefix="gtrace-permissions-"))
+    place.chmod(0o755)
+    write_trace(place / "run.zarr")
+    gtrace.run_sweep(str(place / "run.zarr"), ["qsgdinf:bits=3"], output=place / "run.sweep.db")
+    shutil.copy(place / "run.sweep.db", place / "secret.sweep.db")
+    shutil.copytree(place / "run.zarr", place / "secret.zarr")
+    for name in ("secret.sweep.db", "secret.zarr"):
+        (place / name).chmod(0)
+    # Once with all rights, elsewhere: modules that are loaded late may lie where nobody may read.
+    with tempfile.TemporaryDirectory() as warm, contextlib.chdir(warm):
+        shutil.copytree(place / "run.zarr", "run.zarr")
+        for _, command in COMMANDS:
+            with contextlib.suppress(SystemExit):
+                main(command.split())
+    yield place
+    (place / "secret.zarr").chmod(0o755)
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+def unprivileged(folder, monkeypatch):
+    """This process without the rights of root or of the folder's owner."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    owner = os.geteuid()
+    if owner == 0:
+        os.seteuid(NOBODY)
+        yield
+        os.seteuid(0)
+    else:
+        folder.chmod(0o555)
+        (folder / "run.sweep.db").chmod(0o444)
+        yield
+        folder.chmod(0o755)
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as end:
+        main(args)
+    return end.value.code
+
+
+@pytest.mark.parametrize(("code", "command"), COMMANDS)
+def test_one_line(code, command, unprivileged, folder, capsys):
+    before = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.iterdir())
+    found = run(*command.split())
+    told = capsys.readouterr().err
+    assert (found, told.count("\n")) == (code, 1), told
+    assert told.startswith("gtrace: "), told
+    assert "Permission denied" in told or "unable to" in told, told
+    assert sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "a\x1b[2J"), "a\\x1b[2J: cannot use it (Permission denied)"),
+        (OSError(30, "Read-only file system", "out"), "out: cannot write (Read-only file system)"),
+        (OSError(5, "Input/output error"), "cannot use it (Input/output error)"),
+        (OSError(122, "Disk quota exceeded"), "cannot write (Disk quota exceeded)"),
+    ],
+)
+def test_what_the_system_refuses_anywhere_is_one_line(error, words, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr("gtrace.cli.gtrace.main", refuse)
+    monkeypatch.setattr("gtrace.cli._stop_printing", int)
+    assert run("info") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"gtrace: {words}")
+    assert told.count("\n") == 1
+
+
+def test_other_errors_of_the_system_are_bugs(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr("gtrace.cli.gtrace.main", refuse)
+    with pytest.raises(OSError, match="Bad file"):
+        main(["info"])

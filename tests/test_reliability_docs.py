@@ -1,0 +1,42 @@
+"""docs/reliability.md names tests that exist, exit codes as they are, and fuzzing targets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from fuzz.targets import MAKERS
+
+from gtrace import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "reliability.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+
+
+def test_the_page_names_many():
+    assert len(NAMED) > 40
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_a_named_test_exists(file, name):
+    tree = ast.parse((ROOT / file).read_text())
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_exit_codes():
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.split("## Files")[0], re.MULTILINE)}
+    assert told == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+
+
+def test_fuzzing_targets_of_the_table():
+    """A codec that is new has not been fuzzed for long; all else has."""
+    told = set(re.findall(r"^\| ([\w-]+) \| [\d.]+ \| [\d,]+ \|", PAGE, re.MULTILINE))
+    assert {name for name in MAKERS if not name.startswith("decoder-")} <= told <= set(MAKERS)
+
+
+def test_programs_of_the_page_are_there():
+    for program in re.findall(r"python ((?:tests|benchmarks)/\S+\.py)", PAGE):
+        assert (ROOT / program).is_file()

@@ -1,4 +1,4 @@
-"""Bit streams, least significant bit first: fixed-width symbols and prefix codes."""
+"""Fixed-width symbols, least significant bit first, and how long the codes of a Huffman tree are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 _8 = np.uint64(8)
 _32 = np.uint64(32)
-_255 = np.uint64(255)
 
 
 #: symbols that are packed at a time; any number of them of any width ends on a byte
@@ -213,101 +212,3 @@ def entropy(probabilities: NDArray[np.float64]) -> float:
         if probabilities[k] > 0.0:
             total -= probabilities[k] * np.log2(probabilities[k])
     return total
-
-
-@jit
-def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> int:
-    """Total number of bits, or -1 when a symbol has no code."""
-    total = 0
-    missing = False
-    for i in range(symbols.size):
-        length = np.int64(lengths[symbols[i]])
-        missing |= length == 0
-        total += length
-    return -1 if missing else total
-
-
-@jit
-def prefix_encode(
-    symbols: NDArray[np.uint16], codes: NDArray[np.uint64], lengths: NDArray[np.uint8], out: NDArray[np.uint8]
-) -> None:
-    """Write codes of at most 32 bits, first bit of a code first; ``out`` holds exactly the bits, padded."""
-    hold = np.uint64(0)
-    held = np.uint64(0)
-    at = 0
-    for i in range(symbols.size):
-        s = symbols[i]
-        hold |= codes[s] << held
-        held += np.uint64(lengths[s])
-        if held >= _32:
-            for _ in range(4):
-                out[at] = hold & _255
-                hold >>= _8
-                at += 1
-            held -= _32
-    while at < out.size:
-        out[at] = hold & _255
-        hold >>= _8
-        at += 1
-
-
-@jit
-def prefix_decode(
-    data: NDArray[np.uint8],
-    quick_symbol: NDArray[np.uint16],
-    quick_length: NDArray[np.uint8],
-    first_code: NDArray[np.int64],
-    first_index: NDArray[np.int64],
-    ordered: NDArray[np.uint16],
-    out: NDArray[np.uint16],
-) -> int:
-    """Read ``out.size`` symbols of a canonical prefix code.
-
-    Args:
-        data: the bit stream.
-        quick_symbol, quick_length: the symbol and length of the code that the next 12 bits start with;
-            length 0 sends the decoder to the canonical walk.
-        first_code: per length, the first canonical code; entry L + 1 ends the table.
-        first_index: per length, where its symbols start in ``ordered``.
-        ordered: symbols by (length, symbol).
-
-    Returns:
-        the number of bits read, or -1 when the stream ends early or holds no code.
-    """
-    total = np.int64(data.size) * 8
-    used = np.int64(0)
-    hold = np.uint64(0)
-    held = np.int64(0)
-    at = 0
-    mask = np.uint64(quick_symbol.size - 1)
-    longest = first_code.size - 2
-    for i in range(out.size):
-        while held <= 48 and at < data.size:
-            hold |= np.uint64(data[at]) << np.uint64(held)
-            held += 8
-            at += 1
-        quick = np.int64(hold & mask)
-        length = np.int64(quick_length[quick])
-        if length > 0:
-            out[i] = quick_symbol[quick]
-        else:
-            code = np.int64(0)
-            length = np.int64(0)
-            found = False
-            rest = hold
-            while length < longest and not found:
-                code = (code << 1) | np.int64(rest & np.uint64(1))
-                rest >>= np.uint64(1)
-                length += 1
-                offset = code - first_code[length]
-                if offset >= 0 and offset < first_index[length + 1] - first_index[length]:
-                    out[i] = ordered[first_index[length] + offset]
-                    found = True
-            if not found:
-                return -1
-        used += length
-        if used > total:
-            return -1
-        hold >>= np.uint64(length)
-        held -= length
-    return used

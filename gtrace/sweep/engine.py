@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gtrace.sweep.replay import Replay
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from gtrace.sweep.replay import Block, Job, Settings, Source
 
 
+#: seconds between two times that finished blocks are handed over
+_PATIENCE = 0.1
+
+
 class Gate:
     """Lets threads in as long as what they hold together fits into the room; what is larger enters alone."""
 
@@ -25,7 +31,7 @@ class Gate:
         self._free = self._room = room
         self._changed = threading.Condition()
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
         """Hold ``size`` of the room, all of it at most, once that much is free."""
         size = min(size, self._room)
@@ -54,12 +60,12 @@ def run_jobs(
     jobs: Sequence[Job],
     settings: Settings,
     workers: int,
-    sink: Callable[[Block], None],
+    sink: Callable[[Sequence[Block]], None],
     allocation: Allocation | None = None,
     *,
     room: int = 1 << 24,
 ) -> None:
-    """Run every job on ``workers`` threads; ``sink`` is called in this thread with each finished block.
+    """Run every job on ``workers`` threads; ``sink`` is called in this thread with finished blocks, some at a time.
 
     ``allocation`` is what the tensors share out among them, where a codec does that. Tensors in work at a time have at
     most ``room`` elements together, or one of them is larger and alone: memory does not grow with workers.
@@ -86,18 +92,25 @@ def run_jobs(
     def drain() -> None:
         with lock:
             blocks, finished[:] = finished[:], []
-        for block in blocks:
-            sink(block)
+        if blocks:
+            sink(blocks)
 
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="gtrace-sweep")
-    pending: set[Future[None]] = set()
+    # Waiting for a set of futures looks at every one of them each time.
+    ended: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
+    drained = time.monotonic()
     try:
-        pending = {pool.submit(work, job) for job in jobs}
-        while pending:
-            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-            drain()
-            for future in done:
-                future.result()
+        for job in jobs:
+            pool.submit(work, job).add_done_callback(ended.put)
+        for _ in jobs:
+            future = None
+            while future is None:
+                with contextlib.suppress(queue.Empty):
+                    future = ended.get(timeout=_PATIENCE)
+                if time.monotonic() - drained >= _PATIENCE:
+                    drain()
+                    drained = time.monotonic()
+            future.result()
     finally:
         stop.set()
         pool.shutdown(wait=True, cancel_futures=True)

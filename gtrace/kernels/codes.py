@@ -165,7 +165,7 @@ def prefix_decode(
             break
         # One symbol, bit by bit.
         word, at = _0, used >> 3
-        for k in range(min(8, np.int64(data.size) - at)):
+        for k in range(min(8, int(data.size - at))):
             word |= np.uint64(data[at + k]) << np.uint64(8 * k)
         word >>= np.uint64(used & 7)
         code, length, found = np.int64(0), np.int64(0), False

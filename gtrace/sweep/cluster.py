@@ -145,7 +145,7 @@ class _Arrivals:
         sink: gets each block once, whatever comes twice because a lost worker's task was run again.
     """
 
-    def __init__(self, sink: Callable[[Sequence[Block]], None]) -> None:
+    def __init__(self, sink: Callable[[Block], None]) -> None:
         self._sink = sink
         self._early: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         #: blocks of each task at work that were handed over
@@ -185,13 +185,11 @@ class _Arrivals:
         for block in blocks[taken - first :]:
             # Counted first: a sink that is interrupted has kept the block.
             self._taken[task] += 1
-            self._sink([block])
+            self._sink(block)
 
 
-def run_on_cluster(
-    client: Client, session: Session, jobs: Sequence[Job], sink: Callable[[Sequence[Block]], None]
-) -> None:
-    """Run every job on the workers of a cluster; ``sink`` is called in this thread with finished blocks.
+def run_on_cluster(client: Client, session: Session, jobs: Sequence[Job], sink: Callable[[Block], None]) -> None:
+    """Run every job on the workers of a cluster; ``sink`` is called in this thread with each finished block.
 
     Tasks that a lost worker had are run again elsewhere. An exception, Ctrl-C among them, takes back all tasks, and
     workers stop after their current step; blocks that have arrived are handed over first.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from gtrace.sweep.replay import Block, Job, Settings, Source
 
 
-#: seconds between two times that finished blocks are handed over
-_PATIENCE = 0.1
+#: seconds after which finished blocks are handed over though no job has ended
+_PATIENCE = 0.2
 
 
 class Gate:
@@ -60,12 +59,12 @@ def run_jobs(
     jobs: Sequence[Job],
     settings: Settings,
     workers: int,
-    sink: Callable[[Sequence[Block]], None],
+    sink: Callable[[Block], None],
     allocation: Allocation | None = None,
     *,
     room: int = 1 << 24,
 ) -> None:
-    """Run every job on ``workers`` threads; ``sink`` is called in this thread with finished blocks, some at a time.
+    """Run every job on ``workers`` threads; ``sink`` is called in this thread with each finished block.
 
     ``allocation`` is what the tensors share out among them, where a codec does that. Tensors in work at a time have at
     most ``room`` elements together, or one of them is larger and alone: memory does not grow with workers.
@@ -92,13 +91,12 @@ def run_jobs(
     def drain() -> None:
         with lock:
             blocks, finished[:] = finished[:], []
-        if blocks:
-            sink(blocks)
+        for block in blocks:
+            sink(block)
 
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="gtrace-sweep")
     # Waiting for a set of futures looks at every one of them each time.
     ended: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
-    drained = time.monotonic()
     try:
         for job in jobs:
             pool.submit(work, job).add_done_callback(ended.put)
@@ -107,9 +105,7 @@ def run_jobs(
             while future is None:
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=_PATIENCE)
-                if time.monotonic() - drained >= _PATIENCE:
-                    drain()
-                    drained = time.monotonic()
+                drain()
             future.result()
     finally:
         stop.set()

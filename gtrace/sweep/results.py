@@ -7,7 +7,7 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -221,7 +221,8 @@ class ResultStore:
             with self._connection as sql:
                 sql.execute("BEGIN")
                 self._add_rows(rows)
-                self._add_tables(tables)
+                for table in tables:
+                    self._add_table(table)
                 sql.executemany(
                     "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?)",
                     [
@@ -289,25 +290,23 @@ class ResultStore:
         for given, cells in groups.items():
             self._connection.executemany(self._statement(given)[0], cells)
 
-    def _add_tables(self, tables: Iterable[Table]) -> None:
-        groups: dict[str, list[Iterable[tuple[Any, ...]]]] = {}
-        for table in tables:
-            # SQLite takes NaN as NULL.
-            numbers = [np.where(np.isfinite(column), column, np.nan).tolist() for column in table.numbers.values()]
-            statement, _ = self._statement((*table.same, *table.texts, *table.numbers))
-            groups.setdefault(statement, []).append(
-                zip(
-                    repeat(self._text(table.tensor)),
-                    repeat(table.step),
-                    [self._codec(identity) for identity in table.identities],
-                    repeat(table.draw),
-                    *(repeat(self._cell(name, value)) for name, value in table.same.items()),
-                    *([self._cell(name, value) for value in values] for name, values in table.texts.items()),
-                    *numbers,
-                )
-            )
-        for statement, cells in groups.items():
-            self._connection.executemany(statement, chain.from_iterable(cells))
+    def _add_table(self, table: Table) -> None:
+        # SQLite takes NaN as NULL.
+        numbers = [np.where(np.isfinite(column), column, np.nan).tolist() for column in table.numbers.values()]
+        codecs = [self._codec(identity) for identity in table.identities]
+        statement, _ = self._statement((*table.same, *table.texts, *table.numbers))
+        self._connection.executemany(
+            statement,
+            zip(
+                repeat(self._text(table.tensor)),
+                repeat(table.step),
+                codecs,
+                repeat(table.draw),
+                *(repeat(self._cell(name, value)) for name, value in table.same.items()),
+                *([self._cell(name, value) for value in values] for name, values in table.texts.items()),
+                *numbers,
+            ),
+        )
 
     def close(self) -> None:
         """Close; the write-ahead log is folded into the one file, which readers then leave alone.

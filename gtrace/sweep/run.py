@@ -10,8 +10,6 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Kind
     from gtrace.trace import TensorInfo, Trace
 
-#: of a block, in the order that the store takes them
-_PARTS = ("rows", "times", "warnings", "details", "tables")
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -181,10 +177,10 @@ def run_sweep(
             total = sum(len(job.wanted) for job in plan)
             count = 0
 
-            def sink(blocks: Sequence[Block]) -> None:
+            def sink(block: Block) -> None:
                 nonlocal count
-                store.add(*(chain.from_iterable(map(attrgetter(part), blocks)) for part in _PARTS))
-                count += len(blocks)
+                store.add(block.rows, block.times, block.warnings, block.details, block.tables)
+                count += 1
                 if progress is not None:
                     progress(count, total)
 
@@ -204,7 +200,7 @@ def _runner(
     codecs: Sequence[Codec],
     chunk: int,
     jobs: int | None,
-) -> Callable[[Sequence[Job], Callable[[Sequence[Block]], None]], None]:
+) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
     """What runs a plan of jobs and hands over finished blocks: threads, or a cluster until the stack is left."""
     if scheduler is None:
         allocation = Allocation(gradients, gradients.steps, codecs)

@@ -76,6 +76,21 @@ def _uniform_grid(
 
 
 @inline
+def _uniform_values(
+    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.float32]
+) -> None:
+    """What :func:`_uniform_grid` leads to, k / steps times the scale, without symbols in between."""
+    add, flip, last = key
+    divisor = scale if scale > 0 else _ONE
+    grid = np.float32(steps)
+    for i in range(x.size):
+        t = abs(x[i] / divisor) * grid
+        k = np.int32(t)
+        k = np.int32(k + np.int32(uniform(base + np.uint64(i), add, flip, last) < t - np.float32(k)))
+        out[i] = np.float32(k if x[i] > 0 else np.int32(-k)) / grid * scale
+
+
+@inline
 def _odd_grid(
     x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.uint16]
 ) -> None:
@@ -235,7 +250,8 @@ def quantize(
         start: place of the first value in its tensor; values must not cross a block of 2^32.
         sink: SYMBOLS: into ``symbols``, uint16[n]. PACKED: ``width`` bits each into ``packed``, uint8[ceil(n width / 8)
             + SLACK]. VALUES: what each symbol stands for in ``values`` times the scale into ``decoded``, float32[n],
-            and how often each occurs added to ``tallies``, int64[TALLIES, m] (empty: not counted).
+            and how often each occurs added to ``tallies``, int64[TALLIES, m] (empty: not counted). Those of a UNIFORM
+            rule are the float32 next to k / steps.
         symbols, width, packed, values, decoded, tallies: of the sinks.
     """
     key = words(high, low, start)
@@ -254,6 +270,11 @@ def quantize(
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
     if rule == SEARCH:
         _fill_table(levels, table, deep)
+    if sink == VALUES and rule == UNIFORM and not mirrored and not tallies.size:
+        for b in range(scales.size):
+            p, end = b * bucket, min((b + 1) * bucket, x.size)
+            _uniform_values(x[p:end], scales[b], np.uint64(start + p), key, steps, decoded[p:end])
+        return
     for p in range(0, x.size, CHUNK):
         stop = min(p + CHUNK, x.size)
         at = p

@@ -167,7 +167,13 @@ def test_all_sinks_take_the_same_symbols(rule, bucket):
     tallies = rule.simulate(x, bucket, scales, KEY, values, decoded, count=True)
     assert (decoded == wanted).all()
     assert (tallies == np.bincount(symbols, minlength=count)).all()
+    if rule.kind == "uniform":  # whose values are computed where symbols are not counted
+        grid = np.arange(-rule.steps, rule.steps + 1, 1 + rule.mirrored)
+        values = (grid / rule.steps).astype(np.float32)
+        wanted = values[symbols] * np.repeat(scales, bucket)[: x.size]
     assert rule.simulate(x, bucket, scales, KEY, values, decoded, count=False).size == 0
+    assert (decoded == wanted).all()
+    decoded[:] = np.nan
     assert rounding.restore_packed(packed, width, bucket, scales, values, decoded) == symbols.max()
     assert (decoded == wanted).all()
     assert rounding.restore_packed(packed, width, bucket, scales, values[: symbols.max()], decoded) >= symbols.max()

@@ -20,7 +20,7 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.section("speed contract")
     for line in lines:
         terminalreporter.write_line(
-            f"{line.name:{width}}  {line.ratio:8.2f} {line.unit:17} {allowed(line):13} {line.verdict:5} {line.detail:>12}"
+            f"{line.name:{width}} {line.ratio:8.2f} {line.unit:17} {allowed(line):13} {line.verdict:5}{line.detail:>12}"
         )
     missed = sum(line.verdict == "miss" for line in lines)
     kept = sum(line.verdict == "pass" for line in lines)

@@ -5,8 +5,9 @@ Records, by their ``type``:
 - ``study``: the first line. ``version``, ``command``, ``task``, ``workers``, ``seed``, ``parameters`` (elements),
   ``tensors`` (name -> elements), ``versions``; beside them ``runs`` (specs), ``steps``, ``batch_size`` (of one
   worker), ``lr``, ``refit``, ``nonfinite``, ``kind`` (``weight``, or ``neural``: then bits and variances are those of
-  the gradients inside the backward passes), ``shadow`` (steps between two shadow passes, or null), ``layers``
-  (``inner`` or ``all``; null for kind weight).
+  the gradients inside the backward passes; or ``linear``: then steps are epochs, losses are those of the whole
+  training set, bits are those of samples, models and gradients, and several of these fields are missing), ``shadow``
+  (steps between two shadow passes, or null), ``layers`` (``inner`` or ``all``; null for kind weight).
 - ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss`` (training loss,
   mean of the workers), ``lr``, ``bits`` (payload and shared bits that all workers sent up in this step),
   ``bits_float32`` (what float32 would have taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 /

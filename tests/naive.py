@@ -74,15 +74,20 @@ def mix(counter, add, flip, last):
     return x ^ (x >> 15)
 
 
-def uniforms(high, low, start, count):
-    """The keyed uniforms of elements start.. in plain integers."""
+def hashes(high, low, start, count):
+    """The keyed 32-bit hashes of elements start.. in plain integers."""
     block = start >> 32
     a, b, c, d = high & MASK, high >> 32, low & MASK, low >> 32
     add = mix(block, a, d, c)
     flip = mix(block, b, c, d)
     last = mix(block, (a + d) & MASK, b, (c + b) & MASK)
     base = start & MASK
-    return [(mix(base + i, add, flip, last) >> 8) / 2**24 for i in range(count)]
+    return [mix(base + i, add, flip, last) for i in range(count)]
+
+
+def uniforms(high, low, start, count):
+    """The keyed uniforms of elements start.. in plain integers."""
+    return [(word >> 8) / 2**24 for word in hashes(high, low, start, count)]
 
 
 def round_symbols(v, norm, size, levels, key, *, zero=True):

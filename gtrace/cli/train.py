@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.options import check_output, codec_options, load_plugins
+from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
 from gtrace.errors import UsageError
+from gtrace.online.linear import LINEAR_TASKS
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import describe_task, task_names
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from gtrace.online.run import Kind
 
 DEFAULT_TASK = "digits-cnn"
-_TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
+_TASKS = "".join(
+    f"  {name:17}{line}\n" for name, line in [*((n, describe_task(n)) for n in task_names()), *LINEAR_TASKS.items()]
+)
 
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
@@ -134,10 +138,11 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
 )
 @click.option(
     "--levels",
-    type=click.Choice(["own", "common"]),
+    type=click.Choice(["own", "common", "uniform", "optimal"]),
     default="own",
     show_default=True,
-    help="For such a SCRIPT: each rank's own levels, or those that fit the sum of all ranks' sketches.",
+    help="For such a SCRIPT: each rank's own levels, or those in common that fit the sum of all ranks' sketches. For "
+    "a linear task: uniform or optimal ones of each feature.",
 )
 @click.option(
     "--compare-every",
@@ -147,6 +152,7 @@ _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
     metavar="N",
     help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; 0: never.",
 )
+@linear_options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option(
     "--eval-every",
@@ -176,6 +182,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     step follows. With --kind neural the gradient with respect to each layer's output takes that way inside the backward
     pass, and weight gradients are averaged exactly.
 
+    The tasks linear, lssvm, logistic and svm are linear models at low precision: samples, model and gradients are
+    quantized, with the full precision beside it.
+
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
     DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
 
@@ -185,9 +194,20 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec nuqsgd:bits=4,bucket_size=512 --task char-lstm --steps 100
       gtrace train --codec int8 --kind neural --shadow 10
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
+      gtrace train --task linear --quantize samples --bits 5 --sampling double
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
+    if script is None and options["task"] in LINEAR_TASKS:
+        run_linear({"is_module": is_module, **options}, refuse=_refuse, codec_of=_codec, of_scripts=_OF_SCRIPTS)
+        return None
+    if script is None and options["task"] is not None:
+        describe_task(options["task"])
+    _refuse(options, OF_LINEAR, "is for linear models, as in --task linear")
+    if options["levels"] in ("uniform", "optimal"):
+        raise UsageError(f"--levels {options['levels']} is for linear models, as in --task linear")
+    for name in OF_LINEAR:
+        del options[name]
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
         raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")

@@ -14,16 +14,20 @@ from gtrace.report.tables import Cell, Column, Table, cosine_cell, value_cell
 if TYPE_CHECKING:
     from gtrace.report.runs import Run, RunLogAnalysis
 
+_NO_STEP = "No training step was logged."
+
 
 def run_table(analysis: RunLogAnalysis) -> Table:
     """One line per training run."""
     neural = analysis.neural
-    what = "the gradients inside the backward passes" if neural else "the workers' gradients"
+    what = "codec on the gradients inside the backward passes" if neural else "codec on the workers' gradients"
+    if analysis.linear:
+        what = "how samples, model and gradients were quantized"
     tested = any(math.isfinite(run.final_accuracy) for run in analysis.runs)
     columns = [
-        Column("run", f"codec on {what}; none: uncompressed", numeric=False),
+        Column("run", f"{what}; none: uncompressed", numeric=False),
         Column("seed", rank=4),
-        Column("steps", rank=3),
+        Column("epochs" if analysis.linear else "steps", rank=3),
         Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
         Column("test accuracy", "at the last test"),
         Column(
@@ -32,7 +36,11 @@ def run_table(analysis: RunLogAnalysis) -> Table:
             rank=2,
         ),
         Column(
-            "encoded per worker" if neural else "sent up per worker", "payload and shared bytes over the run", rank=1
+            "encoded per worker" if neural else "sent up per worker",
+            "samples, models and gradients over the run"
+            if analysis.linear
+            else "payload and shared bytes over the run",
+            rank=1,
         ),
         Column(
             "float32 / encoded" if neural else "float32 / sent",
@@ -64,8 +72,10 @@ def run_table(analysis: RunLogAnalysis) -> Table:
         error += ", over the steps at which it was compared with plain all-reduces"
     network = analysis.study.get("network")
     simulated = (f"Simulated: computing and coding as measured, links of {network}.",) if network and timed else ()
+    if analysis.linear:
+        return Table("Training runs", tuple(columns), rows, ("Ratio: bits of float32 over bits moved.",), _NO_STEP)
     notes = (compared, f"Relative variance: {error}.", *simulated)
-    return Table("Training runs", tuple(columns), rows, notes, "No training step was logged.")
+    return Table("Training runs", tuple(columns), rows, notes, _NO_STEP)
 
 
 def rank_table(analysis: RunLogAnalysis) -> Table:

@@ -167,6 +167,16 @@ class RunLogAnalysis:
         return any(run.shadow for run in self.runs)
 
     @property
+    def linear(self) -> bool:
+        """Whether linear models were trained: steps are epochs, and bits are those of samples, models and gradients."""
+        return self.study.get("kind") == "linear"
+
+    @property
+    def step_name(self) -> str:
+        """What the records of the log count."""
+        return "epoch" if self.linear else "training step"
+
+    @property
     def has_ranks(self) -> bool:
         """Whether any run exchanged payloads between real ranks."""
         return any(run.ranks is not None for run in self.runs)

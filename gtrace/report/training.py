@@ -57,7 +57,7 @@ def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
             fitted = np.isin(run.steps[known], run.updates)
             axes.plot(x[fitted], y[fitted], "|", color=own.line, markersize=12, mew=1.6, label=f"updates of {name}")
             labels += [Label(shown, own.text, x, y)] if shown else []
-        axes.set_xlabel("training step")
+        axes.set_xlabel(analysis.step_name)
         what = "encoded" if analysis.neural else "sent up"
         axes.set_ylabel(f"bits per value, {what}")
         if labels:
@@ -80,7 +80,7 @@ def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
             if np.isfinite(values).any():
                 x, smooth = _curve(axes, run.steps.astype(np.float64), values, own, name, logarithmic=True)
                 labels += [Label(shown, own.text, x, smooth)] if shown else []
-        axes.set_xlabel("training step")
+        axes.set_xlabel(analysis.step_name)
         what = "neural gradients" if analysis.neural else "averaged gradient"
         axes.set_ylabel(f"relative variance of the {what}")
         if labels:
@@ -146,7 +146,7 @@ def _progress(run: Run, against: Against) -> tuple[NDArray[np.float64], NDArray[
 def _progress_name(analysis: RunLogAnalysis, against: Against) -> str:
     if against == "bits":
         return "encoded by one worker" if analysis.neural else "sent up by one worker"
-    return "simulated time (s)" if against == "time" else "training step"
+    return "simulated time (s)" if against == "time" else analysis.step_name
 
 
 def _curve(

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
+from gtrace.online.linear import LINEAR_TASKS
 from gtrace.online.requirement import require_torch
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def describe_task(name: str) -> str:
         UsageError: unknown; the nearest names are suggested.
     """
     if name not in _TASKS:
-        raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
+        raise UsageError(f"no task '{name}'; {suggest(name, [*_TASKS, *LINEAR_TASKS])}")
     return _TASKS[name][2]
 
 

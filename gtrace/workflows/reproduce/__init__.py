@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from gtrace.workflows.reproduce.experiment import Experiment
 
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
-_NAMES: tuple[str, ...] = ("lognormal-table2",)
+_NAMES: tuple[str, ...] = (
+    "lognormal-table2",
+    "zipml-fig4",
+    "zipml-fig6",
+    "zipml-fig7a",
+    "zipml-fig8",
+    "zipml-fig9",
+    "zipml-fig12",
+)
 
 
 def experiment_names() -> tuple[str, ...]:

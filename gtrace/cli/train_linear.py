@@ -1,0 +1,341 @@
+"""``gtrace train --task linear|lssvm|logistic|svm``: its options, its progress and its tables."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+from statistics import fmean as mean
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gtrace.cli.options import check_output, load_plugins, print_json
+from gtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gtrace.cli.train_seeds import Spread
+    from gtrace.codecs import Codec
+    from gtrace.online.linear import LinearResult, LinearStudy
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+#: longest spec that is shown on one line
+_NAME = 18
+#: losses from here on are those of models that blew up
+_HUGE = 1e5
+
+#: options that only linear models have, with the values that mean "not given"
+OF_LINEAR: dict[str, Any] = {
+    "data": None,
+    "target": None,
+    "quantize": None,
+    "sampling": None,
+    "chebyshev": None,
+    "radius": None,
+    "refetch": None,
+    "failure": None,
+    "prox": None,
+    "epochs": None,
+}
+#: options of other tasks that they have no use for
+_OF_OTHERS: dict[str, Any] = {
+    "error_feedback": False,
+    "kind": "weight",
+    "layers": "inner",
+    "workers": None,
+    "steps": None,
+    "optimizer": None,
+    "clip": None,
+    "network": None,
+    "latency": "0s",
+    "topology": "ring",
+    "nonfinite": None,
+    "eval_every": None,
+    "shadow": None,
+    "is_module": False,
+}
+#: options that are parameters of a precision
+_PRECISION = ("bits", "quantize", "levels", "chebyshev", "radius", "refetch", "failure")
+_SAMPLINGS = ("naive", "nearest", "double", "symmetrized")
+
+
+def linear_options(function: F) -> F:
+    """The options that only linear models have."""
+    for decorate in reversed(
+        (
+            click.option(
+                "--data",
+                metavar="DATA",
+                help="For a linear task: synthetic-100 (features; x60000 for so many samples), heavy-8, or a .csv, "
+                ".libsvm or .npz file.  [default: synthetic-100]",
+            ),
+            click.option("--target", metavar="NAME", help="Column of the CSV file to predict.  [default: the last]"),
+            click.option(
+                "--quantize",
+                metavar="PARTS",
+                help="For a linear task: samples, model, gradients, or several with commas.  [default: samples]",
+            ),
+            click.option(
+                "--sampling",
+                type=click.Choice(_SAMPLINGS),
+                help="How often a sample is quantized for one gradient.  [default: double; naive with --refetch]",
+            ),
+            click.option(
+                "--chebyshev",
+                type=click.IntRange(min=1),
+                metavar="DEGREE",
+                help="For logistic and svm: a polynomial in the place of the derivative, estimated without bias.",
+            ),
+            click.option("--radius", type=float, help="Margins up to which the polynomial holds.  [default: 16]"),
+            click.option(
+                "--refetch",
+                type=click.Choice(["l1", "jl"]),
+                help="For svm: fetch the exact sample where bounds (l1) or random projections (jl) leave the side of "
+                "the hinge open.",
+            ),
+            click.option("--failure", type=float, help="Probability of the wrong side with jl.  [default: 0.01]"),
+            click.option("--prox", metavar="TERM", help="l1=0.01, l2=0.01, ball=10 or none beside the loss."),
+            click.option(
+                "--epochs", type=click.IntRange(min=1), default=None, help="For a linear task.  [default: 30]"
+            ),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def run_linear(
+    options: dict[str, Any],
+    *,
+    refuse: Callable[[dict[str, Any], dict[str, Any], str], None],
+    codec_of: Callable[[str, dict[str, float | None]], Codec],
+    of_scripts: dict[str, Any],
+) -> None:
+    """Train a linear model with the options of ``gtrace train``.
+
+    Args:
+        options: all of them.
+        refuse: raises where one of a table is given.
+        codec_of: builds the codec of a spec with ``--bits`` and ``--sparsity``.
+        of_scripts: options of scripts; --levels has words for linear models too.
+    """
+    task = options["task"]
+    refuse(options, _OF_OTHERS, f"is not for the linear model {task}")
+    refuse(options, {name: value for name, value in of_scripts.items() if name != "levels"}, "is for a SCRIPT")
+    if options["levels"] == "common":
+        raise UsageError("--levels common is for a SCRIPT; a linear task has uniform and optimal")
+    load_plugins(options["plugin"])
+    output = options["output"]
+
+    from gtrace.online.linear import LinearStudy, Prox
+
+    items = _precisions(options, codec_of)
+    if output is None:
+        output = Path(f"{task}-{_file_name(str(items[0])) if len(items) == 1 else 'compare'}.jsonl")
+    check_output(output, force=options["force"])
+    study = LinearStudy(
+        task,
+        items,
+        data=options["data"] or "synthetic-100",
+        target=options["target"],
+        batch_size=options["batch_size"] or 1,
+        rate=options["lr"],
+        prox=None if options["prox"] is None else Prox.parse(options["prox"]),
+        seed=options["seed"],
+        seeds=options["seeds"],
+        refit=options["refit"],
+        **({} if options["epochs"] is None else {"epochs": options["epochs"]}),
+    )
+    try:
+        with _progress(study, as_json=options["as_json"]) as on_record:
+            study.run(output, force=options["force"], on_record=on_record)
+    except KeyboardInterrupt:
+        if study.results[0].losses:
+            _show(study, output, as_json=options["as_json"])
+        raise
+    _show(study, output, as_json=options["as_json"])
+
+
+def _precisions(options: dict[str, Any], codec_of: Callable[[str, dict[str, float | None]], Codec]) -> list[Any]:
+    from gtrace.codecs import split_specs
+    from gtrace.online.linear import Precision
+
+    given = {name: options[name] for name in _PRECISION if options[name] not in (None, "own")}
+    spec, several, sampling = options["codec"], options["compare"], options["sampling"]
+    if several is not None:
+        if spec is not None or sampling is not None:
+            raise UsageError(f"--compare names what is compared; leave out --{'codec' if spec else 'sampling'}")
+        if "quantize" in given:
+            given["quantize"] = _parts(given["quantize"])
+        return [Precision.parse(item, **given) for item in split_specs(several)]
+    if spec is not None and sampling is None and not set(given) - {"bits"}:
+        chosen = codec_of(spec, {"bits": given.get("bits"), "sparsity": options["sparsity"]})
+        return [Precision.parse(str(chosen))]
+    if options["sparsity"] is not None:
+        raise UsageError("--sparsity is of a --codec that has it")
+    parts = _parts(given.pop("quantize", "samples"))
+    if "samples" not in parts:
+        if sampling is not None:
+            raise UsageError(f"--sampling {sampling} quantizes samples; add them to --quantize")
+        sampling = "full"
+    codec = {} if spec is None else {"codec": codec_of(spec, {})}
+    usual = "naive" if options["refetch"] else "double"
+    return [Precision.parse(sampling or usual, **given, **codec, quantize=parts)]
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.replace("+", ",").split(","))
+
+
+def _file_name(spec: str) -> str:
+    from gtrace.cli.train import file_name
+
+    return file_name(spec)
+
+
+def _show(study: LinearStudy, path: Path, *, as_json: bool) -> None:
+    """The results so far, on stdout."""
+    if as_json:
+        print_json(
+            {
+                "output": str(path),
+                **{name: value for name, value in study.describe().items() if name not in ("versions", "tensors")},
+                "runs": [_as_dict(study, result) for result in study.results],
+                "warnings": study.warnings,
+            }
+        )
+        return
+    for text in study.warnings:
+        click.echo(f"gtrace: warning: {text}", err=True)
+    _print_table(study)
+    unfinished = [result for result in study.results if not result.finished]
+    if unfinished:
+        click.echo(f"interrupted after {len(unfinished[-1].losses)} of {study.epochs} epochs")
+    click.echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
+
+
+def _as_dict(study: LinearStudy, result: LinearResult) -> dict[str, Any]:
+    samples, model, gradients = study.bits_per_value(result)
+    return {
+        "run": result.run,
+        "seed": result.seed,
+        "epochs": len(result.losses),
+        "finished": result.finished,
+        "diverged": bool(result.diverged),
+        "loss": result.loss,
+        "optimum": result.optimum,
+        "gap": result.gap,
+        "losses": result.losses,
+        "test_loss": result.test_loss,
+        "accuracy": result.accuracy,
+        "sample_bits_per_value": samples,
+        "model_bits_per_value": model,
+        "gradient_bits_per_value": gradients,
+        "bits": result.traffic.total,
+        "shared_bits": result.traffic.shared,
+        "ratio": result.ratio,
+        "sample_variance": result.variance,
+        "fetched": result.fetched,
+        "flipped": result.flipped,
+        "seconds": result.seconds,
+        "codec_seconds": result.codec_seconds,
+    }
+
+
+def _print_table(study: LinearStudy) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gtrace.cli.train_seeds import spread
+
+    seeds = len(study.seeds)
+    by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}
+    has_gap = math.isfinite(study.results[0].optimum)
+    labels, hinge = study.problem.labels, study.problem.hinge
+    fetched = any(item.refetch != "none" for item in study.precisions)
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if hinge else 2, 0, 0))
+    table.add_column("precision", overflow="fold", min_width=_NAME + 2)
+    headers = ["loss", "above optimum" if has_gap else "above none", "accuracy" if labels else "test loss", "bits"]
+    headers += ["smaller"] * (not hinge) + ["fetched"] * fetched + ["flipped"] * hinge
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    plain = [r.loss for r in by_run["none"]]
+    for run, results in by_run.items():
+        above = [r.gap for r in results] if has_gap else [r.loss - p for r, p in zip(results, plain, strict=False)]
+        tested = 100 * mean(r.accuracy or math.nan for r in results) if labels else mean(r.test_loss for r in results)
+        cells = [
+            run if len(run) <= _NAME else run.replace(",", ",\n"),
+            _number(mean(r.loss for r in results), "{:.4f}"),
+            "" if not has_gap and run == "none" else _with(spread(above)),
+            _number(tested, "{:.1f} %" if labels else "{:.4f}"),
+            "/".join(f"{bits:.3g}" for bits in study.bits_per_value(results[0])),
+            *([] if hinge else [f"{results[0].ratio:.1f}x"]),
+        ]
+        if fetched:
+            cells.append(_number(100 * mean(r.fetched for r in results), "{:.2g} %"))
+        if hinge:
+            cells.append(_number(100 * mean(r.flipped for r in results), "{:.2g} %"))
+        table.add_row(*cells)
+    console = Console(highlight=False)
+    console.print(table)
+    count, n = study.data.a.shape
+    which = f"seed {study.seeds[0]}" if seeds == 1 else f"seeds {study.seeds[0]} to {study.seeds[-1]}"
+    text = (
+        f"{study.problem.name} on {study.data.name}: {count:,} samples of {n} features, {study.epochs} epochs, batches "
+        f"of {study.batch_size}, step {study.rate:.3g}/epoch, {which}.\n"
+        f"loss: {study.problem.measure}, of the mean of all models in the second half of the epochs.\n"
+    )
+    if seeds > 1:
+        text += "above: mean and standard deviation over seeds, the other columns means. "
+    text += "bits: per value of samples, model and gradients."
+    if not hinge:
+        text += " smaller: all that moves, than in float32."
+    if fetched:
+        text += "\nfetched: samples that were needed in full after all."
+    if hinge:
+        text += "\nflipped: samples whose gradient was that of the wrong side of the hinge."
+    console.print(text, soft_wrap=True)
+
+
+def _with(found: Spread) -> str:
+    shown = _number(found.mean, "{:.2g}")
+    return f"{shown} ± {found.deviation:.1g}" if math.isfinite(found.deviation) else shown
+
+
+def _number(value: float, form: str) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return form.format(value) if abs(value) < _HUGE else f"{value:.2g}"
+
+
+@contextlib.contextmanager
+def _progress(study: LinearStudy, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """A bar with the losses on a terminal, nothing in a pipe."""
+    if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("train"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("epochs  {task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=study.epochs * len(study.seeds))
+
+        def update(record: dict[str, Any]) -> None:
+            if record["type"] == "step":
+                done = (record["seed"] - study.seeds[0]) * study.epochs + record["step"] + 1
+                bar.update(task, completed=done, description=f"loss of {record['run']} {record['loss']:.4g}")
+
+        yield update

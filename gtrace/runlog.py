@@ -14,6 +14,10 @@ Records, by their ``type``:
   ||mean of exact||^2), ``seconds`` (CPU), ``codec_seconds``; beside them ``shared_bits`` (part of ``bits``),
   ``envelope_bits`` (not part of it), ``worker_variance`` (||decoded - exact||^2 / ||exact||^2, both summed over the
   workers), ``fit_seconds`` (part of ``codec_seconds``), ``nonfinite`` (how many gradient values were NaN or infinite).
+  Where they apply: ``sim_seconds`` (of the step over the simulated network), ``codec_bits`` (bits of the codec that a
+  policy chose), ``node``, ``reward``, ``explored`` (of MQGrad's agent; the last two at the steps of its decisions),
+  ``down_bits`` (of the server's average on its way back, one copy). A run whose bits are chosen is called
+  ``CODEC@POLICY``.
 - ``shadow``: ``run``, ``seed``, ``step``, ``tensor`` (a weight gradient), and how far it is from the exact one of the
   same batch: ``cosine_alone``, ``error_alone`` (||compressed - exact|| / ||exact||) where only the gradients of this
   layer's own outputs are compressed, ``cosine``, ``error`` where those of all layers are.

@@ -112,6 +112,15 @@ def round_symbols(v, norm, size, levels, key, *, zero=True):
     return np.array(out, np.uint16)
 
 
+def minmax(values, bits):
+    """MQGrad's quantizer, value by value: codes, and what they decode to in float64."""
+    low, high, steps = float(min(values)), float(max(values)), 2**bits - 1
+    if low == high:
+        return [0] * len(values), [low] * len(values)
+    codes = [math.floor((float(v) - low) * steps / (high - low) + 0.5) for v in values]
+    return codes, [low + q * (high - low) / steps for q in codes]
+
+
 def pack(symbols, width):
     bits = [(int(s) >> k) & 1 for s in symbols for k in range(width)]
     bits += [0] * (-len(bits) % 8)

@@ -103,6 +103,25 @@ _TASKS = "".join(
     "parameter server.",
 )
 @click.option(
+    "--compute-time",
+    metavar="TIME",
+    help="Computing and coding of a step there, as in 5s, in the place of measured times.  "
+    "[default: measured; 5s with --policy mqgrad]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="POLICY",
+    help="For a task: who chooses the codec's bits: fixed, schedule:0=2,500=4, adaptive or mqgrad, with options as in "
+    "mqgrad:period=5,seed=1. Given again: one run with each.  [default: fixed]",
+)
+@click.option(
+    "--down",
+    metavar="CODEC",
+    help="For a task: a server sends the average back through this codec; same: through the workers'.",
+)
+@click.option(
     "--refit",
     default=DEFAULT_REFIT,
     show_default=True,
@@ -127,7 +146,7 @@ _TASKS = "".join(
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="For a SCRIPT: smaller tensors go uncompressed.",
+    help="Tensors with fewer elements go uncompressed.",
 )
 @click.option(
     "--exchange",
@@ -194,6 +213,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec nuqsgd:bits=4,bucket_size=512 --task char-lstm --steps 100
       gtrace train --codec int8 --kind neural --shadow 10
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
+      gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
       gtrace train --task linear --quantize samples --bits 5 --sampling double
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
@@ -217,6 +237,11 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
             raise UsageError("-m: name the module that is to be run")
         run(chosen, **{name: value for name, value in options.items() if name not in _OF_SCRIPTS})
         return None
+    if options["policies"]:
+        raise UsageError(
+            f"--policy is for built-in tasks: {script} computes its loss where it likes; in a loop of your own ask "
+            "gtrace.online.MQGrad for the bits"
+        )
     _refuse(options, _OF_TASKS, f"is for built-in tasks; {script} has its own")
     from gtrace.cli.train_script import run_script
 
@@ -228,7 +253,6 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
 #: options that only one of the two kinds of training has, with the values that mean "not given"
 _OF_SCRIPTS: dict[str, Any] = {
     "rules": (),
-    "min_size": 0,
     "exchange": "allgather",
     "levels": "own",
     "compare_every": 100,
@@ -248,13 +272,20 @@ _OF_TASKS: dict[str, Any] = {
     "network": None,
     "latency": "0s",
     "topology": "ring",
+    "compute_time": None,
+    "policies": (),
+    "down": None,
 }
+
+
+#: options that may be given again, by the name that stands for all
+_REPEATED = {"rules": "rule", "policies": "policy"}
 
 
 def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
     for name, default in names.items():
         if options[name] != default:
-            raise UsageError(f"--{name.removesuffix('s') if name == 'rules' else name.replace('_', '-')} {why}")
+            raise UsageError(f"--{_REPEATED.get(name, name.replace('_', '-'))} {why}")
 
 
 def _chosen(options: dict[str, Any]) -> list[Codec]:
@@ -299,6 +330,10 @@ def run(
     network: str | None,
     latency: str,
     topology: str,
+    compute_time: str | None,
+    policies: tuple[str, ...],
+    min_size: int,
+    down: str | None,
     output: Path | None,
     force: bool,
     as_json: bool,
@@ -307,9 +342,13 @@ def run(
     del plugin
     task = task or DEFAULT_TASK
     describe_task(task)
-    named = file_name(str(chosen[0])) if len(chosen) == 1 else "compare"
+    from gtrace.online.plans import run_name
+    from gtrace.online.policy import FIXED, PolicySpec
+
+    choosing = [PolicySpec.parse(text) for text in policies or (FIXED,)]
+    named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
     path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
-    links = _network(network, latency, topology)
+    links = _network(network, latency, topology, compute_time)
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
     check_output(path, force=force or path.with_name(path.name + ".checkpoint").exists())
 
@@ -334,6 +373,9 @@ def run(
         optimizer=optimizer or "",
         clip=clip,
         network=links,
+        policies=choosing,
+        min_size=min_size,
+        down=down or "",
     )
     if not force and study.can_resume(path):
         click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)
@@ -347,14 +389,16 @@ def run(
     show(study, path, as_json=as_json)
 
 
-def _network(rate: str | None, latency: str, topology: str) -> Network | None:
+def _network(rate: str | None, latency: str, topology: str, compute: str | None) -> Network | None:
     from gtrace.online.network import Network
 
     if rate is None:
-        if latency != "0s" or topology != "ring":
-            raise UsageError("--latency and --topology are of a --network; give its speed, as in --network 1Gbit/s")
+        if latency != "0s" or topology != "ring" or compute is not None:
+            raise UsageError(
+                "--latency, --topology and --compute-time are of a --network; give its speed, as in --network 1Gbit/s"
+            )
         return None
-    return Network.parse(rate, latency, topology)
+    return Network.parse(rate, latency, topology, compute)
 
 
 def _codec(spec: str, options: dict[str, float | None]) -> Codec:

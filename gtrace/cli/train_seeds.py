@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import special
 
+from gtrace.cli.train_task import time_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -110,7 +112,7 @@ def print_seeds(study: Study) -> None:
         cells.append(f"{entry['bits_per_value']:.2f}")
         cells.append(_with(entry["relative_variance"], entry["relative_variance_deviation"], 1, ".3g"))
         if timed:
-            cells.append(f"{1000 * entry['step_seconds']:.3g} ms")
+            cells.append(time_text(entry["step_seconds"]))
         table.add_row(*cells)
     console = Console(highlight=False)
     console.print(table)
@@ -123,7 +125,9 @@ def print_seeds(study: Study) -> None:
         "squared error of the average of\nall workers over its energy."
     )
     if timed:
-        text += f" a step: over {settings.network}; measured CPU time, simulated links."
+        assert settings.network is not None
+        computed = "measured CPU time, " if settings.network.compute is None else ""
+        text += f" a step: over {settings.network}; {computed}simulated links."
     if len(seeds) < _ENOUGH:
         text += f"\n{len(seeds)} seeds describe what happened; differences inside of an interval are noise."
     console.print(text, soft_wrap=True)

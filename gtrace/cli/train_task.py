@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,16 +22,27 @@ if TYPE_CHECKING:
     from gtrace.online import RunResult, Study
     from gtrace.online.run import Kind
     from gtrace.online.shadow import ShadowSummary
+    from gtrace.report.runs import Run as Logged
 
 
-#: what stands below the table
-_EXPLAINED: dict[Kind, str] = {
-    "weight": "accuracy and loss: held-out data. bits: per value. sent: by one worker in a step. smaller: than\n"
-    "float32. variance: squared error of the averaged gradient over its energy, mean over the steps.\n"
-    "codec CPU: its part of the steps' CPU time.",
-    "neural": "accuracy and loss: held-out data. bits: per value of the gradients of layers' outputs. a step: bytes\n"
-    "of them, one worker. smaller: than float32. variance: their squared error over their energy, mean over\n"
-    "the steps. codec CPU: its part of the steps' CPU time.",
+#: what stands below the table: column -> what it says; columns that are not shown are left out
+_MEANINGS: dict[Kind, dict[str, str]] = {
+    "weight": {
+        "loss": "held-out data, as accuracy",
+        "bits": "per value",
+        "sent": "by one worker in a step",
+        "smaller": "than float32",
+        "variance": "squared error of the averaged gradient over its energy, mean over the steps",
+        "codec CPU": "its part of the steps' CPU time",
+    },
+    "neural": {
+        "loss": "held-out data, as accuracy",
+        "bits": "per value of the gradients of layers' outputs",
+        "a step": "bytes of them, one worker",
+        "smaller": "than float32",
+        "variance": "their squared error over their energy, mean over the steps",
+        "codec CPU": "its part of the steps' CPU time",
+    },
 }
 #: longest spec that is shown on one line
 _NAME = 16
@@ -40,7 +52,12 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
     """The results so far, on stdout."""
     settings = study.settings
     from gtrace.cli.train_seeds import print_seeds, summarize
+    from gtrace.report import analyze_runs
+    from gtrace.report.policies import chosen_bits, common_loss
+    from gtrace.runlog import read_runlog
 
+    logged = {(run.spec, run.seed): run for run in analyze_runs(read_runlog(path)).runs}
+    target = math.nan if settings.network is None else common_loss(list(logged.values()))
     if as_json:
         print_json(
             {
@@ -52,7 +69,11 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
                 "seed": settings.seed,
                 "seeds": list(study.seeds),
                 "codecs": summarize(study) if len(study.seeds) > 1 else None,
-                "runs": [_as_dict(result, settings.workers) for result in study.results],
+                "common_loss": target,
+                "runs": [
+                    _as_dict(result, settings.workers, logged.get((result.run, result.seed)), target)
+                    for result in study.results
+                ],
                 "warnings": study.warnings,
             }
         )
@@ -62,7 +83,10 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
     if len(study.seeds) > 1:
         print_seeds(study)
     else:
-        _print_table(study)
+        _print_table(study, logged, target)
+    for (spec, of_seed), run in logged.items():
+        if chosen := chosen_bits(run):
+            click.echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
     unfinished = [result for result in study.results if not result.finished]
     if unfinished:
         seed = f" of seed {unfinished[-1].seed}" if len(study.seeds) > 1 else ""
@@ -70,7 +94,9 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
     click.echo(f"{path}\nnext: gtrace report {shlex.quote(str(path))}")
 
 
-def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
+def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: float) -> dict[str, Any]:
+    from gtrace.report.policies import seconds_to_loss
+
     tally = result.tally
     shadow, worst = result.shadow, result.shadow.worst
     compared = {
@@ -85,6 +111,8 @@ def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
         "run": result.run,
         "seed": result.seed,
         "sim_seconds": result.sim_seconds,
+        "seconds_to_common_loss": math.nan if logged is None else seconds_to_loss(logged, target),
+        "codec_bits": [] if logged is None else _changes(logged),
         "steps": result.steps,
         "finished": result.finished,
         "diverged": bool(result.diverged),
@@ -93,6 +121,7 @@ def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
         "bits": tally.bits,
         "bits_per_value": tally.bits_per_element,
         "bits_per_worker_and_step": tally.bits / (workers * max(1, result.steps)),
+        "down_bits": tally.down_bits,
         "shared_bits": tally.shared_bits,
         "envelope_bits": tally.envelope_bits,
         "ratio": tally.ratio,
@@ -107,9 +136,20 @@ def _as_dict(result: RunResult, workers: int) -> dict[str, Any]:
     }
 
 
-def _print_table(study: Study) -> None:
+def _changes(run: Logged) -> list[list[int]]:
+    """[step, bits] wherever a policy chose other bits than before."""
+    found: list[list[int]] = []
+    for step, bits in zip(run.steps.tolist(), run.codec_bits.tolist(), strict=True):
+        if math.isfinite(bits) and not (found and found[-1][1] == bits):
+            found.append([step, int(bits)])
+    return found
+
+
+def _print_table(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from gtrace.report.policies import seconds_to_loss
 
     settings, results = study.settings, study.results
     has_accuracy = any(result.accuracy is not None for result in results)
@@ -118,10 +158,13 @@ def _print_table(study: Study) -> None:
     table.add_column("codec", overflow="fold", min_width=10)
     accuracy = ["accuracy"] if has_accuracy else []
     cosine = ["cosine", "worst"] if has_shadow else []
-    size = "a step" if neural else "sent"
     timed = ["time"] if settings.network is not None else []
+    aimed = ["to loss"] if math.isfinite(target) else []
+    # A terminal of 80 columns has room for one of the two.
+    size = [] if aimed else ["a step" if neural else "sent"]
     smaller = [] if timed else ["smaller"]
-    for header in (*accuracy, "loss", "bits", size, *smaller, "variance", *cosine, "codec CPU", *timed):
+    headers = (*accuracy, "loss", "bits", *size, *smaller, "variance", *cosine, "codec CPU", *timed, *aimed)
+    for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for result in results:
         tally = result.tally
@@ -131,25 +174,31 @@ def _print_table(study: Study) -> None:
         cells += [
             _number(result.loss, "{:.4f}"),
             _number(tally.bits_per_element, "{:.2f}"),
-            _bytes(tally.bits / 8 / (settings.workers * max(1, result.steps))),
+            *([_bytes(tally.bits / 8 / (settings.workers * max(1, result.steps)))] if size else []),
             *([] if timed else [_number(tally.ratio, "{:.1f}x")]),
             _number(result.relative_variance, "{:.3g}"),
             *(_cosines(result.shadow) if has_shadow else []),
             f"{100 * tally.codec_seconds / result.seconds:.0f} %" if result.seconds else "-",
-            *([f"{1000 * result.sim_seconds / max(1, result.steps):.3g} ms"] if timed else []),
+            *([time_text(result.sim_seconds / max(1, result.steps))] if timed else []),
+            *([time_text(seconds_to_loss(logged[result.run, result.seed], target))] if aimed else []),
         ]
         table.add_row(*cells)
     Console(highlight=False).print(table)
     workers = f"{settings.workers} workers with {settings.batch_size} samples each"
     click.echo(
         f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
-        f"{settings.steps} steps, seed {settings.seed}.\n{_EXPLAINED[settings.kind]}"
+        f"{settings.steps} steps, seed {settings.seed}."
     )
+    meanings = _MEANINGS[settings.kind].items()
+    click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in headers), 104))
     if settings.network is not None:
+        computed = "measured CPU time, " if settings.network.compute is None else ""
         click.echo(
-            f"time: of a step over {settings.network}; measured CPU time, simulated links. A bf16 all-reduce: "
-            f"{1000 * _bf16(study):.3g} ms."
+            f"time: of a step over {settings.network}; {computed}simulated links. A bf16 all-reduce: "
+            f"{time_text(_bf16(study))}."
         )
+    if aimed:
+        click.echo(f"to loss: simulated time to a training loss of {target:g}, the least that all runs reached.")
     for result in results:
         if result.shadow.worst is not None:
             click.echo(
@@ -164,7 +213,9 @@ def _bf16(study: Study) -> float:
     assert network is not None
     steps, workers = max(1, plain.steps), study.settings.workers
     values = plain.tally.float32_bits // 32 // workers // steps
-    computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
+    computed = network.compute
+    if computed is None:
+        computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
     return computed + network.transfer(workers, 16.0 * values, values, exact=True)
 
 
@@ -177,6 +228,19 @@ def _cosines(shadow: ShadowSummary) -> list[str]:
 
 def _number(value: float, form: str) -> str:
     return form.format(value) if math.isfinite(value) else "-"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds with three digits and a unit; ``-`` for NaN."""
+    if not math.isfinite(seconds):
+        return "-"
+    return (
+        f"{seconds:.3g} s"
+        if 1 <= seconds < 1000
+        else f"{seconds:.0f} s"
+        if seconds >= 1
+        else f"{1000 * seconds:.3g} ms"
+    )
 
 
 def _bytes(value: float) -> str:

@@ -15,6 +15,7 @@ from gtrace.codecs.identity import Identity
 from gtrace.codecs.int8 import Int8
 from gtrace.codecs.levels import LevelCodec
 from gtrace.codecs.mcgq import Mcgq
+from gtrace.codecs.minmax import MinMax
 from gtrace.codecs.momentum import Momentum
 from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
@@ -63,6 +64,7 @@ __all__ = [
     "LevelCodec",
     "Mcgq",
     "MemSgd",
+    "MinMax",
     "Momentum",
     "Natural",
     "Nuqsgd",

@@ -161,6 +161,20 @@ class Codec(ABC):
         """The state before the first step for a tensor of ``size`` elements."""
         return State(int(size))
 
+    def at_bits(self, bits: int) -> Codec:
+        """The same codec with other ``bits``.
+
+        Raises:
+            UsageError: it has no such parameter, or these bits contradict its others.
+        """
+        if "bits" not in self.parameters:
+            raise UsageError(f"codec {self}: it has no bits to choose")
+        return dataclasses.replace(self, bits=bits)  # type: ignore[call-arg]
+
+    def renewed(self, state: State) -> State:
+        """The state for this codec of one that differed from it in ``bits``: memory is kept, what was fitted is not."""
+        return self.init(state.size)
+
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
         """What the summary for :meth:`fit` must be of: the values themselves, unless a wrapper encodes others."""
         del state

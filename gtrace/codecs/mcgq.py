@@ -331,6 +331,10 @@ class Mcgq(Codec):
             state = state.with_arrays(amount=np.array(self.amount), distance=np.array(math.nan))
         return state
 
+    def renewed(self, state: State) -> State:
+        """As it was: nothing in it hangs on the bits."""
+        return state
+
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
         x = checked_values(state, values)
@@ -356,8 +360,7 @@ class Mcgq(Codec):
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         q, norm = self._read(body, size)
         out = np.empty(size, np.float32)
-        samples = float(_mcgq.magnitude_sum(q))
-        _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, samples), out)
+        _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
         return out
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:

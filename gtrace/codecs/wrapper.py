@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,14 @@ class Wrapper(Codec):
     def init(self, size: int) -> State:
         """The inner codec's state under the prefix ``inner.``."""
         return self.with_inner(State(int(size)), self.inner.init(size))
+
+    def at_bits(self, bits: int) -> Codec:
+        """The codec inside with other bits."""
+        return dataclasses.replace(self, inner=self.inner.at_bits(bits))
+
+    def renewed(self, state: State) -> State:
+        """Its own memory, and what the codec inside keeps."""
+        return self.with_inner(state, self.inner.renewed(self.inner_state(state)))
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Fit the codec inside."""

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 from gtrace.online.requirement import require_torch
 
 if TYPE_CHECKING:
+    from gtrace.online.clock import ParameterServerClock
     from gtrace.online.compression import Compression, compress
     from gtrace.online.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
     from gtrace.online.hook import ddp_comm_hook
     from gtrace.online.links import CodecRules
+    from gtrace.online.mqgrad import MQGrad
     from gtrace.online.ranks import State
     from gtrace.online.run import RunResult
     from gtrace.online.schedule import RefitSchedule
@@ -36,7 +38,9 @@ _HOMES = {
     "Evaluation": "tasks.base",
     "Exchange": "exchange",
     "Exchanged": "exchange",
+    "MQGrad": "mqgrad",
     "NonfiniteGradientError": "exchange",
+    "ParameterServerClock": "clock",
     "Recipe": "tasks.base",
     "RefitSchedule": "schedule",
     "Tally": "exchange",
@@ -60,7 +64,9 @@ __all__ = [
     "Evaluation",
     "Exchange",
     "Exchanged",
+    "MQGrad",
     "NonfiniteGradientError",
+    "ParameterServerClock",
     "Recipe",
     "RefitSchedule",
     "RunResult",

@@ -47,6 +47,16 @@ class Compression:
         else:
             self._handle = target.register_step_pre_hook(self._before_step)
 
+    def use_bits(self, bits: int) -> None:
+        """Encode the gradients of later steps with other ``bits``; the codec is fitted anew, its memory is kept.
+
+        Before :meth:`load_state_dict`, choose the bits of the state that was saved.
+
+        Raises:
+            UsageError: the codec has no bits to choose, or cannot have these.
+        """
+        self._exchange.use(self._exchange.rules.codec.at_bits(bits))
+
     def remove(self) -> None:
         """Leave the gradients of later steps alone."""
         self._handle.remove()

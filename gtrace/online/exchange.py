@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.online import vectors
@@ -23,9 +24,12 @@ from gtrace.types import WHOLE_MODEL
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gtrace.codecs.base import Codec
+    from gtrace.online.links import Message
     from gtrace.online.vectors import Vector
+    from gtrace.types import Role
 
+#: in the place of a worker's number: the server that sends averages on
+_SERVER = -1
 Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
 NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
 
@@ -54,7 +58,7 @@ class Tally:
         codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
         fit_seconds: the part of it that fitting took.
         decode_seconds: the part of it that decoding and aggregating took.
-        down_bits: bits that were sent on after a sum, where ranks exchange in two shots.
+        down_bits: bits that were sent on after a sum, in two shots between ranks; of a server's average, one copy.
         down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
         down_energy: ||sum||^2 of those pieces.
         frame_bits: bits of what tells several messages of a rank apart.
@@ -156,6 +160,8 @@ class Exchange:
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
             out of the mean, ``zero`` sends zeros in their place, ``error`` raises, ``pass`` leaves the tensor as it
             would be without a codec, for whatever the training does about it (a gradient scaler skips the step).
+        down: a server sends the average through this codec, with keys of its own, to all workers, which get the same
+            bytes; ``same`` for what the workers use. None: the average arrives as it is.
 
     Raises:
         UsageError: fewer than one worker, or an unknown schedule or policy.
@@ -169,6 +175,7 @@ class Exchange:
         seed: int = 0,
         refit: str | RefitSchedule = DEFAULT_REFIT,
         nonfinite: Nonfinite = "skip",
+        down: Codec | Literal["same"] | None = None,
     ) -> None:
         if workers < 1:
             raise UsageError(f"workers: {workers} is below 1")
@@ -179,11 +186,20 @@ class Exchange:
         self._seed = seed
         self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._nonfinite = nonfinite
+        self._down = down
         self._whole = any(one.needs is not None and one.needs.scope == "model" for one in self.rules.codecs)
         if self._whole and (self.rules.rules or self.rules.min_size):
             raise UsageError("exchange: a codec over the whole model leaves no tensor to another codec")
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
+
+    def use(self, codec: Codec) -> None:
+        """Go on with other ``bits`` where no rule is about a tensor; fitted anew, with the memory that there is.
+
+        Args:
+            codec: the one in use, or what its ``at_bits`` returned.
+        """
+        self.rules = replace(self.rules, codec=codec)
 
     def step(self, step: int, gradients: Sequence[Mapping[str, Vector]]) -> Exchanged:
         """Send every worker's gradients and aggregate what arrives.
@@ -222,6 +238,8 @@ class Exchange:
                 seconds = time.thread_time() - start
                 tally.codec_seconds += seconds
                 tally.decode_seconds += seconds
+                if self._down is not None:
+                    aggregated[name] = self._send_on(name, aggregated[name], step, tally)
                 _measure(tally, exact, decoded, aggregated[name])
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
@@ -248,14 +266,23 @@ class Exchange:
 
     def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
         link = self._links.get((name, worker))
+        rules = self.rules
+        if worker == _SERVER and isinstance(self._down, Codec):
+            rules = replace(rules, codec=self._down)
+        codec = rules.choose(name, size)
         if link is None:
-            codec = self.rules.choose(name, size)
-            sender = Sender(codec, size, tensor=name, worker=worker, seed=self._seed, refit=self._refit)
+            role: Role = "down" if worker == _SERVER else "up"
+            sender = Sender(
+                codec, size, tensor=name, worker=max(worker, 0), seed=self._seed, refit=self._refit, role=role
+            )
             link = self._links[name, worker] = (sender, Receiver(codec, size))
+        elif codec != link[0].codec:
+            link[0].adopt(codec)
+            link[1].codec = codec
         return link
 
-    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
-        """One tensor from one worker to the other end."""
+    def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
+        """One tensor to the other end, and the time that takes."""
         start = time.thread_time()
         sender, receiver = self._link(name, worker, len(values))
         fitting = sender.fit_seconds
@@ -266,6 +293,21 @@ class Exchange:
         sender.settle(values, arrived)
         tally.codec_seconds += time.thread_time() - start
         tally.fit_seconds += sender.fit_seconds - fitting
+        return message, arrived
+
+    def _send_on(self, name: str, average: Vector, step: int, tally: Tally) -> Vector:
+        """One tensor's average from the server to all workers."""
+        message, arrived = self._travel(name, _SERVER, average, step, tally)
+        tally.down_bits += message.payload_bits + message.shared_bits
+        wide = vectors.widened(average)
+        tally.down_energy += float(wide @ wide)
+        wide -= arrived
+        tally.down_squared_error += float(wide @ wide)
+        return arrived
+
+    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
+        """One tensor from one worker to the other end."""
+        message, arrived = self._travel(name, worker, values, step, tally)
         tally.payload_bits += message.payload_bits
         tally.shared_bits += message.shared_bits
         tally.envelope_bits += 8 * ENVELOPE_BYTES

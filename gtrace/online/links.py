@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
+    from gtrace.types import SummarySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,12 @@ class Sender:
         self._refit = refit
         self._fitted = -1
         self._known = b""
-        # A sketch that nobody reads would be charged to the codec as its own time.
-        self._spec = codec.needs if type(codec).fit is not Codec.fit else None
+        self._spec = _fit_spec(codec)
+
+    def adopt(self, codec: Codec) -> None:
+        """Go on with a codec that differs in ``bits`` alone: it is fitted at once, and memory is kept."""
+        self.codec, self.state = codec, codec.renewed(self.state)
+        self._spec, self._fitted = _fit_spec(codec), -1
 
     def due(self, step: int) -> bool:
         """Whether the codec is to be fitted before it encodes at this step."""
@@ -220,6 +225,11 @@ class Sender:
         self.state = State.from_arrays(arrays["state"])
         self._fitted = int(arrays["fitted"])
         self._known = np.asarray(arrays["known"], np.uint8).tobytes()
+
+
+def _fit_spec(codec: Codec) -> SummarySpec | None:
+    # A sketch that nobody reads would be charged to the codec as its own time.
+    return codec.needs if type(codec).fit is not Codec.fit else None
 
 
 class Receiver:

@@ -17,8 +17,11 @@ import torch
 from gtrace.codecs import Identity
 from gtrace.errors import UsageError, suggest
 from gtrace.online.checkpoint import as_arrays, as_tensors
+from gtrace.online.control import BitControl
 from gtrace.online.exchange import Bad, Exchange, Nonfinite, Tally
+from gtrace.online.links import CodecRules
 from gtrace.online.neural import Layers, NeuralGradients
+from gtrace.online.plans import down_codec, run_name
 from gtrace.online.shadow import ShadowSummary, shadow
 from gtrace.types import Key
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.online.network import Network
+    from gtrace.online.policy import PolicySpec
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.shadow import ShadowError
     from gtrace.online.tasks.base import Evaluation, Task
@@ -78,6 +82,8 @@ class Settings:
         optimizer: in the place of the task's own; empty for that.
         clip: largest norm of the averaged gradient, in the place of the task's; None for that.
         network: that simulated times are for; None for none.
+        min_size: tensors with fewer elements go uncompressed, for kind weight.
+        down: codec of the average on its way back, or ``same`` as the workers'; empty for none.
     """
 
     workers: int
@@ -94,6 +100,8 @@ class Settings:
     optimizer: str = ""
     clip: float | None = None
     network: Network | None = None
+    min_size: int = 0
+    down: str = ""
 
     def __post_init__(self) -> None:
         for name in ("workers", "steps", "batch_size", "eval_every", "shadow"):
@@ -115,6 +123,10 @@ class Settings:
             raise UsageError("nonfinite: pass is for weight gradients; choose skip, zero or error")
         if self.network is not None and self.kind != "weight":
             raise UsageError("network: neural gradients do not travel between workers; choose kind weight")
+        if self.kind != "weight" and (self.min_size or self.down):
+            raise UsageError("min-size and down: neural gradients do not travel between workers; choose kind weight")
+        if self.down and self.network is not None and self.network.topology != "ps":
+            raise UsageError(f"down: there is no server in a network of topology {self.network.topology}; choose ps")
 
 
 @dataclass(slots=True)
@@ -179,6 +191,7 @@ class Run:
         codec: what every worker sends through.
         settings: shared with the study's other runs.
         first_loss: test loss of the untrained model, where another run with the same seed has worked it out.
+        policy: chooses the codec's bits; None for those that it has.
 
     Attributes:
         result: how it went so far.
@@ -187,7 +200,14 @@ class Run:
         remedy: what to try when it fails, in words.
     """
 
-    def __init__(self, task: Task, codec: Codec, settings: Settings, first_loss: float | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        codec: Codec,
+        settings: Settings,
+        first_loss: float | None = None,
+        policy: PolicySpec | None = None,
+    ) -> None:
         self._task, self._codec, self._settings = task, codec, settings
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
@@ -210,16 +230,19 @@ class Run:
             )
         self._exchange = Exchange(
             # Where neural gradients are compressed, weight gradients are averaged exactly.
-            codec if self._neural is None else Identity(),
+            CodecRules(codec, min_size=settings.min_size) if self._neural is None else Identity(),
             settings.workers,
             seed=settings.seed,
             refit=settings.refit,
             nonfinite=settings.nonfinite,
+            down=down_codec(settings.down) if codec != Identity() else None,
         )
+        chooser = None if policy is None else policy.begin(settings.seed)
+        self._control = None if chooser is None else BitControl(chooser, codec, self._exchange)
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
-        self.result = RunResult(str(codec), settings.seed)
+        self.result = RunResult(run_name(codec, policy), settings.seed)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
         self.result.first_loss = self._test().loss if first_loss is None else first_loss
@@ -236,6 +259,9 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         losses, gradients, errors = self._gradients(step)
+        # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
+        loss = _mean([value for value in losses if math.isfinite(value)])
+        chosen = {} if self._control is None else self._control.before(step, loss, gradients)
         exchanged = self._exchange.step(step, gradients)
         tally, bad = exchanged.tally, exchanged.bad
         if self._neural is not None:
@@ -249,8 +275,6 @@ class Run:
             torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
         self._optimizer.step()
         seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed)
-        # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
-        loss = _mean([value for value in losses if math.isfinite(value)])
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -274,13 +298,18 @@ class Run:
             "seconds": seconds,
             "codec_seconds": tally.codec_seconds,
             "fit_seconds": tally.fit_seconds,
+            **chosen,
         }
+        if self._settings.down:
+            record["down_bits"] = tally.down_bits
         network = self._settings.network
         if network is not None:
             exact = self._codec == Identity()
             simulated = network.step(self._settings.workers, tally, seconds, exact=exact)
             result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
             record["sim_seconds"] = simulated
+            if self._control is not None:
+                self._control.seconds = simulated
         return Step(record, tuple(errors), bad)
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
@@ -347,6 +376,7 @@ class Run:
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
+            "control": None if self._control is None else as_tensors(self._control.state_dict()),
             "exchange": as_tensors(self._exchange.to_arrays()),
             "result": result,
             "variances": [list(seen) for seen in self._variances],
@@ -358,6 +388,9 @@ class Run:
         """Go on where :meth:`state_dict` was taken, with the same task, codec and settings."""
         self._model.load_state_dict(saved["model"])
         self._optimizer.load_state_dict(saved["optimizer"])
+        if self._control is not None:
+            # First the bits: codecs of other bits have other states.
+            self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
         self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
         for seen, values in zip(self._variances, saved["variances"], strict=True):
@@ -391,6 +424,8 @@ class Run:
                 f"{len({item.tensor for item in self._bad})} tensors were not finite, "
                 f"at {self._bad_steps} step{'s' * (self._bad_steps > 1)}"
             )
+        if self._control is not None and self._control.warning():
+            texts.append(f"{self.result.run}: {self._control.warning()}")
         if self.result.diverged:
             texts.append(self.result.diverged)
         return texts

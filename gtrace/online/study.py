@@ -18,6 +18,8 @@ from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
+from gtrace.online.plans import plan_runs, run_name, timed_network
+from gtrace.online.policy import FIXED, PolicySpec
 from gtrace.online.run import Kind, Run, RunResult, Settings
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.tasks import load_task, task_names
@@ -62,10 +64,15 @@ class Study:
         optimizer: one of ``OPTIMIZERS`` in the place of the task's own.
         clip: largest norm of the averaged gradient, in the place of the task's.
         network: adds what a step would take over it to the records.
+        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
+            has a run with each. With MQGrad's, the network is that of its paper where none is given, and its computing
+            time a constant.
+        min_size: tensors with fewer elements go uncompressed.
+        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
 
     Raises:
-        UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, or a
-            setting out of range.
+        UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, a policy
+            without a codec that has bits, or a setting out of range.
         TraceError: the task's data are missing.
     """
 
@@ -89,11 +96,16 @@ class Study:
         optimizer: str = "",
         clip: float | None = None,
         network: Network | None = None,
+        policies: Sequence[str | PolicySpec] = (FIXED,),
+        min_size: int = 0,
+        down: str = "",
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
+        self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in policies)
+        plans = plan_runs(chosen, self.policies, kind)
         self.task = load_task(task) if isinstance(task, str) else task
         if seeds < 1:
             raise UsageError(f"seeds: {seeds} is below 1")
@@ -113,12 +125,14 @@ class Study:
             layers=layers,
             optimizer=optimizer,
             clip=clip,
-            network=network,
+            network=timed_network(network, self.policies),
+            min_size=min_size,
+            down=down if down in ("", "same") else str(codec(down)),
         )
-        for item in chosen:
+        for item, _ in plans:
             _compile(item)
         self.seeds = tuple(range(seed, seed + seeds))
-        self._codecs = chosen
+        self._codecs, self._plans = chosen, plans
         self._done: list[RunResult] = []
         self._runs = self._begin(seed)
         self._seed, self._step = seed, 0
@@ -126,10 +140,10 @@ class Study:
 
     def _begin(self, seed: int) -> list[Run]:
         settings = dataclasses.replace(self.settings, seed=seed)
-        first, *others = self._codecs
+        (first, _), *others = self._plans
         runs = [Run(self.task, first, settings)]
         # All begin with the same weights, so one test of them is enough.
-        return runs + [Run(self.task, item, settings, runs[0].result.first_loss) for item in others]
+        return runs + [Run(self.task, item, settings, runs[0].result.first_loss, policy) for item, policy in others]
 
     @property
     def results(self) -> list[RunResult]:
@@ -242,12 +256,19 @@ class Study:
                 "--network": f"{network.bandwidth:.12g}bit/s",
                 "--latency": f"{network.latency:.12g}s",
                 "--topology": network.topology,
+                **({} if network.compute is None else {"--compute-time": f"{network.compute:.12g}s"}),
             }
+        if settings.min_size:
+            options["--min-size"] = settings.min_size
+        if settings.down:
+            options["--down"] = settings.down
         if settings.kind != "weight":
             options |= {"--kind": settings.kind, "--layers": settings.layers}
         if settings.shadow is not None:
             options["--shadow"] = settings.shadow
-        return shlex.join(["gtrace", "train", *(str(word) for pair in options.items() for word in pair)])
+        chosen = [] if self.policies == (PolicySpec(),) else [("--policy", policy) for policy in self.policies]
+        pairs = [*options.items(), *chosen]
+        return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])
 
     def describe(self) -> dict[str, Any]:
         """The fields of the run log's study record."""
@@ -259,7 +280,7 @@ class Study:
             "workers": settings.workers,
             "seed": settings.seed,
             "seeds": list(self.seeds),
-            "runs": [str(item) for item in self._codecs],
+            "runs": [run_name(item, policy) for item, policy in self._plans],
             "steps": settings.steps,
             "batch_size": settings.batch_size,
             "lr": settings.lr,
@@ -271,6 +292,9 @@ class Study:
             "optimizer": settings.optimizer or None,
             "clip": settings.clip,
             "network": None if settings.network is None else str(settings.network),
+            "policies": [str(policy) for policy in self.policies],
+            "min_size": settings.min_size,
+            "down": settings.down or None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.report.names import MISSING, number, size
+from gtrace.report.policies import chosen_bits, common_loss, seconds_to_loss
 from gtrace.report.runs import known_mean
 from gtrace.report.tables import Cell, Column, Table, cosine_cell, value_cell
 
@@ -50,6 +51,13 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     timed = any(np.isfinite(run.sim_seconds).any() for run in analysis.runs)
     if timed:
         columns.append(Column("simulated time", "of the whole run over the simulated network", rank=1))
+    target = common_loss(analysis.runs) if timed else math.nan
+    if math.isfinite(target):
+        hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"
+        columns.append(Column(f"time to loss {target:g}", hint))
+    chosen = [chosen_bits(run) for run in analysis.runs]
+    if any(chosen):
+        columns.append(Column("bits chosen", "by the policy, with the step from which on", rank=2, numeric=False))
     rows = tuple(
         (
             Cell(run.spec, hint="" if run.finished else "not finished"),
@@ -61,8 +69,10 @@ def run_table(analysis: RunLogAnalysis) -> Table:
             Cell(size(float(run.sent[-1]) if len(run.sent) else math.nan)),
             value_cell(run.ratio),
             *([Cell(_seconds(run))] if timed else []),
+            *([Cell(_in_seconds(seconds_to_loss(run, target)))] if math.isfinite(target) else []),
+            *([Cell(bits)] if any(chosen) else []),
         )
-        for run in analysis.runs
+        for run, bits in zip(analysis.runs, chosen, strict=True)
     )
     alone = analysis.workers == 1 and not analysis.has_ranks
     whose = "one worker" if alone else "one rank" if analysis.has_ranks else f"all {analysis.averaged}"
@@ -71,7 +81,10 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     if analysis.has_ranks:
         error += ", over the steps at which it was compared with plain all-reduces"
     network = analysis.study.get("network")
-    simulated = (f"Simulated: computing and coding as measured, links of {network}.",) if network and timed else ()
+    measured = "" if "computing" in str(network) else "computing and coding as measured, "
+    simulated = [f"Simulated: {measured}links of {network}."] if network and timed else []
+    if math.isfinite(target):
+        simulated.append(f"A loss of {target:g} is the least that all finished runs reached.")
     if analysis.linear:
         return Table("Training runs", tuple(columns), rows, ("Ratio: bits of float32 over bits moved.",), _NO_STEP)
     notes = (compared, f"Relative variance: {error}.", *simulated)
@@ -145,7 +158,11 @@ def shadow_table(analysis: RunLogAnalysis) -> Table:
 
 def _seconds(run: Run) -> str:
     known = run.sim_seconds[np.isfinite(run.sim_seconds)]
-    return f"{number(float(known[-1]))} s" if len(known) else MISSING
+    return _in_seconds(float(known[-1]) if len(known) else math.nan)
+
+
+def _in_seconds(value: float) -> str:
+    return f"{number(value)} s" if math.isfinite(value) else MISSING
 
 
 def _accuracy(value: float) -> Cell:

@@ -84,6 +84,7 @@ class Run:
         finished: the run came to its end.
         diverged: the run says that it blew up.
         ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
+        codec_bits: (S,) bits of the codec that a policy chose; NaN where none did.
         shadow: one curve for each weight gradient that shadow passes compared.
         ranks: what was exchanged between real ranks, None where no ranks trained together.
     """
@@ -105,6 +106,7 @@ class Run:
     finished: bool
     diverged: bool
     ratio: float
+    codec_bits: NDArray[np.float64]
     shadow: tuple[ShadowCurve, ...] = ()
     ranks: RankCosts | None = None
 
@@ -285,6 +287,7 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
         finished=end is not None,
         diverged=bool(end is not None and end.get("diverged")),
         ratio=ratio,
+        codec_bits=column(steps, "codec_bits"),
         shadow=_shadow([r for r in records if r["type"] == "shadow"], name),
         ranks=_ranks(steps, world, name) if world else None,
     )

@@ -98,6 +98,8 @@ _METHODS = {
     "alqg": ("sky", "X", "-"),
     "alqg-n": ("sky", "h", "--"),
 }
+#: who chose a codec's bits in training -> colour, whatever the codec's own
+_POLICIES = {"mqgrad": "vermillion", "adaptive": "green", "schedule": "purple"}
 _MARKERS = "osD^vPXhp<>d8*"
 _DASHES = ("-", "--", "-.", ":")
 #: What goes around a codec shows in how much of its marker is filled.
@@ -164,13 +166,16 @@ def look(method: str, variant: int = 0) -> Look:
     """The look of a method, always the same; further families of one method differ in marker and dashes.
 
     Args:
-        method: codec name; an unknown one gets a look of its own from its name. One with a prefix, as
-            ``ef:topk``, looks like the codec inside with its markers filled in part.
+        method: codec name, with ``@`` and the policy that chose its bits where one did; an unknown one gets a look of
+            its own from its name. One with a prefix, as ``ef:topk``, looks like the codec inside with its markers
+            filled in part.
         variant: 0 for the first family of the method in a figure, 1 for the second, ...
     """
     around, _, name = method.rpartition(":")
+    name, _, policy = name.partition("@")
     if name in _METHODS:
         colour, marker, dash = _METHODS[name]
+        colour = _POLICIES.get(policy, colour)
     else:
         digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=2).digest()
         colour = list(_LINES)[digest[0] % len(_LINES)]

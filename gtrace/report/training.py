@@ -10,6 +10,7 @@ from gtrace.report.families import method_of, short_spec
 from gtrace.report.figures import log_values
 from gtrace.report.labels import Label, label_curves, make_room
 from gtrace.report.names import literal, shorten
+from gtrace.report.policies import WINDOW, running_mean
 from gtrace.report.runs import BASELINE
 from gtrace.report.style import MUTED, Look, log_ticks, look, new_figure, styled
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 Against = Literal["steps", "bits", "time"]
 
 _NAME = 30
-#: The running mean of the loss spans this part of the run.
-_WINDOW = 0.05
 
 
 def training_over_steps(analysis: RunLogAnalysis) -> Figure:
@@ -155,18 +154,10 @@ def _curve(
     """Draw every step faintly and its running mean on top; the points of the latter."""
     known = np.isfinite(y) & (y > 0 if logarithmic and (y > 0).any() else True)
     x, y = x[known], y[known]
-    smooth = _running_mean(y, max(int(len(y) * _WINDOW), 1))
+    smooth = running_mean(y, max(int(len(y) * WINDOW), 1))
     axes.plot(x, y, color=own.line, linewidth=0.7, alpha=0.35, label=f"every step of {name}")
     axes.plot(x, smooth, **own.curve(), markevery=max(len(x) // 8, 1), markersize=4.0, label=name)
     return x, smooth
-
-
-def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Mean of the last ``window`` values, of fewer at the start."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(end - window, 0)
-    return np.asarray((total[end] - total[start]) / (end - start), dtype=np.float64)
 
 
 def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str, str]]:

@@ -54,6 +54,12 @@ def test_models_have_their_size_and_learn(folder, name, parameters):
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_fewer_images_can_be_tested_on(folder):
+    task = fashion.FashionCNN(tested=50)
+    assert [len(part) for part in task._test] == [50, 50]
+    assert len(task._train[1]) == 600
+
+
 def test_the_test_covers_all_images(folder):
     task = load_task("fashion-resnet8")
     seen = []

@@ -13,6 +13,7 @@ from gtrace.report import figures, heatmap, training
 from gtrace.report.analysis import analyze
 from gtrace.report.gallery import run_plates, sweep_plates
 from gtrace.report.names import shorten_all
+from gtrace.report.policies import running_mean
 from gtrace.report.runs import analyze_runs
 from gtrace.report.style import _METHODS, DARK, look
 from gtrace.report.svg import render
@@ -163,7 +164,7 @@ def test_a_run_with_a_prefix_is_named_and_drawn_as_its_codec_with_one(tmp_path):
 
 
 def test_running_mean_by_hand():
-    assert training._running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
+    assert running_mean(np.array([1.0, 3.0, 5.0, 7.0]), 2).tolist() == [1.0, 2.0, 4.0, 6.0]
 
 
 def test_gallery_offers_what_there_is(sweep, runs):

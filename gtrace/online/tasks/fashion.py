@@ -66,7 +66,13 @@ def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
 
 
 class _Fashion(Task):
-    def __init__(self) -> None:
+    """What the tasks have in common.
+
+    Args:
+        tested: of the test images, the first so many are tested on; None for all.
+    """
+
+    def __init__(self, tested: int | None = None) -> None:
         folder = fashion_folder()
         self._train, self._test = (
             (
@@ -75,6 +81,7 @@ class _Fashion(Task):
             )
             for part in ("train", "t10k")
         )
+        self._test = self._test[0][:tested], self._test[1][:tested]
         sample = self._train[0][::10].float()
         self._mean, self._scale = float(sample.mean()), float(sample.std())
 

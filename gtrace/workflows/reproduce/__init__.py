@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 #: in the order of the page; ``a-b`` lives in the module ``a_b``
 _NAMES: tuple[str, ...] = (
     "lognormal-table2",
+    "mqgrad-fig4",
+    "mqgrad-tables1-3",
     "zipml-fig4",
     "zipml-fig6",
     "zipml-fig7a",

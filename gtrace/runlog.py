@@ -7,7 +7,8 @@ Records, by their ``type``:
   worker), ``lr``, ``refit``, ``nonfinite``, ``kind`` (``weight``, or ``neural``: then bits and variances are those of
   the gradients inside the backward passes; or ``linear``: then steps are epochs, losses are those of the whole
   training set, bits are those of samples, models and gradients, and several of these fields are missing), ``shadow``
-  (steps between two shadow passes, or null), ``layers`` (``inner`` or ``all``; null for kind weight).
+  (steps between two shadow passes, or null), ``layers`` (``inner`` or ``all``; null for kind weight), ``weights``
+  (levels of quantized weights as in ``optimal5``, or null).
 - ``step``: ``run`` (codec spec, ``none`` for the uncompressed twin), ``seed``, ``step``, ``loss`` (training loss,
   mean of the workers), ``lr``, ``bits`` (payload and shared bits that all workers sent up in this step),
   ``bits_float32`` (what float32 would have taken), ``relative_variance`` (||mean of decoded - mean of exact||^2 /
@@ -18,6 +19,7 @@ Records, by their ``type``:
   policy chose), ``node``, ``reward``, ``explored`` (of MQGrad's agent; the last two at the steps of its decisions),
   ``down_bits`` (of the server's average on its way back, one copy). A run whose bits are chosen is called
   ``CODEC@POLICY``.
+  ``weight_error`` is ||quantized weights - weights||^2 / ||weights||^2, in runs that quantize them.
 - ``shadow``: ``run``, ``seed``, ``step``, ``tensor`` (a weight gradient), and how far it is from the exact one of the
   same batch: ``cosine_alone``, ``error_alone`` (||compressed - exact|| / ||exact||) where only the gradients of this
   layer's own outputs are compressed, ``cosine``, ``error`` where those of all layers are.

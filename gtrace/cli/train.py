@@ -10,6 +10,7 @@ import click
 
 from gtrace.cli.options import check_output, codec_options, load_plugins
 from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
+from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
 from gtrace.online.linear import LINEAR_TASKS
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.online.network import Network
     from gtrace.online.neural import Layers
-    from gtrace.online.run import Kind
+    from gtrace.online.settings import Kind
 
 DEFAULT_TASK = "digits-cnn"
 _TASKS = "".join(
@@ -34,7 +35,9 @@ _TASKS = "".join(
     metavar="CODECS",
     help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
 )
-@click.option("--bits", type=int, default=None, help="Nominal bits of a codec that has them.")
+@click.option(
+    "--bits", type=int, default=None, help="Nominal bits of a codec that has them; with --quantize, of the weights."
+)
 @click.option("--sparsity", type=float, default=None, help="Sparsity of a codec that has it, as in 0.8.")
 @codec_options
 @click.option(
@@ -90,6 +93,19 @@ _TASKS = "".join(
     help="For a task: sgd, momentum, nesterov, adam, amsgrad or adamw instead of its own.",
 )
 @click.option("--clip", type=float, metavar="NORM", help="For a task: largest norm of the averaged gradient.")
+@click.option(
+    "--quantize",
+    metavar="PARTS",
+    help="For a linear task: samples, model, gradients, or several with commas.  [default: samples]  For a network: "
+    "model lets forward and backward see quantized weights, while the optimizer steps float32 ones.",
+)
+@click.option(
+    "--weight-levels",
+    type=int,
+    default=None,
+    metavar="N",
+    help="With --quantize model: levels of a weight, negative ones and zero among them.  [default: 2^bits - 1]",
+)
 @click.option(
     "--network", metavar="RATE", help="For a task: what steps would take over links of this speed, as in 1Gbit/s."
 )
@@ -157,11 +173,10 @@ _TASKS = "".join(
 )
 @click.option(
     "--levels",
-    type=click.Choice(["own", "common", "uniform", "optimal"]),
-    default="own",
-    show_default=True,
-    help="For such a SCRIPT: each rank's own levels, or those in common that fit the sum of all ranks' sketches. For "
-    "a linear task: uniform or optimal ones of each feature.",
+    metavar="NAME",
+    help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
+    "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of weights "
+    "also several, with commas.  [default: optimal; uniform for linear tasks]",
 )
 @click.option(
     "--compare-every",
@@ -212,6 +227,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn
       gtrace train --codec nuqsgd:bits=4,bucket_size=512 --task char-lstm --steps 100
       gtrace train --codec int8 --kind neural --shadow 10
+      gtrace train --quantize model --levels optimal,uniform --weight-levels 5 --task fashion-cnn
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
       gtrace train --task linear --quantize samples --bits 5 --sampling double
@@ -224,18 +240,19 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     if script is None and options["task"] is not None:
         describe_task(options["task"])
     _refuse(options, OF_LINEAR, "is for linear models, as in --task linear")
-    if options["levels"] in ("uniform", "optimal"):
-        raise UsageError(f"--levels {options['levels']} is for linear models, as in --task linear")
     for name in OF_LINEAR:
         del options[name]
+    weights = chosen_levels(options) if script is None else []
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
         raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
     if script is None:
+        if options["levels"] is not None:
+            raise UsageError("--levels is for a SCRIPT, or for --quantize")
         _refuse(options, _OF_SCRIPTS, "is for a SCRIPT")
         if is_module:
             raise UsageError("-m: name the module that is to be run")
-        run(chosen, **{name: value for name, value in options.items() if name not in _OF_SCRIPTS})
+        run(chosen, weights=weights, **{name: options[name] for name in options if name not in _OF_SCRIPTS})
         return None
     if options["policies"]:
         raise UsageError(
@@ -243,6 +260,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
             "gtrace.online.MQGrad for the bits"
         )
     _refuse(options, _OF_TASKS, f"is for built-in tasks; {script} has its own")
+    options["levels"] = options["levels"] or "own"
+    if options["levels"] not in ("own", "common"):
+        raise UsageError(f"--levels {options['levels']}: between the ranks of a SCRIPT, choose own or common")
     from gtrace.cli.train_script import run_script
 
     return run_script(
@@ -254,7 +274,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
 _OF_SCRIPTS: dict[str, Any] = {
     "rules": (),
     "exchange": "allgather",
-    "levels": "own",
+    "levels": None,
     "compare_every": 100,
 }
 _OF_TASKS: dict[str, Any] = {
@@ -275,6 +295,8 @@ _OF_TASKS: dict[str, Any] = {
     "compute_time": None,
     "policies": (),
     "down": None,
+    "quantize": None,
+    "weight_levels": None,
 }
 
 
@@ -311,6 +333,7 @@ def _chosen(options: dict[str, Any]) -> list[Codec]:
 def run(
     chosen: list[Codec],
     *,
+    weights: list[str],
     plugin: tuple[Path, ...],
     kind: Kind,
     layers: Layers,
@@ -347,6 +370,8 @@ def run(
 
     choosing = [PolicySpec.parse(text) for text in policies or (FIXED,)]
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
+    if weights:
+        named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
     links = _network(network, latency, topology, compute_time)
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
@@ -376,6 +401,7 @@ def run(
         policies=choosing,
         min_size=min_size,
         down=down or "",
+        weights=weights,
     )
     if not force and study.can_resume(path):
         click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)

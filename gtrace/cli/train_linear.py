@@ -34,7 +34,6 @@ _HUGE = 1e5
 OF_LINEAR: dict[str, Any] = {
     "data": None,
     "target": None,
-    "quantize": None,
     "sampling": None,
     "chebyshev": None,
     "radius": None,
@@ -62,6 +61,7 @@ _OF_OTHERS: dict[str, Any] = {
     "nonfinite": None,
     "eval_every": None,
     "shadow": None,
+    "weight_levels": None,
     "is_module": False,
 }
 #: options that are parameters of a precision
@@ -80,11 +80,6 @@ def linear_options(function: F) -> F:
                 ".libsvm or .npz file.  [default: synthetic-100]",
             ),
             click.option("--target", metavar="NAME", help="Column of the CSV file to predict.  [default: the last]"),
-            click.option(
-                "--quantize",
-                metavar="PARTS",
-                help="For a linear task: samples, model, gradients, or several with commas.  [default: samples]",
-            ),
             click.option(
                 "--sampling",
                 type=click.Choice(_SAMPLINGS),
@@ -132,8 +127,8 @@ def run_linear(
     task = options["task"]
     refuse(options, _OF_OTHERS, f"is not for the linear model {task}")
     refuse(options, {name: value for name, value in of_scripts.items() if name != "levels"}, "is for a SCRIPT")
-    if options["levels"] == "common":
-        raise UsageError("--levels common is for a SCRIPT; a linear task has uniform and optimal")
+    if options["levels"] not in (None, "uniform", "optimal"):
+        raise UsageError(f"--levels {options['levels']}: a linear task has uniform and optimal")
     load_plugins(options["plugin"])
     output = options["output"]
 
@@ -170,7 +165,7 @@ def _precisions(options: dict[str, Any], codec_of: Callable[[str, dict[str, floa
     from gtrace.codecs import split_specs
     from gtrace.online.linear import Precision
 
-    given = {name: options[name] for name in _PRECISION if options[name] not in (None, "own")}
+    given = {name: options[name] for name in _PRECISION if options[name] is not None}
     spec, several, sampling = options["codec"], options["compare"], options["sampling"]
     if several is not None:
         if spec is not None or sampling is not None:

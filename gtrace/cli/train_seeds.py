@@ -87,6 +87,7 @@ _NUMBERS: dict[str, Callable[[RunResult], float | None]] = {
     "bits_per_value": lambda result: result.tally.bits_per_element,
     "relative_variance": lambda result: result.relative_variance,
     "worker_variance": lambda result: result.worker_variance,
+    "weight_error": lambda result: result.weight_error,
     "step_seconds": lambda result: result.sim_seconds / max(1, result.steps),
 }
 
@@ -96,13 +97,16 @@ def print_seeds(study: Study) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from gtrace.cli.train_weights import explain_weights
+
     entries = summarize(study)
     accurate = any(math.isfinite(entry["accuracy"]) for entry in entries)
     timed = any(math.isfinite(entry["step_seconds"]) for entry in entries)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("codec", overflow="fold", min_width=10)
     headers = ["accuracy", "against none"] if accurate else ["loss", "against none"]
-    for header in (*headers, "bits", "variance", *(["a step"] if timed else [])):
+    quantized = ["weights"] if study.quantized else []
+    for header in (*headers, "bits", "variance", *quantized, *(["a step"] if timed else [])):
         table.add_column(header, justify="right", no_wrap=True)
     for entry in entries:
         name, scale, form = ("accuracy", 100, ".2f") if accurate else ("loss", 1, ".4f")
@@ -111,15 +115,18 @@ def print_seeds(study: Study) -> None:
         cells.append("" if entry["run"] == "none" else _with(entry[f"{name}_change"], reach, scale, f"+{form}"))
         cells.append(f"{entry['bits_per_value']:.2f}")
         cells.append(_with(entry["relative_variance"], entry["relative_variance_deviation"], 1, ".3g"))
+        if quantized:
+            cells.append(_with(entry["weight_error"], entry["weight_error_deviation"], 1, ".3g"))
         if timed:
             cells.append(time_text(entry["step_seconds"]))
         table.add_row(*cells)
     console = Console(highlight=False)
     console.print(table)
     settings, seeds = study.settings, study.seeds
+    workers = f"{settings.workers} worker{'s' * (settings.workers > 1)}"
     text = (
-        f"{study.task.name}: {settings.workers} workers with {settings.batch_size} samples each, "
-        f"{settings.steps} steps, seeds {seeds[0]} to {seeds[-1]}.\n"
+        f"{study.task.name}: {workers} with {settings.batch_size} samples each, {settings.steps} steps, "
+        f"seeds {seeds[0]} to {seeds[-1]}.\n"
         f"{'accuracy, in percent' if accurate else 'loss'}: of held-out data, mean and standard deviation over seeds. "
         "against none: difference to\nthe uncompressed run of the same seed, mean and 95 % t-interval. variance: "
         "squared error of the average of\nall workers over its energy."
@@ -130,6 +137,8 @@ def print_seeds(study: Study) -> None:
         text += f" a step: over {settings.network}; {computed}simulated links."
     if len(seeds) < _ENOUGH:
         text += f"\n{len(seeds)} seeds describe what happened; differences inside of an interval are noise."
+    if quantized:
+        text += f"\n{explain_weights(study)}"
     console.print(text, soft_wrap=True)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.online import RunResult, Study
-    from gtrace.online.run import Kind
+    from gtrace.online.settings import Kind
     from gtrace.online.shadow import ShadowSummary
     from gtrace.report.runs import Run as Logged
 
@@ -70,6 +70,7 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
                 "seeds": list(study.seeds),
                 "codecs": summarize(study) if len(study.seeds) > 1 else None,
                 "common_loss": target,
+                "weights": study.quantized,
                 "runs": [
                     _as_dict(result, settings.workers, logged.get((result.run, result.seed)), target)
                     for result in study.results
@@ -128,6 +129,7 @@ def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: flo
         "sparsity": tally.sparsity,
         "relative_variance": result.relative_variance,
         "worker_variance": result.worker_variance,
+        "weight_error": result.weight_error,
         "nonfinite": tally.nonfinite,
         "seconds": result.seconds,
         "codec_seconds": tally.codec_seconds,
@@ -158,12 +160,14 @@ def _print_table(study: Study, logged: dict[tuple[str, int], Logged], target: fl
     table.add_column("codec", overflow="fold", min_width=10)
     accuracy = ["accuracy"] if has_accuracy else []
     cosine = ["cosine", "worst"] if has_shadow else []
+    quantized = ["weights"] if study.quantized else []
     timed = ["time"] if settings.network is not None else []
     aimed = ["to loss"] if math.isfinite(target) else []
     # A terminal of 80 columns has room for one of the two.
     size = [] if aimed else ["a step" if neural else "sent"]
-    smaller = [] if timed else ["smaller"]
-    headers = (*accuracy, "loss", "bits", *size, *smaller, "variance", *cosine, "codec CPU", *timed, *aimed)
+    smaller = [] if timed or quantized else ["smaller"]
+    share = [] if quantized else ["codec CPU"]
+    headers = (*accuracy, "loss", "bits", *size, *smaller, "variance", *cosine, *quantized, *share, *timed, *aimed)
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for result in results:
@@ -175,10 +179,11 @@ def _print_table(study: Study, logged: dict[tuple[str, int], Logged], target: fl
             _number(result.loss, "{:.4f}"),
             _number(tally.bits_per_element, "{:.2f}"),
             *([_bytes(tally.bits / 8 / (settings.workers * max(1, result.steps)))] if size else []),
-            *([] if timed else [_number(tally.ratio, "{:.1f}x")]),
+            *([_number(tally.ratio, "{:.1f}x")] if smaller else []),
             _number(result.relative_variance, "{:.3g}"),
             *(_cosines(result.shadow) if has_shadow else []),
-            f"{100 * tally.codec_seconds / result.seconds:.0f} %" if result.seconds else "-",
+            *([_number(result.weight_error, "{:.3g}")] if quantized else []),
+            *([_share(tally.codec_seconds, result.seconds)] if share else []),
             *([time_text(result.sim_seconds / max(1, result.steps))] if timed else []),
             *([time_text(seconds_to_loss(logged[result.run, result.seed], target))] if aimed else []),
         ]
@@ -191,6 +196,10 @@ def _print_table(study: Study, logged: dict[tuple[str, int], Logged], target: fl
     )
     meanings = _MEANINGS[settings.kind].items()
     click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in headers), 104))
+    if quantized:
+        from gtrace.cli.train_weights import explain_weights
+
+        click.echo(explain_weights(study))
     if settings.network is not None:
         computed = "measured CPU time, " if settings.network.compute is None else ""
         click.echo(
@@ -224,6 +233,10 @@ def _cosines(shadow: ShadowSummary) -> list[str]:
     if worst is None:
         return ["-", "-"]
     return [f"{shadow.cosine:.4f}", f"{worst.cosine:.4f}"]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def _number(value: float, form: str) -> str:

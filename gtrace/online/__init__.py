@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gtrace.online.hook import ddp_comm_hook
     from gtrace.online.links import CodecRules
     from gtrace.online.mqgrad import MQGrad
+    from gtrace.online.plain import PlainTraining
     from gtrace.online.ranks import State
     from gtrace.online.run import RunResult
     from gtrace.online.schedule import RefitSchedule
@@ -50,6 +51,7 @@ _HOMES = {
 }
 _TORCH_HOMES = {
     "Compression": "compression",
+    "PlainTraining": "plain",
     "RunResult": "run",
     "State": "ranks",
     "Study": "study",
@@ -67,6 +69,7 @@ __all__ = [
     "MQGrad",
     "NonfiniteGradientError",
     "ParameterServerClock",
+    "PlainTraining",
     "Recipe",
     "RefitSchedule",
     "RunResult",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gtrace.codecs import Identity
 from gtrace.codecs import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.online.network import Network
@@ -15,21 +16,43 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.online.policy import PolicySpec
+    from gtrace.online.weights import WeightLevels
 
 #: MQGrad's cluster: 10 MB/s at the parameter server, and about 5 seconds of computing an iteration
 _PAPER_NETWORK = Network(8e7, topology="ps")
 DEFAULT_COMPUTE = 5.0
 
 
+class Plan(NamedTuple):
+    """What tells the runs of a study apart.
+
+    Attributes:
+        codec: what every worker sends through.
+        policy: who chooses its bits; None for those that it has.
+        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
+    """
+
+    codec: Codec
+    policy: PolicySpec | None = None
+    weights: WeightLevels | None = None
+
+
 def plan_runs(
-    codecs: Sequence[Codec], policies: Sequence[PolicySpec], kind: str
-) -> list[tuple[Codec, PolicySpec | None]]:
+    codecs: Sequence[Codec], policies: Sequence[PolicySpec], weights: Sequence[WeightLevels], kind: str
+) -> list[Plan]:
     """Each codec that has bits with each policy, the others once; policies in the outer order of the codecs.
+
+    With levels of weights, the first codec has a run with exact weights, and each other one (or the first, where it is
+    alone) a run with each of the levels.
 
     Raises:
         UsageError: no policy, the same one twice, one for neural gradients, for codecs without bits, or with bits
-            that a codec cannot have.
+            that a codec cannot have; the same levels twice, or levels for kind neural.
     """
+    if len(set(weights)) < len(weights):
+        raise UsageError("weights: the same levels are named twice")
+    if weights and kind != "weight":
+        raise UsageError("weights: with kind neural they stay exact; choose kind weight")
     if not policies or len({str(policy) for policy in policies}) < len(policies):
         raise UsageError("policy: none is named, or the same one twice")
     choosing = [policy for policy in policies if policy.chooses]
@@ -38,16 +61,19 @@ def plan_runs(
     flexible = [codec for codec in codecs if "bits" in codec.parameters]
     if choosing and not flexible:
         raise UsageError(f"policy {choosing[0].name}: no codec with bits to choose; take one such as minmax or qsgdinf")
-    plans: dict[tuple[str, str], tuple[Codec, PolicySpec | None]] = {}
+    plans: dict[tuple[str, str], Plan] = {}
     for codec in codecs:
         if codec not in flexible:
-            plans[str(codec), ""] = codec, None
+            plans[str(codec), ""] = Plan(codec)
             continue
         for policy in policies:
             ends = [codec.at_bits(bits) for bits in policy.bits]
             # What a policy makes of two codecs that differ in bits alone is the same run.
-            plans.setdefault((str(ends[0]) if ends else str(codec), str(policy)), (codec, policy))
-    return list(plans.values())
+            plans.setdefault((str(ends[0]) if ends else str(codec), str(policy)), Plan(codec, policy))
+    plain, *others = plans.values()
+    if not weights:
+        return [plain, *others]
+    return [plain, *(plan._replace(weights=levels) for plan in others or [plain] for levels in weights)]
 
 
 def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Network | None:
@@ -58,17 +84,20 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
     return chosen if chosen.compute is not None else dataclasses.replace(chosen, compute=DEFAULT_COMPUTE)
 
 
-def run_name(codec: Codec, policy: PolicySpec | None) -> str:
-    """What a run is called: its codec's spec, and behind an @ the policy that chooses its bits.
+def run_name(codec: Codec, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
+    """What a run is called: its codec's spec, behind an @ the policy that chooses its bits, then its levels of weights.
 
     >>> from gtrace.codecs import codec
     >>> from gtrace.online.policy import PolicySpec
     >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
     'ef:minmax@adaptive'
     """
-    if policy is None or not policy.chooses:
-        return str(codec)
-    return f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', str(codec))}@{policy}"
+    name = str(codec)
+    if policy is not None and policy.chooses:
+        name = f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', name)}@{policy}"
+    if weights is None:
+        return name
+    return f"weights={weights}" if codec == Identity() else f"{name} weights={weights}"
 
 
 def down_codec(spec: str) -> Codec | Literal["same"] | None:

@@ -9,47 +9,36 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from gtrace.codecs import Identity
-from gtrace.errors import UsageError, suggest
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.control import BitControl
-from gtrace.online.exchange import Bad, Exchange, Nonfinite, Tally
+from gtrace.online.exchange import Bad, Exchange, Tally
 from gtrace.online.links import CodecRules
-from gtrace.online.neural import Layers, NeuralGradients
+from gtrace.online.neural import NeuralGradients
 from gtrace.online.plans import down_codec, run_name
+from gtrace.online.settings import OPTIMIZERS
 from gtrace.online.shadow import ShadowSummary, shadow
+from gtrace.online.weights import QuantizedWeights
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.online.network import Network
+    from gtrace.online.exchange import Nonfinite
     from gtrace.online.policy import PolicySpec
-    from gtrace.online.schedule import RefitSchedule
+    from gtrace.online.settings import Kind, Settings
     from gtrace.online.shadow import ShadowError
     from gtrace.online.tasks.base import Evaluation, Task
+    from gtrace.online.weights import WeightLevels
 
-#: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
-Kind: TypeAlias = Literal["weight", "neural"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-#: optimizers that the papers train with, by name
-OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-    "nesterov": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
-    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
-    "amsgrad": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr, amsgrad=True),
-    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
-}
 #: how many gradients with NaN or infinity are reported one by one
 _SHOWN = 3
 _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
@@ -63,78 +52,12 @@ _HANDLED: dict[tuple[Kind, Nonfinite], str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all runs of a study have in common.
-
-    Attributes:
-        workers: simulated workers.
-        steps: optimizer steps.
-        batch_size: samples that one worker takes in a step.
-        lr: learning rate of the first step.
-        seed: of the model, the batches and the rounding.
-        refit: when codecs are fitted.
-        nonfinite: what to do with gradients that hold NaN or infinity.
-        eval_every: steps between two evaluations; the last step is always followed by one.
-        kind: which gradients go through the codec.
-        shadow: steps between two shadow passes; None for none.
-        layers: whose output gradients go through the codec, for kind neural.
-        optimizer: in the place of the task's own; empty for that.
-        clip: largest norm of the averaged gradient, in the place of the task's; None for that.
-        network: that simulated times are for; None for none.
-        min_size: tensors with fewer elements go uncompressed, for kind weight.
-        down: codec of the average on its way back, or ``same`` as the workers'; empty for none.
-    """
-
-    workers: int
-    steps: int
-    batch_size: int
-    lr: float
-    seed: int
-    refit: RefitSchedule
-    nonfinite: Nonfinite
-    eval_every: int
-    kind: Kind = "weight"
-    shadow: int | None = None
-    layers: Layers = "inner"
-    optimizer: str = ""
-    clip: float | None = None
-    network: Network | None = None
-    min_size: int = 0
-    down: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("workers", "steps", "batch_size", "eval_every", "shadow"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', ' ')}: {value} is below 1")
-        if self.kind not in KINDS:
-            raise UsageError(f"kind: '{self.kind}' is unknown; {suggest(str(self.kind), KINDS)}")
-        if self.shadow is not None and self.kind != "neural":
-            raise UsageError("shadow: compares weight gradients under compressed neural ones; choose kind neural")
-        if self.seed < 0:
-            raise UsageError(f"seed: {self.seed} is below 0")
-        for name, number in (("lr", self.lr), ("clip", self.clip)):
-            if number is not None and not (math.isfinite(number) and number > 0):
-                raise UsageError(f"{name}: {number:g} is no positive number")
-        if self.optimizer and self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"optimizer: '{self.optimizer}' is unknown; {suggest(self.optimizer, OPTIMIZERS)}")
-        if self.nonfinite == "pass" and self.kind != "weight":
-            raise UsageError("nonfinite: pass is for weight gradients; choose skip, zero or error")
-        if self.network is not None and self.kind != "weight":
-            raise UsageError("network: neural gradients do not travel between workers; choose kind weight")
-        if self.kind != "weight" and (self.min_size or self.down):
-            raise UsageError("min-size and down: neural gradients do not travel between workers; choose kind weight")
-        if self.down and self.network is not None and self.network.topology != "ps":
-            raise UsageError(f"down: there is no server in a network of topology {self.network.topology}; choose ps")
-
-
 @dataclass(slots=True)
 class RunResult:
     """How one run of a study went, so far or in the end.
 
     Attributes:
-        run: spec of its codec.
+        run: spec of its codec; with quantized weights see :func:`gtrace.online.plans.run_name`.
         seed: of the study.
         steps: how many were done.
         loss: of the last evaluation; NaN before the first.
@@ -145,6 +68,7 @@ class RunResult:
         worker_variance: mean over the steps of a single worker's relative variance.
         seconds: CPU time of the steps; evaluations and shadow passes are not included.
         sim_seconds: duration of the steps over the simulated network; NaN where there is none.
+        weight_error: ||quantized weights - weights||^2 / ||weights||^2 in the last step; NaN without quantized ones.
         shadow: how far weight gradients are from exact ones, over the shadow passes.
         first_loss: test loss before the first step.
         diverged: in words, where the training loss became non-finite, or the test loss ended above where it
@@ -161,6 +85,7 @@ class RunResult:
     shadow: ShadowSummary = field(default_factory=ShadowSummary)
     relative_variance: float = math.nan
     worker_variance: float = math.nan
+    weight_error: float = math.nan
     seconds: float = 0.0
     sim_seconds: float = math.nan
     first_loss: float = math.nan
@@ -192,11 +117,13 @@ class Run:
         settings: shared with the study's other runs.
         first_loss: test loss of the untrained model, where another run with the same seed has worked it out.
         policy: chooses the codec's bits; None for those that it has.
+        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
 
     Attributes:
         result: how it went so far.
         label: what its records in the run log have in common.
         tensors: name -> elements of what is trained.
+        weights: the quantized ones, where there are some.
         remedy: what to try when it fails, in words.
     """
 
@@ -207,6 +134,7 @@ class Run:
         settings: Settings,
         first_loss: float | None = None,
         policy: PolicySpec | None = None,
+        weights: WeightLevels | None = None,
     ) -> None:
         self._task, self._codec, self._settings = task, codec, settings
         with torch.random.fork_rng(devices=[]):
@@ -242,13 +170,16 @@ class Run:
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
-        self.result = RunResult(run_name(codec, policy), settings.seed)
+        self.result = RunResult(run_name(codec, policy, weights), settings.seed)
+        self.weights = QuantizedWeights(self._model, weights, settings.refit)
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
         self.result.first_loss = self._test().loss if first_loss is None else first_loss
         self.remedy = f"a lower learning rate than {settings.lr:g}"
         if codec != Identity():
             self.remedy += ", or a codec with less error"
+        if weights is not None:
+            self.remedy += ", or more levels of weights"
 
     def step(self, step: int) -> Step:
         """One step of all workers."""
@@ -258,7 +189,9 @@ class Run:
         lr = self._learning_rate(step)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        losses, gradients, errors = self._gradients(step)
+        self.weights.fit(step)
+        with self.weights.in_place():
+            losses, gradients, errors = self._gradients(step)
         # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
         loss = _mean([value for value in losses if math.isfinite(value)])
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
@@ -302,6 +235,8 @@ class Run:
         }
         if self._settings.down:
             record["down_bits"] = tally.down_bits
+        if self.weights.levels is not None:
+            record["weight_error"] = result.weight_error = self.weights.error
         network = self._settings.network
         if network is not None:
             exact = self._codec == Identity()
@@ -364,7 +299,7 @@ class Run:
 
     def _test(self) -> Evaluation:
         self._model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.weights.in_place():
             found = self._task.evaluate(self._model)
         self._model.train()
         return found
@@ -378,6 +313,7 @@ class Run:
             "optimizer": self._optimizer.state_dict(),
             "control": None if self._control is None else as_tensors(self._control.state_dict()),
             "exchange": as_tensors(self._exchange.to_arrays()),
+            "weights": as_tensors(self.weights.to_arrays()),
             "result": result,
             "variances": [list(seen) for seen in self._variances],
             "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
@@ -392,6 +328,7 @@ class Run:
             # First the bits: codecs of other bits have other states.
             self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
+        self.weights.load_arrays(as_arrays(saved["weights"]))
         self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values

@@ -18,11 +18,14 @@ from gtrace.codecs import Codec, Identity, codec
 from gtrace.errors import UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
+from gtrace.online.plain import one_thread
 from gtrace.online.plans import plan_runs, run_name, timed_network
 from gtrace.online.policy import FIXED, PolicySpec
-from gtrace.online.run import Kind, Run, RunResult, Settings
+from gtrace.online.run import Run, RunResult
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.online.settings import Settings
 from gtrace.online.tasks import load_task, task_names
+from gtrace.online.weights import WeightLevels
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from gtrace.online.exchange import Nonfinite
     from gtrace.online.network import Network
     from gtrace.online.neural import Layers
+    from gtrace.online.settings import Kind
     from gtrace.online.tasks.base import Task
 
 #: simulated workers, unless the user says otherwise; neural gradients stay inside each one
@@ -69,10 +73,13 @@ class Study:
             time a constant.
         min_size: tensors with fewer elements go uncompressed.
         down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
+        weights: levels as in ``optimal5`` that forward and backward see in the place of the weights, see
+            :mod:`gtrace.online.weights`; each of them is one run with each of the codecs, beside the exact one.
 
     Raises:
-        UsageError: an unknown task or codec, the same codec twice, a codec with memory for kind neural, a policy
-            without a codec that has bits, or a setting out of range.
+        UsageError: an unknown task or codec, the same codec or levels twice, a codec with memory or quantized weights
+            for kind neural, a policy without a codec that has bits, a model too shallow for quantized weights, or a
+            setting out of range.
         TraceError: the task's data are missing.
     """
 
@@ -99,13 +106,15 @@ class Study:
         policies: Sequence[str | PolicySpec] = (FIXED,),
         min_size: int = 0,
         down: str = "",
+        weights: Sequence[str | WeightLevels] = (),
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
         self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in policies)
-        plans = plan_runs(chosen, self.policies, kind)
+        self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in weights]
+        plans = plan_runs(chosen, self.policies, self._weights, kind)
         self.task = load_task(task) if isinstance(task, str) else task
         if seeds < 1:
             raise UsageError(f"seeds: {seeds} is below 1")
@@ -129,8 +138,8 @@ class Study:
             min_size=min_size,
             down=down if down in ("", "same") else str(codec(down)),
         )
-        for item, _ in plans:
-            _compile(item)
+        for plan in plans:
+            _compile(plan.codec)
         self.seeds = tuple(range(seed, seed + seeds))
         self._codecs, self._plans = chosen, plans
         self._done: list[RunResult] = []
@@ -140,10 +149,17 @@ class Study:
 
     def _begin(self, seed: int) -> list[Run]:
         settings = dataclasses.replace(self.settings, seed=seed)
-        (first, _), *others = self._plans
-        runs = [Run(self.task, first, settings)]
+        first, *others = self._plans
+        runs = [Run(self.task, first.codec, settings)]
         # All begin with the same weights, so one test of them is enough.
-        return runs + [Run(self.task, item, settings, runs[0].result.first_loss, policy) for item, policy in others]
+        loss = runs[0].result.first_loss
+        return runs + [Run(self.task, plan.codec, settings, loss, plan.policy, plan.weights) for plan in others]
+
+    @property
+    def quantized(self) -> list[dict[str, Any]]:
+        """Which tensors have quantized weights, by levels: their bits and elements; empty where none has."""
+        runs = [run for run in self._runs if run.weights.levels is not None]
+        return list({run.weights.levels: run.weights.describe() for run in runs}.values())
 
     @property
     def results(self) -> list[RunResult]:
@@ -230,7 +246,8 @@ class Study:
     def command(self) -> str:
         """The command line that repeats this study; empty where there is none."""
         named = [str(item) for item in self._codecs[1:]] or [str(self._codecs[0])]
-        if self.task.name not in task_names():
+        counts = {item.count for item in self._weights}
+        if self.task.name not in task_names() or len(counts) > 1:
             return ""
         settings = self.settings
         options = {
@@ -250,6 +267,9 @@ class Study:
         for name in ("optimizer", "clip"):
             if getattr(settings, name):
                 options[f"--{name}"] = getattr(settings, name)
+        if self._weights:
+            placements = ",".join(item.placement for item in self._weights)
+            options |= {"--quantize": "model", "--levels": placements, "--weight-levels": counts.pop()}
         if settings.network is not None:
             network = settings.network
             options |= {
@@ -280,7 +300,7 @@ class Study:
             "workers": settings.workers,
             "seed": settings.seed,
             "seeds": list(self.seeds),
-            "runs": [run_name(item, policy) for item, policy in self._plans],
+            "runs": [run_name(*plan) for plan in self._plans],
             "steps": settings.steps,
             "batch_size": settings.batch_size,
             "lr": settings.lr,
@@ -295,6 +315,7 @@ class Study:
             "policies": [str(policy) for policy in self.policies],
             "min_size": settings.min_size,
             "down": settings.down or None,
+            "weights": [str(item) for item in self._weights] or None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {
@@ -314,7 +335,7 @@ class Study:
             NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
         """
         settings = self.settings
-        with _one_thread():
+        with one_thread():
             if not self._step and self._seed == self.seeds[0]:
                 yield from self._warn([text for run in self._runs for text in run.announce()])
             while True:
@@ -415,14 +436,3 @@ def _compile(codec: Codec) -> None:
     """Exchange something small, so that no kernel is compiled while the clocks run."""
     values = np.linspace(-1, 1, 4096, dtype=np.float32) ** 5
     Exchange(codec).step(0, [{"": values}])
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """torch on one thread: these models are too small for more, and sums would depend on the number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

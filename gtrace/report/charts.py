@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from gtrace.report.style import Look
 
-#: how a curve is drawn: a line with markers at its points, points alone, a line alone, or steps
+#: how a curve is drawn: a line with markers at its points, points alone (also in the place of bars), a line alone, or
+#: steps
 Form: TypeAlias = Literal["line", "points", "plain", "steps"]
 
 #: Inches of a panel, and of the list of names beside several.
@@ -57,8 +58,9 @@ class Panel:
         y_label: of the vertical one.
         log_x: logarithmic.
         log_y: logarithmic.
-        bars: x are names of categories, and every curve has a bar at each.
+        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
         lines: horizontal lines, name to value, such as what full precision reaches.
+        marks: vertical lines, name to position, such as where the learning rate falls.
     """
 
     curves: tuple[Curve, ...]
@@ -69,6 +71,7 @@ class Panel:
     log_y: bool = False
     bars: bool = False
     lines: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def draw_chart(chart: Chart) -> Figure:
             (_bars if panel.bars else _curves)(axes, panel, looks)
             for name, value in panel.lines:
                 _reference(axes, name, value)
+            for name, value in panel.marks:
+                _mark(axes, name, value)
             axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
@@ -145,6 +150,9 @@ def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     if panel.log_x:
         axes.set_xscale("log")
         log_ticks(axes.xaxis)
+    elif all(float(place).is_integer() for curve in panel.curves for place in curve.x):
+        # Of bits or steps there are no halves.
+        axes.locator_params(axis="x", integer=True)
     if panel.log_y:
         axes.set_yscale("log")
         log_ticks(axes.yaxis)
@@ -154,30 +162,51 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     from gtrace.report.style import log_ticks
 
     categories = list(dict.fromkeys(name for curve in panel.curves for name in curve.x))
-    width = 0.8 / max(1, len(panel.curves))
+    # Curves that share no category stand on it, not beside each other.
+    alone = sum(len(curve.x) for curve in panel.curves) == len(categories)
+    width = 0.8 / (1 if alone else max(1, len(panel.curves)))
     if panel.log_y:
         axes.set_yscale("log")
     for k, curve in enumerate(panel.curves):
-        x = np.array([categories.index(name) for name in curve.x]) + (k - (len(panel.curves) - 1) / 2) * width
+        beside = 0.0 if alone else (k - (len(panel.curves) - 1) / 2) * width
+        x = np.array([categories.index(name) for name in curve.x]) + beside
         y = np.asarray(curve.y, np.float64)
-        axes.bar(x, y, width * 0.92, color=looks[curve.label].line, label=curve.label)
+        own = looks[curve.label]
+        if curve.form == "points":
+            axes.plot(x, y, **own.curve() | {"linestyle": "none"}, label=curve.label)
+        else:
+            # Variants of a method share its colour and differ in dashes, which bars do not have.
+            pale = bool(curve.method) and own.dash != "-"
+            axes.bar(x, y, width * 0.92, color=own.line, alpha=0.5 if pale else 1.0, label=curve.label)
         if curve.low:
             middle = (np.asarray(curve.low) + np.asarray(curve.high)) / 2
             axes.errorbar(x, middle, np.asarray(curve.high) - middle, fmt="none", ecolor="#1b2330", elinewidth=1.0)
     axes.set_xticks(range(len(categories)), [str(name) for name in categories])
     longest = max((len(str(name)) for name in categories), default=0)
     if longest * len(categories) > 48:
-        axes.tick_params(axis="x", labelrotation=40)
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor")
     axes.grid(visible=False, axis="x")
     if panel.log_y:
         log_ticks(axes.yaxis)
 
 
 def _reference(axes: Axes, name: str, value: float) -> None:
-    from gtrace.report.style import MUTED
+    from gtrace.report.style import MUTED, PAPER
 
     axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     axes.annotate(
         name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
         ha="right", va="bottom", fontsize=7.5, color=MUTED,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+    )  # fmt: skip
+
+
+def _mark(axes: Axes, name: str, value: float) -> None:
+    from gtrace.report.style import MUTED
+
+    axes.axvline(value, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+    axes.annotate(
+        name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",
+        ha="right", va="top", rotation=90, fontsize=7.5, color=MUTED,
     )  # fmt: skip

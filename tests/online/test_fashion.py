@@ -54,10 +54,11 @@ def test_models_have_their_size_and_learn(folder, name, parameters):
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_fewer_images_can_be_tested_on(folder):
-    task = fashion.FashionCNN(tested=50)
-    assert [len(part) for part in task._test] == [50, 50]
-    assert len(task._train[1]) == 600
+def test_a_smaller_test_takes_images_evenly_spread(folder):
+    whole, part = fashion.FashionResNet8(), fashion.FashionResNet8(test_images=350)
+    assert np.array_equal(part._test[1], whole._test[1][::2])
+    assert np.array_equal(part._test[0], whole._test[0][::2])
+    assert len(fashion.FashionResNet8(test_images=10_000)._test[1]) == 700
 
 
 def test_the_test_covers_all_images(folder):

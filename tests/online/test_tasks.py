@@ -13,7 +13,8 @@ def task(request):
 
 
 def test_the_built_in_tasks_are_known():
-    assert task_names() == ("digits-cnn", "digits-mlp", "char-lstm", "fashion-resnet8", "fashion-cnn")
+    ours = {"digits-cnn", "digits-mlp", "char-lstm", "word-lstm", "ptb-lstm", "fashion-resnet8", "fashion-cnn"}
+    assert ours <= set(task_names())
     assert all(describe_task(name) for name in task_names())
 
 
@@ -84,7 +85,7 @@ def test_targets_of_the_text_are_the_next_characters():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm\?"):
+    with pytest.raises(UsageError, match=r"no task 'char-lsmt'; did you mean char-lstm or"):
         load_task("char-lsmt")
 
 

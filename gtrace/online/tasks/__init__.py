@@ -29,6 +29,16 @@ _TASKS = {
         "CharLSTM",
         "character-level LSTM on Shakespeare's sonnets, AdamW, clipped gradients",
     ),
+    "word-lstm": (
+        "gtrace.online.tasks.words",
+        "WordLSTM",
+        "word-level LSTM on Shakespeare's sonnets, SGD, clipped gradients",
+    ),
+    "ptb-lstm": (
+        "gtrace.online.tasks.words",
+        "TreebankLSTM",
+        "word-level LSTM on the Penn Treebank, where that is at hand, SGD, clipped gradients",
+    ),
     "fashion-resnet8": (
         "gtrace.online.tasks.fashion",
         "FashionResNet8",

@@ -1,5 +1,77 @@
-"""What the experiments on near-lognormal gradients have in common."""
+"""What the experiments on near-lognormal gradients have in common: how they record and how they train."""
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gtrace.workflows.reproduce._training import Runs, train_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gtrace.online import Task
+    from gtrace.trace import Trace
+    from gtrace.workflows.reproduce.experiment import Context
+
 PAPER = "Chmiel et al., Neural gradients are near-lognormal, ICLR 2021"
+#: the trainings of these experiments: one worker, inside whose backward pass gradients are compressed
+TRAINING = "one worker with 16 images, 150 steps, learning rate 0.05, formats and thresholds fitted every 20 steps"
+
+
+def neural_trace(task: Task, seed: int, at: Iterable[int], batch_size: int | None = None) -> Trace:
+    """Train up to the last of some steps without compression, and record the gradients of layer outputs there.
+
+    Args:
+        task: what is trained, with its own optimizer and learning rate.
+        seed: of the model and the batches.
+        at: recorded steps.
+        batch_size: samples in a step; by default the task's.
+
+    Returns:
+        a trace in memory of the layers that have a matrix of weights, as convolutions do, without the last one.
+    """
+    import gtrace
+    from gtrace.online import PlainTraining
+    from gtrace.trace import Trace
+
+    wanted = sorted(at)
+    training = PlainTraining(task, seed, batch_size)
+    layers = [
+        name
+        for name, module in training.model.named_modules()
+        if any(p.dim() > 1 for p in module.parameters(recurse=False))
+    ][:-1]
+    with tempfile.TemporaryDirectory(prefix="gtrace-") as folder:
+        path = Path(folder) / "neural.zarr"
+        steps, tensors = ",".join(map(str, wanted)), [f"{name}*" for name in layers]
+        with gtrace.capture.record(
+            training.model, training.optimizer, path, steps=steps, kind="neural", tensors=tensors
+        ):
+            for _ in range(wanted[-1] + 1):
+                training.step()
+        with gtrace.open_trace(path) as kept:
+            values = {
+                info.name: {
+                    int(step): kept.read(info.name, int(step), kind="neural")
+                    for step in kept.steps(info.name, kind="neural")
+                }
+                for info in kept.tensors
+            }
+    return Trace.from_arrays(values, kind="neural")
+
+
+def train_neural(context: Context, task: Task, codecs: Mapping[str, str]) -> dict[str, Runs]:
+    """Train as :data:`TRAINING` says, two seeds, with neural gradients compressed by each codec; label -> runs."""
+    return train_each(
+        context,
+        task,
+        codecs,
+        kind="neural",
+        seeds=1 if context.quick else 2,
+        steps=3 if context.quick else 150,
+        batch_size=16,
+        lr=0.05,
+        refit="0,10,+20",
+    )

@@ -158,7 +158,7 @@ def _task(quick: bool) -> tuple[Task, str]:
     try:
         from gtrace.online.tasks.fashion import FashionCNN
 
-        return FashionCNN(tested=600), "Fashion-MNIST in the place of CIFAR-10; accuracies are of 600 test images"
+        return FashionCNN(test_images=600), "Fashion-MNIST in the place of CIFAR-10; accuracies are of 600 test images"
     except TraceError:
         return load_task("digits-cnn"), (
             "the digits that ship with scikit-learn and digits-cnn: Fashion-MNIST is not installed, so this is another "

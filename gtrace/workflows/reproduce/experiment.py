@@ -193,8 +193,12 @@ def _chart(saved: dict[str, Any]) -> Chart:
             )
             for curve in panel["curves"]
         )
-        lines = tuple((name, float(value)) for name, value in panel["lines"])
-        panels.append(Panel(**{**panel, "curves": curves, "lines": lines}))
+        named = {
+            part: tuple((name, float(value)) for name, value in panel[part])
+            for part in ("lines", "marks")
+            if part in panel
+        }
+        panels.append(Panel(**{**panel, "curves": curves, **named}))
     return Chart(tuple(panels), saved["caption"], saved["columns"])
 
 

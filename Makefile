@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint benchmarks clean
+.PHONY: demo test lint benchmarks contract clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gtrace needs Python 3.11 or newer; set PYTHON=")'
@@ -39,6 +39,9 @@ lint: $(VENV)/.installed
 
 benchmarks: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -q
+
+contract: $(VENV)/.installed
+	$(BIN)/python -m pytest benchmarks/bench_contract.py --benchmark-enable --benchmark-only --benchmark-quiet -q
 
 clean:
 	rm -rf $(VENV) demo

@@ -12,7 +12,7 @@ import pytest
 import gtrace
 from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
-from gtrace.kernels import bits, rounding
+from gtrace.codecs.rule import Rule
 from gtrace.sketch import MomentSketch
 
 N = 1 << 20
@@ -66,34 +66,19 @@ def test_sketch(benchmark, x, copy_seconds, sort_seconds, bucket):
 
 
 def test_uniform_quantize_and_pack_3_bits(benchmark, x, copy_seconds):
-    symbols, packed = np.empty(N, np.uint16), np.empty(N * 3 // 8, np.uint8)
+    rule = Rule("uniform", steps=3)
 
     def quantize():
-        scales = bucket_scales(x, "linf", BUCKET)
-        rounding.round_uniform(x, BUCKET, scales, 3, False, *KEY, 0, symbols)
-        bits.pack(symbols, 3, packed)
+        rule.packed(x, BUCKET, bucket_scales(x, "linf", BUCKET), (1, 2), 3)
 
     report(benchmark, quantize, copies=copy_seconds)
 
 
 @pytest.mark.parametrize("count", [4, 16, 128])
 def test_levels(benchmark, x, copy_seconds, count):
-    levels = np.concatenate([[0], np.geomspace(1e-4, 1, count - 1)]).astype(np.float32)
-    scales, symbols = bucket_scales(x, "linf", BUCKET), np.empty(N, np.uint16)
-    table = np.empty(rounding.TABLE_SIZE, np.int32)
-    rounding.search_table(levels, table)
-    if count <= 16:
-        report(
-            benchmark,
-            lambda: rounding.round_levels(x, BUCKET, scales, levels, False, *KEY, 0, symbols),
-            copies=copy_seconds,
-        )
-    else:
-        report(
-            benchmark,
-            lambda: rounding.round_many(x, BUCKET, scales, levels, table, False, *KEY, 0, symbols),
-            copies=copy_seconds,
-        )
+    rule = Rule.among(np.concatenate([[0], np.geomspace(1e-4, 1, count - 1)]).astype(np.float32), mirrored=False)
+    scales = bucket_scales(x, "linf", BUCKET)
+    report(benchmark, lambda: rule.symbols(x, BUCKET, scales, (1, 2)), copies=copy_seconds)
 
 
 @pytest.mark.parametrize("coder", ["fixed", "huffman"])

@@ -110,6 +110,9 @@ def check_round_trip(c: Codec, name: str, values: NDArray[np.float32], seed: int
     assert decoded.dtype == np.float32, f"{where}: decoded {decoded.dtype}, not float32"
     assert decoded.shape == (values.size,), f"{where}: decoded shape {decoded.shape}"
     assert np.isfinite(decoded).all(), f"{where}: decoded values are not finite"
+    simulated = c.simulate(state, values, key)
+    assert np.array_equal(simulated.values, decoded), f"{where}: simulate made other values than decode"
+    assert simulated.payload_bytes == len(payload), f"{where}: simulate told another length than the payload has"
     again = State.from_arrays(state.to_arrays())
     assert c.encode(again, values, key) == payload, f"{where}: the state did not survive to_arrays"
     assert c.shared(again) == shared, f"{where}: shared bytes changed with to_arrays"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
 
 import numpy as np
 
 from gtrace.buckets import as_values
 from gtrace.errors import UsageError, suggest
+from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -55,6 +56,18 @@ def parameter(
 def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any], ...]:
     """The dataclass fields that are parameters; a wrapper's inner codec, for one, is a field and none of them."""
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
+
+
+class Simulated(NamedTuple):
+    """What a receiver would hold.
+
+    Attributes:
+        values: float32[n], as decoded.
+        payload_bytes: length of the payload, its envelope included.
+    """
+
+    values: NDArray[np.float32]
+    payload_bytes: int
 
 
 @dataclass(frozen=True)
@@ -198,6 +211,17 @@ class Codec(ABC):
             PayloadError: the bytes are no payload of this codec and size, or damaged.
         """
 
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """What :meth:`decode` makes of the payload of :meth:`encode`, and how long that is; for who sends nothing.
+
+        A codec that can tell without building the payload does; values and length are the same.
+
+        Raises:
+            UsageError: wrong size or non-finite values.
+        """
+        payload = self.encode(state, values, key)
+        return Simulated(self.decode(self.shared(state), payload, state.size), len(payload))
+
     def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float] | None:
         """Shares of the non-zero values that were cut to the largest number, and that came out as zero.
 
@@ -261,7 +285,7 @@ def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:
     x = as_values(values)
     if x.size != state.size:
         raise UsageError(f"encode: {x.size} values where the state is for {state.size}")
-    if not np.isfinite(x).all():
+    if count_nonfinite(x):
         at = int(np.flatnonzero(~np.isfinite(x))[0])
         raise UsageError(f"encode: value {at} is {x[at]}; a codec takes finite numbers only")
     return x

@@ -16,6 +16,8 @@ from gtrace.types import State
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Simulated
+
 #: said by every codec with a residual: papers write the residual of the step, codecs see gradients
 UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
 
@@ -51,6 +53,10 @@ class ErrorFeedback(Wrapper):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The inner payload of values and residual."""
         return self.inner.encode(self.inner_state(state), corrected(state, values), key)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of values and residual."""
+        return self.inner.simulate(self.inner_state(state), corrected(state, values), key)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Keep what did not arrive."""

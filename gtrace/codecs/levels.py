@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.buckets import bucket_scales, clip_values, whole_scale
-from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
+from gtrace.codecs.base import ExpectingCodec, Simulated, checked_values, parameter
+from gtrace.codecs.lengths import Symbols, pack_lengths, unpack_lengths
 from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.rule import Rule
 from gtrace.coding import (
+    ENVELOPE_BYTES,
     MAX_LENGTH,
     EliasCode,
     EliasKind,
-    fixed_size,
+    check_symbol,
+    checked_fixed,
     huffman_code,
-    huffman_lengths,
     mean_length,
     open_envelope,
     pack_fixed,
@@ -115,10 +117,11 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """Norms (float32), then an exact tail (float32) where asked for, then the coded symbols."""
+        return self._sealed(state, self._clipped(state, values), key, 0)
+
+    def _clipped(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
         x = checked_values(state, values)
-        if self.clip is not None:
-            x, _, _ = clip_values(x, self.clip)
-        return self._sealed(state, x, key, 0)[0]
+        return x if self.clip is None else clip_values(x, self.clip)[0]
 
     @property
     def part_multiple(self) -> int | None:
@@ -133,28 +136,58 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
         """The part as :meth:`encode` does it; one norm of the whole tensor counts with the first part."""
-        payload, head, symbols = self._sealed(state, checked_values(state, values), key, start)
-        fixed = symbols.size * width_for(self.signed_values(state).size)
+        x = checked_values(state, values)
+        scales, split = self._scales(state, x), self.quantized(x.size)
+        symbols = self.rule(state).symbols(x[:split], self.bucket_size or max(1, split), scales, key, start)
+        fixed = split * self._width(state)
         coded, lengths = fixed, state.arrays.get("lengths")
         if self._integers is not None:
             coded = self._elias(self._integers, self.signed_values(state).size).bits(symbols)
         elif lengths is not None:
             coded = huffman_code(lengths.tobytes()).bits(symbols)
-        return Part(payload, 0 if start and "scale" in state.arrays else 8 * head, coded, fixed)
+        head = 0 if start and "scale" in state.arrays else 8 * self._head_bytes(scales, x.size - split)
+        return Part(self.seal(state, scales, x[split:], symbols), head, coded, fixed)
 
-    def _sealed(
-        self, state: State, x: NDArray[np.float32], key: tuple[int, int], start: int
-    ) -> tuple[bytes, int, NDArray[np.uint16]]:
-        """The payload of values from ``start`` on, the bytes before its symbols, and the symbols."""
-        split = self.quantized(x.size)
-        body, tail = x[:split], x[split:]
+    def _sealed(self, state: State, x: NDArray[np.float32], key: tuple[int, int], start: int) -> bytes:
+        split, scales, rule = self.quantized(x.size), self._scales(state, x), self.rule(state)
+        bucket, width = self.bucket_size or max(1, split), self._width(state)
+        if width and (self.coder == "fixed" or (self.coder == "huffman" and "lengths" not in state.arrays)):
+            packed = rule.packed(x[:split], bucket, scales, key, width, start)
+            return self._put_together(state, scales, x[split:], packed, self._fixed_flag, x.size)
+        return self.seal(state, scales, x[split:], rule.symbols(x[:split], bucket, scales, key, start))
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode` in one pass, the payload's length from how often each symbol occurs."""
+        x = self._clipped(state, values)
+        split, scales, signed = self.quantized(x.size), self._scales(state, x), self.signed_values(state)
+        out = np.empty(x.size, np.float32)
+        out[split:] = x[split:]
+        lengths = state.arrays.get("lengths")
+        counted = self._integers is not None or lengths is not None
+        bucket = self.bucket_size or max(1, split)
+        tallies = self.rule(state).simulate(x[:split], bucket, scales, key, signed, out[:split], count=counted)
+        bits = split * self._width(state)
+        if self._integers is not None:
+            bits = int(tallies @ self._elias(self._integers, signed.size).symbol_bits)
+        elif lengths is not None and not tallies[lengths == 0].any():
+            bits = int(tallies @ lengths.astype(np.int64))
+        body = self._head_bytes(scales, x.size - split) + -(-bits // 8)
+        return Simulated(out, ENVELOPE_BYTES + body)
+
+    def _scales(self, state: State, x: NDArray[np.float32]) -> NDArray[np.float32]:
         whole = state.arrays.get("scale")
-        scales = bucket_scales(body, self.needs.norm, self.bucket_size) if whole is None else whole
-        symbols = np.empty(split, np.uint16)
-        if split:
-            self.rule(state).round(body, self.bucket_size or split, scales, key, symbols, start)
-        head = (0 if self.needs.norm == "none" else 4 * scales.size) + 4 * tail.size
-        return self.seal(state, scales, tail, symbols), head, symbols
+        return bucket_scales(x[: self.quantized(x.size)], self.needs.norm, self.bucket_size) if whole is None else whole
+
+    def _head_bytes(self, scales: NDArray[np.float32], tail: int) -> int:
+        """Bytes of a body before its symbols."""
+        return (0 if self.needs.norm == "none" else 4 * scales.size) + 4 * tail
+
+    def _width(self, state: State) -> int:
+        return width_for(2 * self.levels(state).size - int(self.has_zero))
+
+    @property
+    def _fixed_flag(self) -> int:
+        return FLAG_FIXED if self.coder == "huffman" else 0
 
     def rule(self, state: State) -> Rule:
         """How |v| / scale goes to one of :meth:`levels`."""
@@ -172,14 +205,20 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             symbols: uint16, of the values before; :meth:`signed_values` numbers them.
         """
         coded, flags = self._code(state, symbols)
+        return self._put_together(state, scales, tail, coded, flags, symbols.size + tail.size)
+
+    def _put_together(
+        self,
+        state: State,
+        scales: NDArray[np.float32],
+        tail: NDArray[np.float32],
+        coded: bytes,
+        flags: int,
+        size: int,
+    ) -> bytes:
         norms = b"" if self.needs.norm == "none" else scales.astype("<f4").tobytes()
-        return seal(
-            norms + tail.astype("<f4").tobytes() + coded,
-            codec=self.name,
-            size=symbols.size + tail.size,
-            shared=self.shared(state),
-            flags=flags,
-        )
+        body = b"".join((norms, tail.astype("<f4").tobytes(), coded))
+        return seal(body, codec=self.name, size=size, shared=self.shared(state), flags=flags)
 
     def shared(self, state: State) -> bytes:
         """Fitted levels (float32) and code lengths, empty when there are neither."""
@@ -192,11 +231,19 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
-        opened = self.unseal(shared, payload, size)
-        split = opened.symbols.size
+        opened = self._open(shared, payload, size)
+        split = opened.split
+        bucket = self.bucket_size or max(1, split)
         out = np.empty(size, np.float32)
-        _rounding.restore(opened.symbols, self.bucket_size or max(1, split), opened.scales, opened.values, out[:split])
         out[split:] = opened.tail
+        width = width_for(opened.values.size)
+        if width and self._is_fixed(opened.flags):
+            raw = checked_fixed(opened.coded, split, width)
+            top = _rounding.restore_packed(raw, width, bucket, opened.scales, opened.values, out[:split])
+            check_symbol(top, opened.values.size)
+        else:
+            symbols = self._uncode(opened.state, opened.coded, split, opened.values.size, opened.flags)
+            _rounding.restore(symbols, bucket, opened.scales, opened.values, out[:split])
         return out
 
     def unseal(self, shared: bytes, payload: bytes, size: int) -> Unsealed:
@@ -205,6 +252,11 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         Raises:
             PayloadError: the bytes are no payload of this codec and size, or damaged.
         """
+        opened = self._open(shared, payload, size)
+        symbols = self._uncode(opened.state, opened.coded, opened.split, opened.values.size, opened.flags)
+        return Unsealed(opened.scales, opened.tail, symbols, opened.values)
+
+    def _open(self, shared: bytes, payload: bytes, size: int) -> _Opened:
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         state = self._state_from(shared, size)
         split = self.quantized(size)
@@ -218,10 +270,10 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             scales = np.ones(buckets, np.float32)
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
             raise PayloadError("payload holds a norm that is negative or not finite")
-        values = self.signed_values(state)
-        symbols = self._uncode(state, body[head:], split, values.size, flags)
+        if flags not in ((0, FLAG_FIXED) if self.coder == "huffman" else (0,)):
+            raise PayloadError(f"payload has unknown flags {flags:#x}")
         tail = np.frombuffer(body[norm_bytes:head], "<f4").astype(np.float32)
-        return Unsealed(scales, tail, symbols, values)
+        return _Opened(state, split, scales, tail, body[head:], flags, self.signed_values(state))
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
         """Closed forms from the sketch; see :class:`~gtrace.types.Expectation`."""
@@ -306,18 +358,15 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             code = huffman_code(lengths.tobytes())
             if code.bits(symbols) >= 0:
                 return code.encode(symbols), 0
-        flags = FLAG_FIXED if self.coder == "huffman" else 0
-        return pack_fixed(symbols, width_for(self.signed_values(state).size)), flags
+        return pack_fixed(symbols, self._width(state)), self._fixed_flag
+
+    def _is_fixed(self, flags: int) -> bool:
+        return self.coder == "fixed" or flags == FLAG_FIXED
 
     def _uncode(self, state: State, data: memoryview, count: int, symbols: int, flags: int) -> NDArray[np.uint16]:
         lengths = state.arrays.get("lengths")
-        if flags not in ((0, FLAG_FIXED) if self.coder == "huffman" else (0,)):
-            raise PayloadError(f"payload has unknown flags {flags:#x}")
-        if self.coder == "fixed" or flags == FLAG_FIXED:
-            width = width_for(symbols)
-            if len(data) != fixed_size(count, width):
-                raise PayloadError(f"{len(data)} bytes of symbols where {fixed_size(count, width)} were expected")
-            return unpack_fixed(data, count, width, symbols)
+        if self._is_fixed(flags):
+            return unpack_fixed(data, count, width_for(symbols), symbols)
         if self._integers is not None:
             return self._elias(self._integers, symbols).decode(data, count).astype(np.uint16)
         if lengths is None:
@@ -352,6 +401,18 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         return state
 
 
+class _Opened(NamedTuple):
+    """A payload with its symbols still coded; what is not here is as in :class:`Unsealed`."""
+
+    state: State
+    split: int
+    scales: NDArray[np.float32]
+    tail: NDArray[np.float32]
+    coded: memoryview
+    flags: int
+    values: NDArray[np.float32]
+
+
 class Unsealed(NamedTuple):
     """What a payload holds.
 
@@ -366,66 +427,3 @@ class Unsealed(NamedTuple):
     tail: NDArray[np.float32]
     symbols: NDArray[np.uint16]
     values: NDArray[np.float32]
-
-
-class Symbols(NamedTuple):
-    """The signed symbols of one level set on one sketch.
-
-    Attributes:
-        probabilities: float64[m], of each.
-        lengths: uint8[m], of the code that :func:`complete_lengths` makes; 0 for symbols without one.
-        fixed: bits per symbol at fixed width.
-        entropy: bits per symbol.
-        huffman: mean bits per symbol of their Huffman code.
-        complete: mean bits per symbol of the code with ``lengths``.
-        sent: bits that sending ``lengths`` takes.
-    """
-
-    probabilities: NDArray[np.float64]
-    lengths: NDArray[np.uint8]
-    fixed: float
-    entropy: float
-    huffman: float
-    complete: float
-    sent: float
-
-
-def complete_lengths(probabilities: NDArray[np.float64], count: int) -> NDArray[np.uint8]:
-    """Code lengths for symbols of these probabilities among ``count`` values.
-
-    Symbols that the fit gives no chance may still come with the next data. They get a code when that
-    lengthens the mean by less than a hundredth; otherwise they get none, and an encoder that meets one
-    falls back to fixed width.
-    """
-    tight = huffman_lengths(probabilities)
-    kept = np.empty_like(tight)
-    _symbols.complete(probabilities, count, MAX_LENGTH, tight, kept)
-    return kept
-
-
-def pack_lengths(lengths: NDArray[np.uint8]) -> bytes:
-    """Code lengths as bytes: u16 symbols, u16 first used, u16 used span, then 5 bits each."""
-    used = np.flatnonzero(lengths)
-    first, last = (int(used[0]), int(used[-1])) if used.size else (0, -1)
-    span = lengths[first : last + 1].astype(np.uint16)
-    return struct.pack("<HHH", lengths.size, first, span.size) + pack_fixed(span, 5)
-
-
-def unpack_lengths(data: bytes) -> NDArray[np.uint8]:
-    """Undo :func:`pack_lengths`.
-
-    Raises:
-        PayloadError: not such bytes, or lengths that are no prefix code.
-    """
-    if len(data) < 6:
-        raise PayloadError("code lengths are too short")
-    size, first, count = struct.unpack_from("<HHH", data)
-    if first + count > size:
-        raise PayloadError("code lengths name symbols beyond the alphabet")
-    lengths = np.zeros(size, np.uint8)
-    lengths[first : first + count] = unpack_fixed(data[6:], count, 5, 32)
-    try:
-        huffman_code(lengths.tobytes())
-    except UsageError as error:
-        raise PayloadError(f"shared bytes: {error}") from None
-    return lengths

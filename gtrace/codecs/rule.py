@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from gtrace.coding import fixed_size, packed_room
 from gtrace.kernels import rounding as _rounding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: up to this many magnitudes, counting random thresholds beats a search
-FEW_LEVELS = 16
+FEW_LEVELS = 32
+
+_KERNELS = {
+    "uniform": _rounding.UNIFORM,
+    "count": _rounding.COUNT,
+    "search": _rounding.SEARCH,
+    "powers": _rounding.POWERS,
+}
+_NO_SYMBOLS, _NO_BYTES = np.empty(0, np.uint16), np.empty(0, np.uint8)
+_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((_rounding.TALLIES, 0), np.int64)
 
 
 def _no_levels() -> NDArray[np.float32]:
@@ -22,7 +32,7 @@ def _no_levels() -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A rule of stochastic rounding; each is a kernel of :mod:`gtrace.kernels.rounding`.
+    """A rule of stochastic rounding; :func:`gtrace.kernels.rounding.quantize` follows it.
 
     Attributes:
         kind: ``uniform`` computes the cell; ``count`` and ``search`` find it among ``levels``, which differs from
@@ -42,27 +52,90 @@ class Rule:
         """To the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
-    def round(
+    def symbols(
         self,
         x: NDArray[np.float32],
         bucket: int,
         scales: NDArray[np.float32],
         key: tuple[int, int],
-        out: NDArray[np.uint16],
         start: int = 0,
-    ) -> None:
-        """Symbols of finite float32[n] in buckets of ``bucket`` values into ``out``, uint16[n].
+    ) -> NDArray[np.uint16]:
+        """Symbols of finite float32[n] in buckets of ``bucket`` values: uint16[n].
 
         ``start`` is the place of the first value in its tensor, from which the random numbers are counted.
         """
+        out = np.empty(x.size, np.uint16)
+        self._quantize(x, bucket, scales, key, start, _rounding.SYMBOLS, symbols=out)
+        return out
+
+    def packed(
+        self,
+        x: NDArray[np.float32],
+        bucket: int,
+        scales: NDArray[np.float32],
+        key: tuple[int, int],
+        width: int,
+        start: int = 0,
+    ) -> bytes:
+        """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, without the symbols in between."""
+        out = packed_room(x.size, width)
+        self._quantize(x, bucket, scales, key, start, _rounding.PACKED, width=width, packed=out)
+        return out[: fixed_size(x.size, width)].tobytes()
+
+    def simulate(
+        self,
+        x: NDArray[np.float32],
+        bucket: int,
+        scales: NDArray[np.float32],
+        key: tuple[int, int],
+        values: NDArray[np.float32],
+        out: NDArray[np.float32],
+        *,
+        count: bool,
+    ) -> NDArray[np.int64]:
+        """What :meth:`symbols` stand for in ``values`` times the scale, into ``out``, float32[n].
+
+        Returns:
+            how often each symbol occurs, int64[m]; without ``count`` it is empty.
+        """
+        tallies = np.zeros((_rounding.TALLIES, values.size), np.int64) if count else _NO_TALLIES
+        self._quantize(x, bucket, scales, key, 0, _rounding.VALUES, values=values, decoded=out, tallies=tallies)
+        found: NDArray[np.int64] = tallies.sum(axis=0)
+        return found
+
+    def _quantize(
+        self,
+        x: NDArray[np.float32],
+        bucket: int,
+        scales: NDArray[np.float32],
+        key: tuple[int, int],
+        start: int,
+        sink: int,
+        *,
+        symbols: NDArray[np.uint16] = _NO_SYMBOLS,
+        width: int = 0,
+        packed: NDArray[np.uint8] = _NO_BYTES,
+        values: NDArray[np.float32] = _NO_VALUES,
+        decoded: NDArray[np.float32] = _NO_VALUES,
+        tallies: NDArray[np.int64] = _NO_TALLIES,
+    ) -> None:
         high, low = np.uint64(key[0]), np.uint64(key[1])
-        if self.kind == "uniform":
-            _rounding.round_uniform(x, bucket, scales, self.steps, self.mirrored, high, low, start, out)
-        elif self.kind == "powers":
-            _rounding.round_powers(x, high, low, start, out)
-        elif self.kind == "count":
-            _rounding.round_levels(x, bucket, scales, self.levels, self.mirrored, high, low, start, out)
-        else:
-            table = np.empty(_rounding.TABLE_SIZE, np.int32)
-            _rounding.search_table(self.levels, table)
-            _rounding.round_many(x, bucket, scales, self.levels, table, self.mirrored, high, low, start, out)
+        _rounding.quantize(
+            x,
+            bucket,
+            scales,
+            _KERNELS[self.kind],
+            self.mirrored,
+            self.steps,
+            self.levels,
+            high,
+            low,
+            start,
+            sink,
+            symbols,
+            width,
+            packed,
+            values,
+            decoded,
+            tallies,
+        )

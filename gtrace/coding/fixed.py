@@ -33,10 +33,15 @@ def pack_fixed(symbols: NDArray[np.uint16], width: int) -> bytes:
     >>> pack_fixed(np.array([1, 2, 3], np.uint16), 4).hex()
     '2103'
     """
-    out = np.empty(fixed_size(symbols.size, width), np.uint8)
+    out = packed_room(symbols.size, width)
     if width:
         _bits.pack(symbols, width, out)
-    return out.tobytes()
+    return out[: fixed_size(symbols.size, width)].tobytes()
+
+
+def packed_room(count: int, width: int) -> NDArray[np.uint8]:
+    """An array for ``count`` packed symbols; kernels write whole words, so it is longer than :func:`fixed_size`."""
+    return np.empty(fixed_size(count, width) + _bits.SLACK, np.uint8)
 
 
 def unpack_fixed(data: bytes | memoryview, count: int, width: int, symbols: int) -> NDArray[np.uint16]:
@@ -46,15 +51,30 @@ def unpack_fixed(data: bytes | memoryview, count: int, width: int, symbols: int)
         PayloadError: ``data`` is too short or too long, its padding is not zero, or a symbol is not below
             ``symbols``.
     """
+    raw = checked_fixed(data, count, width)
+    if width == 0:
+        return np.zeros(count, np.uint16)
+    out = np.empty(count, np.uint16)
+    check_symbol(_bits.unpack(raw, width, out), symbols)
+    return out
+
+
+def check_symbol(largest: int, symbols: int) -> None:
+    """Raise :class:`PayloadError` where the largest symbol is none of ``symbols``."""
+    if largest >= symbols:
+        raise PayloadError(f"a symbol lies outside the {symbols} that this codec has")
+
+
+def checked_fixed(data: bytes | memoryview, count: int, width: int) -> NDArray[np.uint8]:
+    """The bytes of ``count`` symbols of ``width`` bits as an array.
+
+    Raises:
+        PayloadError: too short or too long, or padding that is not zero.
+    """
     raw = np.frombuffer(data, np.uint8)
     if raw.size != fixed_size(count, width):
         raise PayloadError(f"{raw.size} bytes of symbols where {fixed_size(count, width)} were expected")
-    if width == 0:
-        return np.zeros(count, np.uint16)
     spare = raw.size * 8 - count * width
     if spare and raw[-1] >> (8 - spare):
         raise PayloadError("padding after the last symbol is not zero")
-    out = np.empty(count, np.uint16)
-    if count and _bits.unpack(raw, width, out) >= symbols:
-        raise PayloadError(f"a symbol lies outside the {symbols} that this codec has")
-    return out
+    return raw

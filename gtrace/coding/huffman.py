@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import bits as _bits
+from gtrace.kernels import codes as _prefix_codes
 from gtrace.kernels import symbols as _symbols
 
 if TYPE_CHECKING:
@@ -75,12 +76,14 @@ class HuffmanCode:
         first_index[1:] = np.cumsum(counts[: longest + 1])
         sorted_lengths = self.lengths[ordered].astype(np.int64)
         numbers = first_code[sorted_lengths] + np.arange(ordered.size) - first_index[sorted_lengths]
-        self._codes = np.zeros(self.lengths.size, np.uint64)
+        self._longest = longest
+        # A code's length stands above its bits, so that one look finds both.
+        self._codes = self.lengths.astype(np.uint64) << np.uint64(56)
         self._quick_symbol = np.zeros(1 << _QUICK, np.uint16)
         self._quick_length = np.zeros(1 << _QUICK, np.uint8)
         for symbol, length, number in zip(ordered.tolist(), sorted_lengths.tolist(), numbers.tolist(), strict=True):
             reversed_bits = int(f"{number:0{length}b}"[::-1], 2)
-            self._codes[symbol] = reversed_bits
+            self._codes[symbol] |= np.uint64(reversed_bits)
             if length <= _QUICK:
                 self._quick_symbol[reversed_bits :: 1 << length] = symbol
                 self._quick_length[reversed_bits :: 1 << length] = length
@@ -89,7 +92,7 @@ class HuffmanCode:
 
     def bits(self, symbols: NDArray[np.uint16]) -> int:
         """Length of the encoded symbols in bits; -1 when one of them has no code."""
-        return int(_bits.prefix_length(symbols, self.lengths))
+        return int(_prefix_codes.prefix_length(symbols, self.lengths))
 
     def expected_bits(self, probabilities: NDArray[np.float64]) -> float:
         """Mean bits per symbol; infinite when a symbol without a code has a positive probability."""
@@ -104,9 +107,17 @@ class HuffmanCode:
         total = self.bits(symbols)
         if total < 0:
             raise UsageError("Huffman code: a symbol to be sent has no code")
-        out = np.empty(-(-total // 8), np.uint8)
-        _bits.prefix_encode(symbols, self._codes, self.lengths, out)
-        return out.tobytes()
+        out = np.empty(-(-total // 8) + _prefix_codes.SLACK, np.uint8)
+        _prefix_codes.prefix_encode(symbols, self._codes, self._longest, out)
+        return out[: -_prefix_codes.SLACK].tobytes()
+
+    @cached_property
+    def _at_once(self) -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.uint8]]:
+        """What the decoder looks several symbols up in; an encoder never needs it."""
+        size = 1 << _QUICK
+        found = np.empty(size, np.uint64), np.empty(size, np.uint8), np.empty(size, np.uint8)
+        _prefix_codes.fill_at_once(self._quick_symbol, self._quick_length, *found)
+        return found
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:
         """Decode ``count`` symbols that take up all of ``data``.
@@ -119,10 +130,9 @@ class HuffmanCode:
             raise PayloadError(f"{raw.size} bytes cannot hold {count} Huffman codes")
         out = np.empty(count, np.uint16)
         used = int(
-            _bits.prefix_decode(
+            _prefix_codes.prefix_decode(
                 raw,
-                self._quick_symbol,
-                self._quick_length,
+                *self._at_once,
                 self._first_code,
                 self._first_index,
                 self._ordered,

@@ -54,9 +54,9 @@ class PrefixCode:
     def encode(self, values: NDArray[np.float32]) -> bytes:
         """Encode float32[n]; the last byte is padded with zeros."""
         patterns = _patterns(values)
-        out = np.empty(-(-int(_prefix.prefix_bits(patterns, self._pattern)) // 8), np.uint8)
+        out = np.empty(-(-int(_prefix.prefix_bits(patterns, self._pattern)) // 8) + _prefix.SLACK, np.uint8)
         _prefix.write_prefix(patterns, self._pattern, out)
-        return out.tobytes()
+        return out[: -_prefix.SLACK].tobytes()
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.float32]:
         """Decode ``count`` values that take up all of ``data``: float32[count].
@@ -68,7 +68,9 @@ class PrefixCode:
         if raw.size * 8 < count:
             raise PayloadError(f"{raw.size} bytes cannot hold {count} values of the prefix code")
         out = np.empty(count, np.uint32)
-        used = int(_prefix.read_prefix(raw, self._pattern, out))
+        padded = np.zeros(raw.size + _prefix.SLACK, np.uint8)
+        padded[: raw.size] = raw
+        used = int(_prefix.read_prefix(padded, raw.size, self._pattern, out))
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the prefix-coded stream ends early, is too long or holds what no encoder writes")
         return out.view(np.float32)

@@ -1,4 +1,4 @@
-"""Bit streams, least significant bit first: fixed-width symbols and prefix codes."""
+"""Fixed-width symbols, least significant bit first, and how long the codes of a Huffman tree are."""
 
 from __future__ import annotations
 
@@ -6,58 +6,151 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.kernels._jit import jit
+from gtrace.kernels._jit import inline, jit
+from gtrace.kernels._words import load64, store64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _8 = np.uint64(8)
 _32 = np.uint64(32)
-_255 = np.uint64(255)
+
+
+#: symbols that are packed at a time; any number of them of any width ends on a byte
+CHUNK = 1024
+#: bytes beyond the packed ones that :func:`pack_chunk` may write zeros into
+SLACK = 16
+_U1 = np.uint64(1)
+_U2 = np.uint64(2)
+_U4 = np.uint64(4)
+_16 = np.uint64(16)
+_63 = np.uint64(63)
+_64 = np.uint64(64)
+_EVEN8 = np.uint64(0x00FF00FF00FF00FF)
+_EVEN16 = np.uint64(0x0000FFFF0000FFFF)
+_LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@inline
+def pack_chunk(
+    codes: NDArray[np.uint16], count: int, width: int, scratch: NDArray[np.uint8], out: NDArray[np.uint8]
+) -> None:
+    """Write the first ``count`` of CHUNK symbols in ``width`` bits each, 1 to 16, and up to SLACK bytes of zeros.
+
+    Neighbours are pushed together within words, eight (up to 8 bits) or four at a time, which is vectorized; eight
+    symbols are ``width`` bytes. The symbols after ``count`` are overwritten, as is ``scratch``, uint8[CHUNK].
+    """
+    bits = np.uint64(width)
+    groups = -(-count // 8)
+    for i in range(count, groups * 8):
+        codes[i] = 0
+    at = 0
+    if width > 8:
+        fours = codes.view(np.uint64)[: 2 * groups]
+        for i in range(fours.size):
+            v = fours[i]
+            v = (v & _EVEN16) | ((v & ~_EVEN16) >> (_16 - bits))
+            fours[i] = (v & _LOW32) | ((v >> _32) << (_U2 * bits))
+        length = _U4 * bits
+        for g in range(groups):
+            store64(out, at, fours[2 * g] | ((fours[2 * g + 1] << _U1) << (length - _U1)))
+            store64(out, at + 8, fours[2 * g + 1] >> (_64 - length))
+            at += width
+        return
+    for i in range(groups * 8):
+        scratch[i] = codes[i]
+    eights = scratch.view(np.uint64)[:groups]
+    for i in range(eights.size):
+        v = eights[i]
+        v = (v & _EVEN8) | ((v & ~_EVEN8) >> (_8 - bits))
+        v = (v & _EVEN16) | ((v & ~_EVEN16) >> (_16 - _U2 * bits))
+        eights[i] = (v & _LOW32) | ((v >> _32) << (_U4 * bits))
+    for g in range(groups):
+        store64(out, at, eights[g])
+        at += width
 
 
 @jit
 def pack(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint8]) -> None:
-    """Write each symbol in ``width`` bits; ``out`` has ceil(n width / 8) bytes, unused bits are zero."""
-    hold = np.uint64(0)
-    held = np.uint64(0)
-    step = np.uint64(width)
+    """Write each symbol in ``width`` bits, 1 to 16, into the first ceil(n width / 8) bytes of ``out``.
+
+    The unused bits of the last of them are zero; ``out`` has SLACK bytes more.
+    """
+    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
+    for p in range(0, symbols.size, CHUNK):
+        sp = symbols[p : min(p + CHUNK, symbols.size)]
+        for i in range(sp.size):
+            codes[i] = sp[i]
+        pack_chunk(codes, sp.size, width, scratch, out[p * width // 8 :])
+
+
+@inline
+def unpack_chunk(
+    data: NDArray[np.uint8], width: int, count: int, scratch: NDArray[np.uint8], codes: NDArray[np.uint16]
+) -> int:
+    """Read ``count`` symbols of ``width`` bits, 1 to 16, into ``codes``, uint16[CHUNK]; returns the largest.
+
+    Words of eight symbols (up to 8 bits) or four are read and then spread, which is vectorized; only near the end of
+    ``data``, where a word would reach beyond it, symbols are read one by one. Symbols after ``count`` are overwritten,
+    as is ``scratch``, uint8[CHUNK].
+    """
+    bits = np.uint64(width)
+    groups = max(0, min(count // 8, (data.size - SLACK) // width))
+    one, two = (_U1 << bits) - _U1, (_U1 << (_U2 * bits)) - _U1
+    length = _U4 * bits
     at = 0
-    for i in range(symbols.size):
-        hold |= np.uint64(symbols[i]) << held
-        held += step
-        if held >= _32:
-            for _ in range(4):
-                out[at] = hold & _255
-                hold >>= _8
-                at += 1
-            held -= _32
-    while at < out.size:
-        out[at] = hold & _255
-        hold >>= _8
-        at += 1
+    if width <= 8:
+        eights = scratch.view(np.uint64)[:groups]
+        for g in range(groups):
+            eights[g] = load64(data, at)
+            at += width
+        four = (_U1 << length) - _U1
+        two |= two << _32
+        one |= one << _16
+        one |= one << _32
+        for i in range(eights.size):
+            v = eights[i]
+            v = (v & four) | (((v >> length) & four) << _32)
+            v = (v & two) | (((v >> (_U2 * bits)) & two) << _16)
+            eights[i] = (v & one) | (((v >> bits) & one) << _8)
+        for i in range(groups * 8):
+            codes[i] = scratch[i]
+    else:
+        fours = codes.view(np.uint64)[: 2 * groups]
+        for g in range(groups):
+            v = load64(data, at)
+            fours[2 * g] = v
+            fours[2 * g + 1] = ((v >> _U1) >> (length - _U1)) | (load64(data, at + 8) << (_64 - length))
+            at += width
+        one |= one << _32
+        for i in range(fours.size):
+            v = fours[i]
+            v = (v & two) | (((v >> (_U2 * bits)) & two) << _32)
+            fours[i] = (v & one) | (((v >> bits) & one) << _16)
+    mask = (_U1 << bits) - _U1
+    for i in range(groups * 8, count):
+        first = i * width
+        v = np.uint64(0)
+        for t in range(first // 8, (first + width + 7) // 8):
+            v |= np.uint64(data[t]) << np.uint64(8 * (t - first // 8))
+        codes[i] = (v >> np.uint64(first % 8)) & mask
+    top = np.uint16(0)
+    for i in range(count):
+        top = max(top, codes[i])
+    return np.int64(top)
 
 
 @jit
 def unpack(data: NDArray[np.uint8], width: int, out: NDArray[np.uint16]) -> int:
-    """Read ``out.size`` symbols of ``width`` bits; returns the largest symbol (0 for none)."""
-    hold = np.uint64(0)
-    held = np.uint64(0)
-    step = np.uint64(width)
-    mask = (np.uint64(1) << step) - np.uint64(1)
-    at = 0
-    top = np.uint64(0)
-    for i in range(out.size):
-        while held < step:
-            hold |= np.uint64(data[at]) << held
-            held += _8
-            at += 1
-        symbol = hold & mask
-        out[i] = symbol
-        top = max(top, symbol)
-        hold >>= step
-        held -= step
-    return np.int64(top)
+    """Read ``out.size`` symbols of ``width`` bits, 1 to 16; returns the largest, 0 for none."""
+    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
+    top = 0
+    for p in range(0, out.size, CHUNK):
+        op = out[p : min(p + CHUNK, out.size)]
+        top = max(top, unpack_chunk(data[p * width // 8 :], width, op.size, scratch, codes))
+        for i in range(op.size):
+            op[i] = codes[i]
+    return top
 
 
 @jit
@@ -119,101 +212,3 @@ def entropy(probabilities: NDArray[np.float64]) -> float:
         if probabilities[k] > 0.0:
             total -= probabilities[k] * np.log2(probabilities[k])
     return total
-
-
-@jit
-def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> int:
-    """Total number of bits, or -1 when a symbol has no code."""
-    total = 0
-    missing = False
-    for i in range(symbols.size):
-        length = np.int64(lengths[symbols[i]])
-        missing |= length == 0
-        total += length
-    return -1 if missing else total
-
-
-@jit
-def prefix_encode(
-    symbols: NDArray[np.uint16], codes: NDArray[np.uint64], lengths: NDArray[np.uint8], out: NDArray[np.uint8]
-) -> None:
-    """Write codes of at most 32 bits, first bit of a code first; ``out`` holds exactly the bits, padded."""
-    hold = np.uint64(0)
-    held = np.uint64(0)
-    at = 0
-    for i in range(symbols.size):
-        s = symbols[i]
-        hold |= codes[s] << held
-        held += np.uint64(lengths[s])
-        if held >= _32:
-            for _ in range(4):
-                out[at] = hold & _255
-                hold >>= _8
-                at += 1
-            held -= _32
-    while at < out.size:
-        out[at] = hold & _255
-        hold >>= _8
-        at += 1
-
-
-@jit
-def prefix_decode(
-    data: NDArray[np.uint8],
-    quick_symbol: NDArray[np.uint16],
-    quick_length: NDArray[np.uint8],
-    first_code: NDArray[np.int64],
-    first_index: NDArray[np.int64],
-    ordered: NDArray[np.uint16],
-    out: NDArray[np.uint16],
-) -> int:
-    """Read ``out.size`` symbols of a canonical prefix code.
-
-    Args:
-        data: the bit stream.
-        quick_symbol, quick_length: the symbol and length of the code that the next 12 bits start with;
-            length 0 sends the decoder to the canonical walk.
-        first_code: per length, the first canonical code; entry L + 1 ends the table.
-        first_index: per length, where its symbols start in ``ordered``.
-        ordered: symbols by (length, symbol).
-
-    Returns:
-        the number of bits read, or -1 when the stream ends early or holds no code.
-    """
-    total = np.int64(data.size) * 8
-    used = np.int64(0)
-    hold = np.uint64(0)
-    held = np.int64(0)
-    at = 0
-    mask = np.uint64(quick_symbol.size - 1)
-    longest = first_code.size - 2
-    for i in range(out.size):
-        while held <= 48 and at < data.size:
-            hold |= np.uint64(data[at]) << np.uint64(held)
-            held += 8
-            at += 1
-        quick = np.int64(hold & mask)
-        length = np.int64(quick_length[quick])
-        if length > 0:
-            out[i] = quick_symbol[quick]
-        else:
-            code = np.int64(0)
-            length = np.int64(0)
-            found = False
-            rest = hold
-            while length < longest and not found:
-                code = (code << 1) | np.int64(rest & np.uint64(1))
-                rest >>= np.uint64(1)
-                length += 1
-                offset = code - first_code[length]
-                if offset >= 0 and offset < first_index[length + 1] - first_index[length]:
-                    out[i] = ordered[first_index[length] + offset]
-                    found = True
-            if not found:
-                return -1
-        used += length
-        if used > total:
-            return -1
-        hold >>= np.uint64(length)
-        held -= length
-    return used

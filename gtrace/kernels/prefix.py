@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import jit
+from gtrace.kernels._words import load64, store64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_8 = np.uint64(8)
-_255 = np.uint64(255)
+#: bytes beyond the stream that are written and read
+SLACK = 8
+_0, _1, _2, _3, _4 = (np.uint64(k) for k in range(5))
+_7 = np.uint64(7)
+_33 = np.uint64(33)
+_34 = np.uint64(34)
+_LOW32 = np.uint64(0xFFFFFFFF)
+_BYTES = np.uint64(2**64 - 8)
 _SIGN = np.uint32(0x80000000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 #: bits of a zero, of plus or minus alpha, of any other value
@@ -31,58 +38,51 @@ def prefix_bits(bits: NDArray[np.uint32], alpha: np.uint32) -> int:
 
 @jit
 def write_prefix(bits: NDArray[np.uint32], alpha: np.uint32, out: NDArray[np.uint8]) -> None:
-    """Write the code; ``out`` holds exactly its bytes, unused bits are zero."""
-    hold = np.uint64(0)
-    held = np.uint64(0)
-    at = 0
+    """Write the code; ``out`` holds its bytes and SLACK more, unused bits of the last one are zero.
+
+    Without branches: which of the three codes comes is random, and wrong guesses would cost more than all of it.
+    """
+    hold, held, at = _0, _0, 0
     for i in range(bits.size):
         magnitude = bits[i] & _MAGNITUDE
-        if magnitude == 0:
-            held += np.uint64(1)
-        elif magnitude == alpha:
-            hold |= (np.uint64(1) | (np.uint64(bits[i] >> np.uint32(31)) << np.uint64(2))) << held
-            held += np.uint64(3)
-        else:
-            hold |= (np.uint64(3) | (np.uint64(bits[i]) << np.uint64(2))) << held
-            held += np.uint64(34)
+        pattern = np.uint64(bits[i]) << _2
+        other = magnitude != alpha
+        code = (_3 | pattern) if other else (_1 | ((pattern >> _33) << _2))
+        length = _34 if other else _3
+        code = code if magnitude else _0
+        length = length if magnitude else _1
         # fewer than 8 bits stay, so that 34 more always fit
-        while held >= _8:
-            out[at] = hold & _255
-            hold >>= _8
-            held -= _8
-            at += 1
-    if at < out.size:
-        out[at] = hold & _255
+        hold |= code << held
+        held += length
+        store64(out, at, hold)
+        at += np.int64(held >> _3)
+        hold >>= held & _BYTES
+        held &= _7
+    if held > _0:
+        out[at] = hold
 
 
 @jit
-def read_prefix(data: NDArray[np.uint8], alpha: np.uint32, out: NDArray[np.uint32]) -> int:
-    """Read ``out.size`` values; returns the bits read, or -1 for a stream that ends early or no encoder writes."""
-    hold = np.uint64(0)
-    held = 0
-    at = 0
-    used = 0
+def read_prefix(data: NDArray[np.uint8], size: int, alpha: np.uint32, out: NDArray[np.uint32]) -> int:
+    """Read ``out.size`` values from ``size`` bytes, which SLACK further ones follow.
+
+    Returns:
+        the bits read, or -1 for a stream that ends early or that no encoder writes.
+    """
+    total = np.uint64(8 * size)
+    used = _0
+    good = True
     for i in range(out.size):
-        while held <= 48 and at < data.size:
-            hold |= np.uint64(data[at]) << np.uint64(held)
-            held += 8
-            at += 1
-        length = ZERO_BITS
-        value = np.uint32(0)
-        if hold & np.uint64(1):
-            if hold & np.uint64(2):
-                length = OTHER_BITS
-                value = np.uint32((hold >> np.uint64(2)) & np.uint64(0xFFFFFFFF))
-                magnitude = value & _MAGNITUDE
-                if magnitude == 0 or magnitude == alpha:
-                    return -1
-            else:
-                length = ALPHA_BITS
-                value = alpha | (_SIGN if hold & np.uint64(4) else np.uint32(0))
-        if length > held:
+        if used >= total:
             return -1
-        out[i] = value
-        hold >>= np.uint64(length)
-        held -= length
-        used += length
-    return used
+        word = load64(data, np.int64(used >> _3)) >> (used & _7)
+        some, other = word & _1 != _0, word & _2 != _0
+        pattern = np.uint32((word >> _2) & _LOW32)
+        magnitude = pattern & _MAGNITUDE
+        good &= not (some and other) or ((magnitude != 0) and (magnitude != alpha))
+        coded = np.uint32(alpha | (_SIGN if word & _4 != _0 else np.uint32(0)))
+        coded = pattern if other else coded
+        length = _34 if other else _3
+        out[i] = coded if some else np.uint32(0)
+        used += length if some else _1
+    return np.int64(used) if good and used <= total else -1

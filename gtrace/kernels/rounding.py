@@ -2,6 +2,11 @@
 
 Symbols number the signed values from the most negative one up. With a zero level and m magnitudes there are
 2 m - 1 of them, the middle one is zero; without, 2 m.
+
+Integers are cast to 32 bits after every operation: numba widens them to 64, which halves the lanes of a vector.
+
+Values go through in chunks that stay in the cache. In each, a rule makes symbols, and a sink takes them: as they are,
+packed at a fixed width, or decoded again on the spot.
 """
 
 from __future__ import annotations
@@ -11,205 +16,336 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
+from gtrace.kernels.bits import CHUNK, pack_chunk, unpack_chunk
 from gtrace.kernels.counter import MASK32, uniform, words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CHUNK = 1024
-#: a lookup table of the threshold search: exponent and four leading mantissa bits of r, from 1 down to 2^-32
-TABLE_SHIFT = 19
-TABLE_BASE = (127 - 32) << 4
-TABLE_SIZE = (32 << 4) + 2
+    Key = tuple[np.uint64, np.uint64, np.uint64]
+
+#: rules: the cell of a uniform grid is computed; among few levels random thresholds are counted; among many a table
+#: leads to the cell; a power of two is read off the bits
+UNIFORM, COUNT, SEARCH, POWERS = range(4)
+#: sinks
+SYMBOLS, PACKED, VALUES = range(3)
+#: sums that :func:`quantize` counts symbols in, side by side: equal neighbours would wait for each other
+TALLIES = 4
+#: a lookup table of the search: exponent and six leading mantissa bits of r, from 1 down to 2^-32
+_SHIFT = 17
+_BASE = np.int32((127 - 32) << 6)
+_TABLE = (32 << 6) + 2
+#: values up to this number are no table
+_FEW = 8
 _ONE = np.float32(1.0)
 _TWO = np.float32(2.0)
+_ZERO = np.float32(0.0)
+_INF = np.float32(np.inf)
+_U1 = np.uint64(1)
 
 
 @inline
-def _normalize(
+def _magnitudes(
     x: NDArray[np.float32],
     scale: np.float32,
     base: np.uint64,
-    key: tuple[np.uint64, np.uint64, np.uint64],
+    key: Key,
     r: NDArray[np.float32],
     u: NDArray[np.float32],
 ) -> None:
+    """|x| / scale, and the uniform of each value."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
     for i in range(x.size):
-        r[i] = x[i] / divisor
-    for i in range(x.size):
+        r[i] = abs(x[i] / divisor)
         u[i] = uniform(base + np.uint64(i), add, flip, last)
 
 
-@jit
-def round_uniform(
-    x: NDArray[np.float32],
-    bucket: int,
-    scales: NDArray[np.float32],
-    steps: int,
-    mirrored: bool,
-    high: np.uint64,
-    low: np.uint64,
-    start: int,
-    out: NDArray[np.uint16],
+@inline
+def _uniform_grid(
+    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.uint16]
 ) -> None:
-    """Round to k / steps, k = 0..steps, or (``mirrored``) to the odd multiples of 1 / steps.
-
-    Elements are numbered from ``start`` on and must not cross a block of 2^32.
-    """
-    key = words(high, low, start)
-    r = np.empty(_CHUNK, np.float32)
-    u = np.empty(_CHUNK, np.float32)
-    n = x.size
-    first = _ONE / np.float32(steps) if mirrored else np.float32(0.0)
-    top = (steps - 1) // 2 if mirrored else steps
-    grid = np.float32(steps) * (np.float32(0.5) if mirrored else _ONE)
-    shift = np.float32(0.5) if mirrored else np.float32(0.0)
-    upper = top + 1 if mirrored else top
-    lower = top
-    for b in range(scales.size):
-        p = b * bucket
-        end = min(n, p + bucket)
-        while p < end:
-            q = min(p + _CHUNK, end)
-            xb = x[p:q]
-            ob = out[p:q]
-            _normalize(xb, scales[b], np.uint64(start + p), key, r, u)
-            for i in range(xb.size):
-                t = max(abs(r[i]) * grid - shift, np.float32(0.0))
-                k = np.int32(t)
-                k = min(k + np.int32(u[i] < t - np.float32(k)), top)
-                positive = r[i] > first * (_TWO * u[i] - _ONE)
-                ob[i] = (upper + k) if positive else (lower - k)
-            p = q
+    add, flip, last = key
+    divisor = scale if scale > 0 else _ONE
+    grid, top = np.float32(steps), np.int32(steps)
+    for i in range(x.size):
+        t = abs(x[i] / divisor) * grid
+        k = np.int32(t)
+        k = np.int32(k + np.int32(uniform(base + np.uint64(i), add, flip, last) < t - np.float32(k)))
+        out[i] = np.int32(top + (k if x[i] > 0 else np.int32(-k)))
 
 
-@jit
-def round_levels(
-    x: NDArray[np.float32],
-    bucket: int,
-    scales: NDArray[np.float32],
+@inline
+def _uniform_values(
+    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.float32]
+) -> None:
+    """What :func:`_uniform_grid` leads to, k / steps times the scale, without symbols in between."""
+    add, flip, last = key
+    divisor = scale if scale > 0 else _ONE
+    grid = np.float32(steps)
+    for i in range(x.size):
+        t = abs(x[i] / divisor) * grid
+        k = np.int32(t)
+        k = np.int32(k + np.int32(uniform(base + np.uint64(i), add, flip, last) < t - np.float32(k)))
+        out[i] = np.float32(k if x[i] > 0 else np.int32(-k)) / grid * scale
+
+
+@inline
+def _odd_grid(
+    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.uint16]
+) -> None:
+    """To the odd multiples of 1 / steps, of either sign."""
+    add, flip, last = key
+    divisor = scale if scale > 0 else _ONE
+    first, grid, half = _ONE / np.float32(steps), np.float32(steps) * np.float32(0.5), np.float32(0.5)
+    top = np.int32((steps - 1) // 2)
+    over = np.int32(top + 1)
+    for i in range(x.size):
+        r = x[i] / divisor
+        u = uniform(base + np.uint64(i), add, flip, last)
+        t = max(abs(r) * grid - half, _ZERO)
+        k = np.int32(t)
+        k = min(np.int32(k + np.int32(u < t - np.float32(k))), top)
+        out[i] = np.int32(over + k) if r > first * (_TWO * u - _ONE) else np.int32(top - k)
+
+
+@inline
+def _count(
+    r: NDArray[np.float32],
+    u: NDArray[np.float32],
     levels: NDArray[np.float32],
-    mirrored: bool,
-    high: np.uint64,
-    low: np.uint64,
-    start: int,
-    out: NDArray[np.uint16],
+    widths: NDArray[np.float32],
+    cell: NDArray[np.int32],
 ) -> None:
-    """Round to few ascending magnitudes ``levels`` by counting random thresholds passed.
+    """How many thresholds l_k + u (l_{k+1} - l_k) each value passes; only that of its own cell is random to it.
 
-    One uniform u per element moves every threshold l_k + u (l_{k+1} - l_k) at once; exactly the one of the
-    element's own cell is random to it. No branches, so all of it is vectorized.
+    Four at a time, so that a value is loaded once for them. ``levels`` ends in infinities up to a multiple of four.
     """
-    key = words(high, low, start)
-    r = np.empty(_CHUNK, np.float32)
-    u = np.empty(_CHUNK, np.float32)
-    code = np.empty(_CHUNK, np.int32)
-    n = x.size
-    m = levels.size
-    first = levels[0]
-    upper = m if mirrored else m - 1
-    lower = m - 1
-    for b in range(scales.size):
-        p = b * bucket
-        end = min(n, p + bucket)
-        while p < end:
-            q = min(p + _CHUNK, end)
-            xb = x[p:q]
-            ob = out[p:q]
-            _normalize(xb, scales[b], np.uint64(start + p), key, r, u)
-            for i in range(xb.size):
-                code[i] = 0
-            for k in range(m - 1):
-                level = levels[k]
-                width = levels[k + 1] - level
-                for i in range(xb.size):
-                    code[i] += np.int32(abs(r[i]) > level + u[i] * width)
-            for i in range(xb.size):
-                positive = r[i] > first * (_TWO * u[i] - _ONE)
-                ob[i] = (upper + code[i]) if positive else (lower - code[i])
-            p = q
+    for i in range(cell.size):
+        cell[i] = 0
+    for k in range(0, levels.size, 4):
+        l0, l1, l2, l3 = levels[k], levels[k + 1], levels[k + 2], levels[k + 3]
+        w0, w1, w2, w3 = widths[k], widths[k + 1], widths[k + 2], widths[k + 3]
+        for i in range(cell.size):
+            two = np.int32(np.int32(r[i] > l0 + u[i] * w0) + np.int32(r[i] > l1 + u[i] * w1))
+            more = np.int32(np.int32(r[i] > l2 + u[i] * w2) + np.int32(r[i] > l3 + u[i] * w3))
+            cell[i] = np.int32(cell[i] + np.int32(two + more))
 
 
-@jit
-def search_table(levels: NDArray[np.float32], table: NDArray[np.int32]) -> None:
-    """For each class of r (top bits of its pattern) the cell that the class's lower end lies in."""
+@inline
+def _search(
+    r: NDArray[np.float32],
+    u: NDArray[np.float32],
+    levels: NDArray[np.float32],
+    widths: NDArray[np.float32],
+    table: NDArray[np.uint16],
+    deep: NDArray[np.bool_],
+    bits: NDArray[np.int32],
+    cell: NDArray[np.int32],
+) -> None:
+    """The cell of each value by the top bits of r, ``bits``; unsigned places spare the check for negative ones."""
+    for i in range(cell.size):
+        cell[i] = max(np.int32(0), min(np.int32(np.int32(bits[i] >> np.int32(_SHIFT)) - _BASE), np.int32(_TABLE - 1)))
+    for i in range(cell.size):
+        place = np.uint64(cell[i])
+        value = r[i]
+        c = np.uint64(table[place])
+        c += np.uint64(levels[c + _U1] <= value)
+        if deep[place]:
+            while levels[c + _U1] <= value:
+                c += _U1
+        # A value on its level, a zero above all, is done: beside tiny levels the product is denormal and slow.
+        drawn = u[i] if value > levels[c] else _ZERO
+        cell[i] = np.int32(c) + np.int32(value > levels[c] + drawn * widths[c])
+
+
+@inline
+def _fill_table(levels: NDArray[np.float32], table: NDArray[np.uint16], deep: NDArray[np.bool_]) -> None:
+    """For each class of r the cell that its lower end lies in, and whether more than one level lies inside."""
     edge = np.empty(1, np.int32)
     value = edge.view(np.float32)
     cell = 0
-    for k in range(TABLE_SIZE):
-        edge[0] = (TABLE_BASE + k) << TABLE_SHIFT
-        low = value[0] if k > 0 else np.float32(0.0)
+    for k in range(_TABLE):
+        edge[0] = (np.int64(_BASE) + k) << _SHIFT
+        low = value[0] if k > 0 else _ZERO
+        before = cell
         while cell + 2 < levels.size and levels[cell + 1] <= low:
             cell += 1
         table[k] = cell
+        if k > 0:
+            deep[k - 1] = cell - before > 1
+    deep[_TABLE - 1] = False
 
 
-@jit
-def round_many(
+@inline
+def _signed(
     x: NDArray[np.float32],
-    bucket: int,
-    scales: NDArray[np.float32],
-    levels: NDArray[np.float32],
-    table: NDArray[np.int32],
-    mirrored: bool,
-    high: np.uint64,
-    low: np.uint64,
-    start: int,
+    scale: np.float32,
+    u: NDArray[np.float32],
+    first: np.float32,
+    cell: NDArray[np.int32],
+    last: np.int32,
     out: NDArray[np.uint16],
 ) -> None:
-    """Round to many ascending magnitudes: the cell is looked up by the top bits of r and then walked to."""
-    key = words(high, low, start)
-    r = np.empty(_CHUNK, np.float32)
-    u = np.empty(_CHUNK, np.float32)
-    magnitude = np.empty(_CHUNK, np.float32)
-    bits = magnitude.view(np.int32)
-    n = x.size
-    m = levels.size
-    first = levels[0]
-    upper = m if mirrored else m - 1
-    lower = m - 1
-    for b in range(scales.size):
-        p = b * bucket
-        end = min(n, p + bucket)
-        while p < end:
-            q = min(p + _CHUNK, end)
-            xb = x[p:q]
-            ob = out[p:q]
-            _normalize(xb, scales[b], np.uint64(start + p), key, r, u)
-            for i in range(xb.size):
-                magnitude[i] = abs(r[i])
-            for i in range(xb.size):
-                a = magnitude[i]
-                k = max(0, min((bits[i] >> TABLE_SHIFT) - TABLE_BASE, TABLE_SIZE - 1))
-                c = table[k]
-                while c < m - 2 and levels[c + 1] <= a:
-                    c += 1
-                # A value on its level, a zero above all, is done: beside tiny levels the product is denormal and slow.
-                if a > levels[c]:
-                    c += np.int32(a > levels[c] + u[i] * (levels[c + 1] - levels[c]))
-                positive = r[i] > first * (_TWO * u[i] - _ONE)
-                ob[i] = (upper + c) if positive else (lower - c)
-            p = q
+    """Symbols of magnitudes; below a first one that is not zero the sign is random too."""
+    if first > 0:
+        divisor = scale if scale > 0 else _ONE
+        over = np.int32(last + 1)
+        for i in range(x.size):
+            positive = x[i] / divisor > first * (_TWO * u[i] - _ONE)
+            out[i] = np.int32(over + cell[i]) if positive else np.int32(last - cell[i])
+    else:
+        for i in range(x.size):
+            out[i] = np.int32(last + (cell[i] if x[i] > 0 else np.int32(-cell[i])))
 
 
-@jit
-def round_powers(x: NDArray[np.float32], high: np.uint64, low: np.uint64, start: int, out: NDArray[np.uint16]) -> None:
+@inline
+def _powers(x: NDArray[np.float32], base: np.uint64, key: Key, out: NDArray[np.uint16]) -> None:
     """Round each value to one of the two powers of two around it (natural compression), on the bits alone.
 
-    Magnitude codes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends
-    the cell above 2^127. Below 2^-126 the two neighbours are 0 and 2^-126.
+    Magnitudes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends the cell above
+    2^127. Below 2^-126 the two neighbours are 0 and 2^-126.
     """
-    add, flip, last = words(high, low, start)
-    base = np.uint64(start)
+    add, flip, last = key
+    middle = np.int32(255)
     bits = x.view(np.uint32)
     for i in range(x.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         mantissa = np.float32(np.int32(magnitude & np.uint32(0x7FFFFF))) * np.float32(2.0**-23)
         code = np.int32(magnitude >> np.uint32(23))
-        code += np.int32(uniform((base + np.uint64(i)) & MASK32, add, flip, last) < mantissa)
-        out[i] = (255 - code) if bits[i] >> np.uint32(31) else (255 + code)
+        code = np.int32(code + np.int32(uniform((base + np.uint64(i)) & MASK32, add, flip, last) < mantissa))
+        out[i] = np.int32(middle + (np.int32(-code) if bits[i] >> np.uint32(31) else code))
+
+
+@jit
+def quantize(
+    x: NDArray[np.float32],
+    bucket: int,
+    scales: NDArray[np.float32],
+    rule: int,
+    mirrored: bool,
+    steps: int,
+    levels: NDArray[np.float32],
+    high: np.uint64,
+    low: np.uint64,
+    start: int,
+    sink: int,
+    symbols: NDArray[np.uint16],
+    width: int,
+    packed: NDArray[np.uint8],
+    values: NDArray[np.float32],
+    decoded: NDArray[np.float32],
+    tallies: NDArray[np.int64],
+) -> None:
+    """Round every value of every bucket by a rule, and hand the symbols to a sink.
+
+    Args:
+        x: float32[n], finite.
+        bucket: values that share a scale.
+        scales: float32[ceil(n / bucket)].
+        rule: UNIFORM: to k / steps, or (``mirrored``) to the odd ones of them. COUNT, SEARCH: to the ascending
+            magnitudes ``levels``; with ``mirrored`` 0 is none of them. POWERS: to powers of two, without scales.
+        mirrored, steps, levels: of the rule.
+        high, low: key.
+        start: place of the first value in its tensor; values must not cross a block of 2^32.
+        sink: SYMBOLS: into ``symbols``, uint16[n]. PACKED: ``width`` bits each into ``packed``, uint8[ceil(n width / 8)
+            + SLACK]. VALUES: what each symbol stands for in ``values`` times the scale into ``decoded``, float32[n],
+            and how often each occurs added to ``tallies``, int64[TALLIES, m] (empty: not counted). Those of a UNIFORM
+            rule are the float32 next to k / steps.
+        symbols, width, packed, values, decoded, tallies: of the sinks.
+    """
+    key = words(high, low, start)
+    r, u = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    bits, cell = r.view(np.int32), np.empty(CHUNK, np.int32)
+    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
+    m = levels.size
+    # Levels with their widths, and infinities up to a multiple of four: thresholds that nothing passes.
+    ends = np.full(-(-m // 4) * 4 + 4, _INF)
+    widths = np.zeros(ends.size, np.float32)
+    for k in range(m - 1):
+        ends[k], widths[k] = levels[k], levels[k + 1] - levels[k]
+    counted = -(-(m - 1) // 4) * 4
+    first = levels[0] if mirrored and m else _ZERO
+    searched = _TABLE if rule == SEARCH else 0
+    table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
+    if rule == SEARCH:
+        _fill_table(levels, table, deep)
+    if sink == VALUES and rule == UNIFORM and not mirrored and not tallies.size:
+        for b in range(scales.size):
+            p, end = b * bucket, min((b + 1) * bucket, x.size)
+            _uniform_values(x[p:end], scales[b], np.uint64(start + p), key, steps, decoded[p:end])
+        return
+    for p in range(0, x.size, CHUNK):
+        stop = min(p + CHUNK, x.size)
+        at = p
+        while at < stop:
+            b = at // bucket
+            end = min(stop, (b + 1) * bucket)
+            xb, ob, scale, base = x[at:end], codes[at - p : end - p], scales[b], np.uint64(start + at)
+            if rule == UNIFORM:
+                if mirrored:
+                    _odd_grid(xb, scale, base, key, steps, ob)
+                else:
+                    _uniform_grid(xb, scale, base, key, steps, ob)
+            elif rule == POWERS:
+                _powers(xb, base, key, ob)
+            else:
+                cb = cell[: xb.size]
+                _magnitudes(xb, scale, base, key, r, u)
+                if rule == COUNT:
+                    _count(r, u, ends[:counted], widths, cb)
+                else:
+                    _search(r, u, ends, widths, table, deep, bits, cb)
+                _signed(xb, scale, u, first, cb, np.int32(m - 1), ob)
+            if sink == VALUES:
+                _look_up(ob, values, scale, decoded[at:end])
+            at = end
+        cp = codes[: stop - p]
+        if sink == SYMBOLS:
+            sp = symbols[p:stop]
+            for i in range(cp.size):
+                sp[i] = cp[i]
+        elif sink == PACKED:
+            pack_chunk(codes, cp.size, width, scratch, packed[p * width // 8 :])
+        elif tallies.size:
+            _tally(cp, tallies)
+
+
+@inline
+def _tally(codes: NDArray[np.uint16], tallies: NDArray[np.int64]) -> None:
+    whole = codes.size - codes.size % TALLIES
+    t0, t1, t2, t3 = tallies[0], tallies[1], tallies[2], tallies[3]
+    for i in range(0, whole, TALLIES):
+        t0[codes[i]] += 1
+        t1[codes[i + 1]] += 1
+        t2[codes[i + 2]] += 1
+        t3[codes[i + 3]] += 1
+    for i in range(whole, codes.size):
+        t0[codes[i]] += 1
+
+
+@inline
+def _look_up(
+    codes: NDArray[np.uint16], values: NDArray[np.float32], scale: np.float32, out: NDArray[np.float32]
+) -> None:
+    """values[code] * scale; few values are chosen by comparisons, which are vectorized, many are looked up."""
+    last = values.size - 1
+    if last >= _FEW:
+        for i in range(codes.size):
+            out[i] = values[codes[i]] * scale
+        return
+    v0, v1, v2, v3 = values[0], values[min(1, last)], values[min(2, last)], values[min(3, last)]
+    v4, v5, v6, v7 = values[min(4, last)], values[min(5, last)], values[min(6, last)], values[last]
+    for i in range(codes.size):
+        code = np.int32(codes[i])
+        value = v1 if code >= np.int32(1) else v0
+        value = v2 if code >= np.int32(2) else value
+        value = v3 if code >= np.int32(3) else value
+        value = v4 if code >= np.int32(4) else value
+        value = v5 if code >= np.int32(5) else value
+        value = v6 if code >= np.int32(6) else value
+        value = v7 if code >= np.int32(7) else value
+        out[i] = value * scale
 
 
 @jit
@@ -225,8 +361,34 @@ def restore(
     for b in range(scales.size):
         p = b * bucket
         end = min(n, p + bucket)
-        scale = scales[b]
-        sb = symbols[p:end]
-        ob = out[p:end]
-        for i in range(sb.size):
-            ob[i] = values[sb[i]] * scale
+        _look_up(symbols[p:end], values, scales[b], out[p:end])
+
+
+@jit
+def restore_packed(
+    data: NDArray[np.uint8],
+    width: int,
+    bucket: int,
+    scales: NDArray[np.float32],
+    values: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> int:
+    """As :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
+
+    Returns:
+        the largest symbol. Where it is none of ``values``, decoding stopped there.
+    """
+    codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
+    top = 0
+    for p in range(0, out.size, CHUNK):
+        stop = min(p + CHUNK, out.size)
+        top = max(top, unpack_chunk(data[p * width // 8 :], width, stop - p, scratch, codes))
+        if top >= values.size:
+            return top
+        at = p
+        while at < stop:
+            b = at // bucket
+            end = min(stop, (b + 1) * bucket)
+            _look_up(codes[at - p : end - p], values, scales[b], out[at:end])
+            at = end
+    return top

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gtrace.sweep.replay import Replay
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from gtrace.sweep.replay import Block, Job, Settings, Source
 
 
+#: seconds after which finished blocks are handed over though no job has ended
+_PATIENCE = 0.2
+
+
 class Gate:
     """Lets threads in as long as what they hold together fits into the room; what is larger enters alone."""
 
@@ -25,7 +30,7 @@ class Gate:
         self._free = self._room = room
         self._changed = threading.Condition()
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
         """Hold ``size`` of the room, all of it at most, once that much is free."""
         size = min(size, self._room)
@@ -90,14 +95,18 @@ def run_jobs(
             sink(block)
 
     pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="gtrace-sweep")
-    pending: set[Future[None]] = set()
+    # Waiting for a set of futures looks at every one of them each time.
+    ended: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
     try:
-        pending = {pool.submit(work, job) for job in jobs}
-        while pending:
-            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-            drain()
-            for future in done:
-                future.result()
+        for job in jobs:
+            pool.submit(work, job).add_done_callback(ended.put)
+        for _ in jobs:
+            future = None
+            while future is None:
+                with contextlib.suppress(queue.Empty):
+                    future = ended.get(timeout=_PATIENCE)
+                drain()
+            future.result()
     finally:
         stop.set()
         pool.shutdown(wait=True, cancel_futures=True)

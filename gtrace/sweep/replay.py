@@ -240,21 +240,19 @@ class Replay:
             yield row, drawn.spent
 
     def _draw(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals) -> Drawn:
-        """Encode, decode and compare, and keep what a stateful codec remembers."""
+        """Send, compare, and keep what a stateful codec remembers."""
         assert isinstance(reference, Reference), "draws need values"
         values = reference.values
         started = time.perf_counter()
-        payload = codec.encode(ready.state, values, self._key(index, draw))
-        encoded = time.perf_counter()
-        decoded = codec.decode(ready.shared, payload, values.size)
+        arrived = codec.simulate(ready.state, values, self._key(index, draw))
         ended = time.perf_counter()
         if codec.stateful:
-            following = codec.update(ready.state, values, decoded)
+            following = codec.update(ready.state, values, arrived.values)
             self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared)
-        found = reference.compare(decoded)
-        clipped = codec.clipping(ready.state, values, decoded)
-        spent = {"encode": encoded - started, "decode": ended - encoded, "compare": time.perf_counter() - ended}
-        return Drawn(found, len(payload) - ENVELOPE_BYTES, clipped, spent)
+        found = reference.compare(arrived.values)
+        clipped = codec.clipping(ready.state, values, arrived.values)
+        spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
+        return Drawn(found, arrived.payload_bytes - ENVELOPE_BYTES, clipped, spent)
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
         """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
@@ -359,9 +357,8 @@ class Replay:
                 if bad and self._settings.nonfinite == "skip":
                     continue
                 ready = self._refitted(codec, link, k, values.size)
-                payload = codec.encode(ready.state, values, self._key(k, draw))
-                decoded = codec.decode(ready.shared, payload, values.size)
-                link = _Link(k + 1, codec.update(ready.state, values, decoded), ready.shared)
+                arrived = codec.simulate(ready.state, values, self._key(k, draw)).values
+                link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared)
         return self._refitted(codec, link, index, size)
 
     def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> Ready:

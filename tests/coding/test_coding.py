@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtrace.codecs.levels import complete_lengths, pack_lengths, unpack_lengths
+from gtrace.codecs.lengths import complete_lengths, pack_lengths, unpack_lengths
 from gtrace.coding import (
     ENVELOPE_BYTES,
     MAX_LENGTH,

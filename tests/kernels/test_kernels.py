@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtrace.buckets import bucket_scales
+from gtrace.codecs.rule import Rule
 from gtrace.kernels import bits, compare, counter, norms, rounding, sketching
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
@@ -87,23 +88,20 @@ GRIDS = [
 ]
 
 
+def symbols_of(rule, x, bucket, scales, key=KEY):
+    return rule.symbols(x, bucket or x.size, scales, key)
+
+
 @pytest.mark.parametrize(("levels", "zero"), GRIDS)
 @pytest.mark.parametrize("bucket", [1, 100, None])
 def test_both_level_kernels_round_like_the_twin(levels, zero, bucket):
     rng = np.random.default_rng(3)
-    x = np.concatenate([rng.standard_t(3, 250), [0.0, -0.0, 1e-30], rng.normal(0, 1e-3, 60)]).astype(np.float32)
+    x = np.concatenate([rng.standard_t(3, 2500), [0.0, -0.0, 1e-30], rng.normal(0, 1e-3, 600)]).astype(np.float32)
     grid = np.asarray(levels, np.float32)
     scales = bucket_scales(x, "linf", bucket)
     wanted = naive.round_symbols(x, "linf", bucket, grid, KEY, zero=zero)
-    found = np.empty(x.size, np.uint16)
-    rounding.round_levels(x, bucket or x.size, scales, grid, not zero, *WORDS, 0, found)
-    assert (found == wanted).all()
-    if grid.size > 1:
-        table = np.empty(rounding.TABLE_SIZE, np.int32)
-        rounding.search_table(grid, table)
-        other = np.empty(x.size, np.uint16)
-        rounding.round_many(x, bucket or x.size, scales, grid, table, not zero, *WORDS, 0, other)
-        assert (other == wanted).all()
+    for kind in ("count", "search"):
+        assert (symbols_of(Rule(kind, not zero, levels=grid), x, bucket, scales) == wanted).all()
 
 
 @pytest.mark.parametrize(("steps", "zero"), [(1, True), (3, True), (127, True), (7, False), (255, False), (3, False)])
@@ -112,8 +110,7 @@ def test_uniform_kernel_rounds_like_the_twin_but_for_float_ties(steps, zero):
     x[::7] = 0
     grid = (np.arange(0 if zero else 1, steps + 1, 1 if zero else 2) / steps).astype(np.float32)
     scales = bucket_scales(x, "l2", 64)
-    found = np.empty(x.size, np.uint16)
-    rounding.round_uniform(x, 64, scales, steps, not zero, *WORDS, 0, found)
+    found = symbols_of(Rule("uniform", not zero, steps), x, 64, scales)
     wanted = naive.round_symbols(x, "l2", 64, grid, KEY, zero=zero)
     # r * steps and r - k / steps differ in the last float32 digit, which decides one case in a million
     assert np.count_nonzero(found != wanted) <= 1
@@ -122,10 +119,9 @@ def test_uniform_kernel_rounds_like_the_twin_but_for_float_ties(steps, zero):
 
 def test_powers_of_two_round_to_their_neighbours():
     x = np.array([0, -0.0, 1.0, -2.0, 3.0, -0.75, 2.0**-126, 1e-45, 1e-40, -3.4e38, 2.0**127], np.float32)
-    out = np.empty(x.size, np.uint16)
     seen = [set() for _ in x]
     for k in range(200):
-        rounding.round_powers(x, np.uint64(k), WORDS[1], 0, out)
+        out = symbols_of(Rule("powers"), x, None, np.ones(1, np.float32), (k, KEY[1]))
         for s, value in zip(seen, out.astype(int) - 255, strict=True):
             s.add(int(value))
     assert seen[:4] == [{0}, {0}, {127}, {-128}]
@@ -138,24 +134,82 @@ def test_powers_of_two_round_to_their_neighbours():
     assert seen[10] == {254}
 
 
-def test_rounding_up_is_strict_at_the_top():
+@pytest.mark.parametrize("kind", ["count", "search"])
+def test_rounding_up_is_strict_at_the_top(kind):
     x = np.full(100_000, 0.5, np.float32)
-    out = np.empty(x.size, np.uint16)
-    rounding.round_levels(x, 1, x, np.array([0, 0.5, 1], np.float32), False, *WORDS, 0, out)
-    assert (out == 4).all()
+    assert (symbols_of(Rule(kind, levels=np.array([0, 0.5, 1], np.float32)), x, 1, x) == 4).all()
+
+
+RULES = [
+    Rule("uniform", steps=3),
+    Rule("uniform", True, 7),
+    Rule("uniform", steps=200),
+    Rule("count", levels=np.array([0, 0.1, 1], np.float32)),
+    Rule("count", levels=np.array([1], np.float32), mirrored=True),
+    Rule("search", True, levels=np.linspace(0.01, 1, 256, dtype=np.float32)),
+    Rule("powers"),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+@pytest.mark.parametrize("bucket", [1, 7, 100, 1024, 5000])
+def test_all_sinks_take_the_same_symbols(rule, bucket):
+    """Packed and decoded on the spot is what becomes of the symbols, from any alignment on and in parts."""
+    x = np.random.default_rng(5).standard_t(3, 4099).astype(np.float32)[2:]
+    scales = np.ones(-(-x.size // bucket), np.float32) if rule.kind == "powers" else bucket_scales(x, "linf", bucket)
+    symbols = rule.symbols(x, bucket, scales, KEY)
+    count = 511 if rule.kind == "powers" else 2 * rule.steps + 1 if rule.steps else 2 * rule.levels.size
+    width = int(count).bit_length()
+    assert rule.packed(x, bucket, scales, KEY, width) == naive.pack(symbols, width)
+    values = np.random.default_rng(6).standard_normal(count).astype(np.float32)
+    decoded, packed = np.empty(x.size, np.float32), np.frombuffer(naive.pack(symbols, width), np.uint8)
+    wanted = values[symbols] * np.repeat(scales, bucket)[: x.size]
+    tallies = rule.simulate(x, bucket, scales, KEY, values, decoded, count=True)
+    assert (decoded == wanted).all()
+    assert (tallies == np.bincount(symbols, minlength=count)).all()
+    if rule.kind == "uniform":  # whose values are computed where symbols are not counted
+        grid = np.arange(-rule.steps, rule.steps + 1, 1 + rule.mirrored)
+        values = (grid / rule.steps).astype(np.float32)
+        wanted = values[symbols] * np.repeat(scales, bucket)[: x.size]
+    assert rule.simulate(x, bucket, scales, KEY, values, decoded, count=False).size == 0
+    assert (decoded == wanted).all()
+    decoded[:] = np.nan
+    assert rounding.restore_packed(packed, width, bucket, scales, values, decoded) == symbols.max()
+    assert (decoded == wanted).all()
+    assert rounding.restore_packed(packed, width, bucket, scales, values[: symbols.max()], decoded) >= symbols.max()
+    whole = 2000 // bucket * bucket
+    parts = [rule.symbols(part, bucket, own, KEY, start) for part, own, start in (
+        (x[:whole], scales[: whole // bucket], 0), (x[whole:], scales[whole // bucket :], whole)
+    )]  # fmt: skip
+    assert (np.concatenate(parts) == symbols).all()
 
 
 @given(st.integers(1, 16), st.lists(st.integers(0, 2**16 - 1), max_size=70))
 @settings(max_examples=80)
 def test_packing(width, values):
     symbols = np.array([v & ((1 << width) - 1) for v in values], np.uint16)
-    out = np.empty(-(-symbols.size * width // 8), np.uint8)
+    size = -(-symbols.size * width // 8)
+    out = np.full(size + bits.SLACK, 255, np.uint8)
     bits.pack(symbols, width, out)
-    assert out.tobytes() == naive.pack(symbols, width)
+    assert out[:size].tobytes() == naive.pack(symbols, width)
     back = np.empty(symbols.size, np.uint16)
-    top = bits.unpack(out, width, back)
+    top = bits.unpack(out[:size].copy(), width, back)
     assert (back == symbols).all()
     assert top == max(symbols.tolist(), default=0)
+
+
+@pytest.mark.parametrize("width", range(1, 17))
+def test_packing_many(width):
+    """Beyond a chunk, and with words that end before, at and after the end of the data."""
+    for size in (1000, 1023, 1024, 1025, 1032, 2100):
+        symbols = np.random.default_rng(size).integers(0, 1 << width, size).astype(np.uint16)
+        out = np.full(-(-size * width // 8) + bits.SLACK, 255, np.uint8)
+        bits.pack(symbols, width, out)
+        packed = out[: -bits.SLACK].copy()
+        assert packed.tobytes() == naive.pack(symbols, width)
+        back = np.empty(size, np.uint16)
+        assert bits.unpack(packed, width, back) == symbols.max()
+        assert (back == symbols).all()
 
 
 def test_restore_looks_up_and_scales():

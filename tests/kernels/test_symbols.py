@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gtrace
+from gtrace.codecs.lengths import pack_lengths
 from gtrace.codecs.level_sets import LevelSets
-from gtrace.codecs.levels import pack_lengths
 from gtrace.coding import MAX_LENGTH, entropy, huffman_lengths
 from gtrace.kernels import symbols
 from gtrace.sketch import MomentSketch

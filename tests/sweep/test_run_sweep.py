@@ -378,7 +378,7 @@ def test_an_optimum_is_added_to_rows_that_came_without(trace, tmp_path):
 
 
 def test_times_stand_apart_from_rows(result):
-    assert set(result.times["stage"]) == {"sketch", "expect", "fit", "encode", "decode", "compare"}
+    assert set(result.times["stage"]) == {"sketch", "expect", "fit", "simulate", "compare"}
     assert (result.times["seconds"] >= 0).all()
     assert "seconds" not in result.columns
 

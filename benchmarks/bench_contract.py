@@ -1,0 +1,323 @@
+"""The speed contract: every hot loop as a ratio, in one process on one core, with pass or miss.
+
+Run with ``make contract``. The table is printed, and written to ``benchmarks/results/contract.md`` with the machine it
+was measured on. Ratios are of CPU time, the best of several calls, to a copy of the same float32 values into a
+preallocated array, or to np.sort of them; both baselines are taken again beside every line, so that a neighbour on the
+machine slows both sides of a ratio. Arrays are larger than the caches, as gradients are that come from memory.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.buckets import bucket_scales
+from gtrace.codecs.fp import FloatFormat
+from gtrace.codecs.rule import Rule
+from gtrace.coding import HuffmanCode, huffman_lengths
+from gtrace.coding.prefix import PrefixCode
+from gtrace.kernels import rounding
+from gtrace.metrics import Reference
+from gtrace.sketch import MomentSketch
+
+N, BUCKET, KEY = 1 << 24, 8192, (1, 2)
+NOTHING = np.empty(0, np.float32)
+
+
+#: units of which more is better
+FASTER = ("times np.sort", "times torch")
+
+
+class Line(NamedTuple):
+    """A measured ratio; ``limit`` is what the contract allows, None where it says nothing."""
+
+    name: str
+    ratio: float
+    unit: str
+    limit: float | None
+    detail: str = ""
+
+    @property
+    def faster_is_more(self) -> bool:
+        return self.unit in FASTER
+
+    @property
+    def verdict(self) -> str:
+        if self.limit is None:
+            return ""
+        kept = self.ratio >= self.limit if self.faster_is_more else self.ratio <= self.limit
+        return "pass" if kept else "miss"
+
+
+#: filled by the tests, printed and written by conftest.py
+LINES: list[Line] = []
+
+
+def best(function, seconds=1.0, least=3):
+    """Least CPU seconds of several calls, after one to warm up."""
+    function()
+    times = []
+    end = time.process_time() + seconds
+    while len(times) < least or time.process_time() < end:
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return np.random.default_rng(0).standard_t(4, N).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def out(x):
+    return np.empty_like(x)
+
+
+@pytest.fixture
+def copy(x, out):
+    return best(lambda: np.copyto(out, x), 0.3)
+
+
+def note(benchmark, name, seconds, base, limit=None, unit="copies", *, elements=N):
+    ratio = base / seconds if unit in FASTER else seconds / base
+    line = Line(name, ratio, unit, limit, f"{elements / seconds / 1e6:,.0f} M/s")
+    LINES.append(line)
+    benchmark.extra_info[name.strip()] = {"ratio": round(ratio, 3), "unit": unit, "verdict": line.verdict}
+    if not name.startswith(" "):  # a peer, beside the line above it
+        benchmark.pedantic(lambda: None, rounds=1)
+
+
+def fitted(spec, x):
+    c = gtrace.codec(spec)
+    state = c.init(x.size)
+    return c, c.fit(state, MomentSketch.from_spec(x, c.needs), 0) if c.needs else state
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_norms(benchmark, x, copy, norm):
+    note(benchmark, f"norms, {norm}, buckets of 8192", best(lambda: bucket_scales(x, norm, BUCKET)), copy)
+
+
+@pytest.mark.parametrize(("bucket", "norm"), [(BUCKET, "linf"), (BUCKET, "l2"), (None, "linf")])
+def test_sketch(benchmark, x, bucket, norm):
+    sort = best(lambda: np.sort(x), 0, 3)
+    seconds = best(lambda: MomentSketch.of(x, norm, bucket))
+    what = f"buckets of {bucket}" if bucket else "one bucket"
+    note(benchmark, f"moment sketch, {norm}, {what}", seconds, sort, 2.2, "times np.sort")
+
+
+def test_expectation_of_a_level_set(benchmark, x):
+    sketch = MomentSketch.of(x, "linf", BUCKET)
+    rng = np.random.default_rng(0)
+
+    def judge():
+        # New levels each time: a sketch remembers what it was asked.
+        inner = np.sort(rng.random((100, 6)), axis=1)
+        for row in inner:
+            sketch.expected_error(np.concatenate([[0], row, [1]]))
+
+    seconds = best(judge) / 100
+    note(benchmark, f"expected error of 8 levels ({sketch.rows.size} bins)", seconds, 1e-6, 50, "microseconds")
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(3, 2.5), (2, 2.5), (4, 2.5), (8, 2.5)])
+def test_uniform(benchmark, x, copy, bits, limit):
+    rule = Rule("uniform", steps=2 ** (bits - 1) - 1)
+    scales, packed = np.empty(-(-N // BUCKET), np.float32), np.empty(N * bits // 8 + 64, np.uint8)
+    high, low = (np.uint64(word) for word in KEY)
+    none = np.empty((rounding.TALLIES, 0), np.int64)
+
+    def quantize():
+        scales[:] = bucket_scales(x, "linf", BUCKET)
+        rounding.quantize(
+            x, BUCKET, scales, rounding.UNIFORM, False, rule.steps, NOTHING, high, low, 0,
+            rounding.PACKED, np.empty(0, np.uint16), bits, packed, NOTHING, NOTHING, none,
+        )  # fmt: skip
+
+    note(benchmark, f"uniform, {bits} bits, with norms and packing", best(quantize), copy, limit)
+
+
+def magnitudes(count):
+    return np.concatenate([[0], np.geomspace(1e-4, 1, count - 1)]).astype(np.float32)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(4, 6), (8, 6), (16, 6), (32, 20), (128, 20), (256, 20)])
+def test_levels(benchmark, x, copy, count, limit):
+    rule = Rule.among(magnitudes(count), mirrored=False)
+    width = (2 * count - 2).bit_length()
+
+    def quantize():
+        rule.packed(x, BUCKET, bucket_scales(x, "linf", BUCKET), KEY, width)
+
+    note(benchmark, f"{count} levels, with norms and packing", best(quantize), copy, limit)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(4, 1.5), (8, 1.5), (128, 1.5)])
+def test_decode(benchmark, x, out, copy, count, limit):
+    levels = magnitudes(count)
+    width = (2 * count - 2).bit_length()
+    scales = bucket_scales(x, "linf", BUCKET)
+    packed = np.frombuffer(Rule.among(levels, mirrored=False).packed(x, BUCKET, scales, KEY, width), np.uint8)
+    values = np.concatenate([-levels[::-1], levels[1:]])
+    seconds = best(lambda: rounding.restore_packed(packed, width, BUCKET, scales, values, out))
+    note(benchmark, f"decode, {width} bits, {2 * count - 1} values", seconds, copy, limit)
+
+
+@pytest.mark.parametrize("spec", ["qsgdinf:bits=3,coder=fixed", "qsgdinf:bits=3", "alq:bits=4", "natural", "terngrad"])
+def test_simulate(benchmark, x, copy, spec):
+    c, state = fitted(spec, x)
+    note(benchmark, f"simulate {spec}, checks and memory included", best(lambda: c.simulate(state, x, KEY)), copy)
+
+
+@pytest.mark.parametrize(
+    "spec", ["qsgdinf:bits=3,coder=fixed", "qsgdinf:bits=3", "qsgdinf:bits=3,coder=elias", "fp:e4m3"]
+)
+@pytest.mark.parametrize("what", ["encode", "decode"])
+def test_whole_codecs(benchmark, x, copy, spec, what):
+    c, state = fitted(spec, x)
+    shared, payload = c.shared(state), c.encode(state, x, KEY)
+    call = (lambda: c.encode(state, x, KEY)) if what == "encode" else (lambda: c.decode(shared, payload, N))
+    note(benchmark, f"{what} {spec}, checks and envelope included", best(call), copy)
+
+
+@pytest.mark.parametrize("what", ["encode", "decode"])
+def test_huffman(benchmark, x, copy, what):
+    symbols = Rule("uniform", steps=3).symbols(x, BUCKET, bucket_scales(x, "linf", BUCKET), KEY)
+    code = HuffmanCode(huffman_lengths(np.bincount(symbols, minlength=7) + 0.1))
+    data = code.encode(symbols)
+    call = (lambda: code.encode(symbols)) if what == "encode" else (lambda: code.decode(data, N))
+    note(benchmark, f"Huffman {what}, 7 symbols, {8 * len(data) / N:.2f} bits each", best(call), copy)
+
+
+@pytest.mark.parametrize("what", ["encode", "decode"])
+def test_prefix_code(benchmark, x, copy, what):
+    c, state = fitted("prune:sparsity=0.8", x)
+    values = c.decode(c.shared(state), c.encode(state, x, KEY), N)
+    code = PrefixCode(float(np.min(np.abs(values[values != 0]))))
+    data = code.encode(values)
+    call = (lambda: code.encode(values)) if what == "encode" else (lambda: code.decode(data, N))
+    note(benchmark, f"prefix code {what}, 80 % zeros", best(call), copy)
+
+
+def test_mcgq(benchmark, x, copy):
+    seconds = best(lambda: gtrace.codecs.mcgq.counts(x, 0.1, 0.25))
+    note(benchmark, "mcgq counts, K = 0.1 (a sum in float64, one after the other)", seconds, copy)
+
+
+@pytest.mark.parametrize("word", ["e4m3", "e2m1"])
+def test_float_format(benchmark, x, copy, word):
+    form = FloatFormat.parse(word)
+    scales = np.ones(1)
+    note(benchmark, f"codes of {word}, one scale", best(lambda: form.encode_blocks(x, N, scales)), copy)
+    if word == "e4m3":
+        ml_dtypes = pytest.importorskip("ml_dtypes")
+        theirs = best(lambda: x.astype(ml_dtypes.float8_e4m3fn))
+        note(benchmark, "  ml_dtypes: astype(float8_e4m3fn)", theirs, copy)
+        torch = pytest.importorskip("torch")
+        torch.set_num_threads(1)
+        tensor = torch.from_numpy(x)
+        note(benchmark, "  torch: to(float8_e4m3fn)", best(lambda: tensor.to(torch.float8_e4m3fn)), copy)
+
+
+def test_wasserstein(benchmark, x):
+    sort = best(lambda: np.sort(x), 0, 3)
+    decoded = gtrace.codec("qsgdinf:bits=4").simulate(gtrace.codec("qsgdinf:bits=4").init(N), x, KEY).values
+    reference = Reference(x)
+    seconds = best(lambda: reference.compare(decoded))
+    note(benchmark, "all measures of a decoded tensor, one sort among them", seconds, sort, None, "np.sorts")
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_optimal_levels(benchmark, x, count):
+    points = np.sort(x[: 1 << 20])
+    sort = best(lambda: np.sort(x[: 1 << 20]))
+    seconds = best(lambda: gtrace.fitting.optimal_levels(points, count))
+    note(benchmark, f"certified optimal levels, 2^20 sorted points, s = {count}", seconds, sort, 5, "np.sorts",
+         elements=1 << 20)  # fmt: skip
+
+
+def plain_torch(torch, tensor, bits, form):
+    """QSGD with the l2 norm as one writes it in torch."""
+    steps = 2 ** (bits - 1) - 1
+    v = tensor.view(-1, BUCKET)
+    norm = v.norm(dim=1, keepdim=True)
+    r = v.abs() / norm * steps
+    if form == "round":
+        code = torch.floor(r + torch.rand_like(r))
+    else:
+        edges = torch.arange(1, steps + 1, dtype=torch.float32)
+        low = torch.bucketize(r, edges, right=True)
+        code = low + (torch.rand_like(r) < r - low)
+    return v.sign() * code * norm / steps
+
+
+@pytest.mark.parametrize("form", ["round", "bucketize"])
+def test_qsgd_against_plain_torch(benchmark, x, form):
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    tensor = torch.from_numpy(x)
+    theirs = best(lambda: plain_torch(torch, tensor, 4, form), 0, 3)
+    c = gtrace.codec("qsgd:bits=4")
+    state = c.init(N)
+    ours = best(lambda: c.simulate(state, x, KEY))
+    note(
+        benchmark,
+        f"qsgd, 4 bits, quantize and dequantize, against torch.rand and {form}",
+        ours,
+        theirs,
+        20,
+        "times torch",
+    )
+
+
+def test_a_sweep_is_its_kernels(benchmark, tmp_path):
+    """A sweep of one draw over a trace on disk, against what its kernels take on the same tensors."""
+    rng = np.random.default_rng(1)
+    names = [f"layer{k}.weight" for k in range(6)]
+    arrays = {name: rng.standard_t(4, 1 << 21).astype(np.float32) for name in names}
+    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(4):
+            for name, values in arrays.items():
+                writer.append(step, name, values)
+            writer.commit(step)
+    c = gtrace.codec("qsgd:bits=4")
+
+    def kernels():
+        for values in arrays.values():
+            state = c.fit(c.init(values.size), MomentSketch.from_spec(values, c.needs), 0)
+            Reference(values).compare(c.simulate(state, values, KEY).values)
+
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+
+        def sweep():
+            gtrace.run_sweep(trace, ["qsgd:bits=4"], draws=1, jobs=1)
+
+        ours, theirs = best(sweep, 0, 3), 4 * best(kernels, 0, 3)
+    note(benchmark, "sweep --draws 1 of qsgd, 4 bits, over its kernels' time", ours, theirs, 3, "times the kernels",
+         elements=4 * 6 << 21)  # fmt: skip
+
+
+def test_torch_peers(benchmark, x, copy):
+    """What torch itself has to quantize gradients with, among them the kernels of DDP's bf16 compression."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    tensor = torch.from_numpy(x)
+    ours = best(lambda: gtrace.codec("bf16").encode(gtrace.codec("bf16").init(N), x, KEY))
+    note(benchmark, "encode bf16, checks and envelope included", ours, copy)
+    note(benchmark, "  torch: to(bfloat16), as DDP's bf16 hook", best(lambda: tensor.to(torch.bfloat16)), copy)
+    blocks = tensor.view(-1, BUCKET)
+
+    def int8():
+        scale = blocks.abs().amax(dim=1, keepdim=True) / 127
+        return torch.round(blocks / scale).to(torch.int8)
+
+    note(benchmark, "  torch: 8 bits in blocks of 8192, to nearest", best(int8), copy)
+    fake = torch.fake_quantize_per_tensor_affine
+    seconds = best(lambda: fake(tensor, float(np.abs(x).max()) / 7, 0, -7, 7))
+    note(benchmark, "  torch: fake_quantize_per_tensor_affine, 4 bits, to nearest", seconds, copy)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _TITLE = "The papers' experiments in miniature"
 _INTRODUCTION = (
-    "Each experiment repeats a figure or table of a paper at a size that a laptop finishes in minutes. What counts as "
-    "shown is stated as a criterion; a claim that did not show stays here with its numbers. Reproduced: every criterion "
-    "holds. Partly: some do. A miniature that fails does not refute a paper, and one that succeeds does not prove it. "
-    "Criteria were written down before the measurement, but a criterion of alq-fig1, alq-fig8, mcgq-ptb, zipml-fig6 and "
-    "zipml-fig9 was changed or added after a first look, and rates or lengths of mcgq-tables1-2, mcgq-ptb and the "
-    "experiments on MQGrad."
+    "Each experiment repeats a figure or table of a paper at a size that a laptop finishes in minutes. What "
+    "counts as shown is stated as a criterion; a claim that did not show stays here with its numbers. Reproduced: "
+    "every criterion holds. Partly: some do. A miniature that fails does not refute a paper, and one that "
+    "succeeds does not prove it. Criteria were written down before the measurement, but a criterion of alq-fig1, "
+    "alq-fig8, mcgq-ptb, zipml-fig6 and zipml-fig9 was changed or added after a first look, and rates or lengths "
+    "of mcgq-tables1-2, mcgq-ptb and the experiments on MQGrad."
 )
 _MARKS: dict[bool, str] = {True: "holds", False: "does not hold"}
 

@@ -58,15 +58,18 @@ def pack_lengths(lengths: NDArray[np.uint8]) -> bytes:
     return struct.pack("<HHH", lengths.size, first, span.size) + pack_fixed(span, 5)
 
 
-def unpack_lengths(data: bytes) -> NDArray[np.uint8]:
-    """Undo :func:`pack_lengths`.
+def unpack_lengths(data: bytes, symbols: int) -> NDArray[np.uint8]:
+    """Undo :func:`pack_lengths` for a code of so many symbols.
 
     Raises:
-        PayloadError: not such bytes, or lengths that are no prefix code.
+        PayloadError: not such bytes, another number of symbols, or lengths that are no prefix code.
     """
     if len(data) < 6:
         raise PayloadError("code lengths are too short")
     size, first, count = struct.unpack_from("<HHH", data)
+    # Before memory is asked for: codes are kept, and six bytes could announce one of 65,535 symbols.
+    if size != symbols:
+        raise PayloadError("shared bytes hold a code for another number of symbols")
     if first + count > size:
         raise PayloadError("code lengths name symbols beyond the alphabet")
     lengths = np.zeros(size, np.uint8)

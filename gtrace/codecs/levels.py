@@ -394,10 +394,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
                 raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
             state = state.with_arrays(levels=levels)
         if len(shared) > end:
-            lengths = unpack_lengths(shared[end:])
-            if lengths.size != self.signed_values(state).size:
-                raise PayloadError("shared bytes hold a code for another number of symbols")
-            state = state.with_arrays(lengths=lengths)
+            state = state.with_arrays(lengths=unpack_lengths(shared[end:], self.signed_values(state).size))
         return state
 
 

@@ -12,6 +12,7 @@ from gtrace.coding import (
     MAX_LENGTH,
     HuffmanCode,
     entropy,
+    huffman_code,
     huffman_lengths,
     open_envelope,
     pack_fixed,
@@ -135,13 +136,21 @@ def test_envelope_round_trip_and_refusals():
 @given(weights)
 def test_code_lengths_travel(values):
     lengths = huffman_lengths(np.array(values))
-    assert (unpack_lengths(pack_lengths(lengths)) == lengths).all()
+    assert (unpack_lengths(pack_lengths(lengths), lengths.size) == lengths).all()
+
+
+def test_a_code_of_another_number_of_symbols_is_refused_before_it_is_built():
+    before = huffman_code.cache_info()
+    for symbols in (14, 16):
+        with pytest.raises(PayloadError, match="another number of symbols"):
+            unpack_lengths(pack_lengths(np.full(15, 4, np.uint8)), symbols)
+    assert huffman_code.cache_info() == before
 
 
 @given(st.binary(max_size=30))
 def test_any_bytes_as_code_lengths(data):
     try:
-        lengths = unpack_lengths(data)
+        lengths = unpack_lengths(data, int.from_bytes(data[:2], "little"))
     except PayloadError:
         return
     assert sum(2.0 ** -int(n) for n in lengths if n) <= 1

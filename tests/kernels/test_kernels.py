@@ -184,6 +184,32 @@ def test_all_sinks_take_the_same_symbols(rule, bucket):
     assert (np.concatenate(parts) == symbols).all()
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_every_number_of_levels_from_2_to_256(mirrored):
+    """Counting, searching, packing and decoding agree; a search goes to the cell that a sort finds."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_t(2, 501).astype(np.float32)[1:]
+    scales = bucket_scales(x, "linf", 99)
+    r = np.abs(x) / np.repeat(scales, 99)[: x.size]
+    for count in range(2, 257):
+        levels = np.append(np.sort(rng.random(count - 1)) * (rng.random() if count % 3 else 1), 1.0)
+        levels[0] = 0.001 * levels[1] if mirrored else 0.0
+        levels = np.unique(levels.astype(np.float32))
+        search = Rule("search", mirrored, levels=levels)
+        symbols = search.symbols(x, 99, scales, KEY)
+        assert (symbols == Rule("count", mirrored, levels=levels).symbols(x, 99, scales, KEY)).all()
+        values = np.concatenate([-levels[::-1], levels if mirrored else levels[1:]])
+        low = np.clip(np.searchsorted(levels, r, "right") - 1, 0, levels.size - 1)
+        magnitude = np.abs(values[symbols])
+        assert ((magnitude == levels[low]) | (magnitude == levels[np.minimum(low + 1, levels.size - 1)])).all()
+        width = int(values.size - 1).bit_length()
+        packed = search.packed(x, 99, scales, KEY, width)
+        assert packed == naive.pack(symbols, width)
+        decoded = np.empty(x.size, np.float32)
+        rounding.restore_packed(np.frombuffer(packed, np.uint8), width, 99, scales, values, decoded)
+        assert (decoded == values[symbols] * np.repeat(scales, 99)[: x.size]).all()
+
+
 @given(st.integers(1, 16), st.lists(st.integers(0, 2**16 - 1), max_size=70))
 @settings(max_examples=80)
 def test_packing(width, values):

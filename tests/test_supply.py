@@ -232,6 +232,7 @@ def test_only_the_standard_library_s_and_known_packages_are_imported():
     known = {
         *("gtrace", "click", "google_crc32c", "h5py", "matplotlib", "numba", "numcodecs", "numpy", "yaml", "rich"),
         *(
+            "llvmlite",
             "scipy",
             "zarr",
             "torch",

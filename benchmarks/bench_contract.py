@@ -23,6 +23,7 @@ from gtrace.coding.prefix import PrefixCode
 from gtrace.kernels import rounding
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
+from gtrace.trace import Trace
 
 N, BUCKET, KEY = 1 << 24, 8192, (1, 2)
 NOTHING = np.empty(0, np.float32)
@@ -301,6 +302,23 @@ def test_a_sweep_is_its_kernels(benchmark, tmp_path):
         ours, theirs = best(sweep, 0, 3), 4 * best(kernels, 0, 3)
     note(benchmark, "sweep --draws 1 of qsgd, 4 bits, over its kernels' time", ours, theirs, 3, "times the kernels",
          elements=4 * 6 << 21)  # fmt: skip
+
+
+def test_many_small_tensors(benchmark):
+    """What a tensor and step of a sweep costs where tensors are small: calls, and hardly any kernel."""
+    rng = np.random.default_rng(2)
+    steps = {step: rng.standard_t(4, 512).astype(np.float32) for step in range(2)}
+    trace = Trace.from_arrays({f"layer{k}.weight": steps for k in range(250)})
+    seconds = best(lambda: gtrace.run_sweep(trace, ["qsgdinf:bits=4"], draws=0, jobs=1), 0, 3)
+    note(benchmark, "a sweep of small tensors, from memory: each tensor and step", seconds / 500, 1e-6, None,
+         "microseconds", elements=512)  # fmt: skip
+    c = gtrace.codec("qsgdinf:bits=4")
+    values, state = steps[0], c.init(512)
+    shared, payload = c.shared(state), c.encode(state, steps[0], KEY)
+    calls = {"encode": lambda: c.encode(state, values, KEY), "decode": lambda: c.decode(shared, payload, 512)}
+    for name, call in calls.items():
+        once = best(lambda call=call: [call() for _ in range(100)]) / 100
+        note(benchmark, f"  one call: {name} 512 values", once, 1e-6, None, "microseconds", elements=512)
 
 
 def test_torch_peers(benchmark, x, copy):

@@ -1,4 +1,4 @@
-"""Hot loops as ratios to a copy or to np.sort of the same data, in one process on one core.
+"""Hot loops beside those of the contract (bench_contract.py), as ratios to a copy, in one process on one core.
 
 Run with ``make benchmarks``. Absolute times mean little on shared machines; the ratio stands in ``extra_info``
 and is printed at the end. Nothing here asserts a speed.
@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
-from gtrace.codecs.rule import Rule
 from gtrace.sketch import MomentSketch
 
 N = 1 << 20
-BUCKET = 8192
 KEY = (np.uint64(1), np.uint64(2))
 
 
@@ -42,11 +39,6 @@ def copy_seconds(x):
     return best(lambda: np.copyto(out, x))
 
 
-@pytest.fixture(scope="module")
-def sort_seconds(x):
-    return best(lambda: np.sort(x))
-
-
 def report(benchmark, function, **baselines):
     seconds = best(function)
     benchmark.extra_info.update({name: round(seconds / base, 3) for name, base in baselines.items()})
@@ -55,47 +47,12 @@ def report(benchmark, function, **baselines):
     benchmark.pedantic(function, rounds=5, iterations=1)
 
 
-@pytest.mark.parametrize("norm", ["l2", "linf", "l1"])
-def test_norms(benchmark, x, copy_seconds, norm):
-    report(benchmark, lambda: bucket_scales(x, norm, BUCKET), copies=copy_seconds)
-
-
-@pytest.mark.parametrize("bucket", [BUCKET, None])
-def test_sketch(benchmark, x, copy_seconds, sort_seconds, bucket):
-    report(benchmark, lambda: MomentSketch.of(x, "linf", bucket), copies=copy_seconds, sorts=sort_seconds)
-
-
-def test_uniform_quantize_and_pack_3_bits(benchmark, x, copy_seconds):
-    rule = Rule("uniform", steps=3)
-
-    def quantize():
-        rule.packed(x, BUCKET, bucket_scales(x, "linf", BUCKET), (1, 2), 3)
-
-    report(benchmark, quantize, copies=copy_seconds)
-
-
-@pytest.mark.parametrize("count", [4, 16, 128])
-def test_levels(benchmark, x, copy_seconds, count):
-    rule = Rule.among(np.concatenate([[0], np.geomspace(1e-4, 1, count - 1)]).astype(np.float32), mirrored=False)
-    scales = bucket_scales(x, "linf", BUCKET)
-    report(benchmark, lambda: rule.symbols(x, BUCKET, scales, (1, 2)), copies=copy_seconds)
-
-
 @pytest.mark.parametrize("coder", ["fixed", "huffman"])
 def test_round_trip(benchmark, x, copy_seconds, coder):
     c = gtrace.codec("qsgdinf", bits=3, coder=coder)
     state = c.fit(c.init(N), MomentSketch.from_spec(x, c.needs), 0)
     shared = c.shared(state)
     report(benchmark, lambda: c.decode(shared, c.encode(state, x, (1, 2)), N), copies=copy_seconds)
-
-
-def test_expectation_of_one_level_set(benchmark, x):
-    sketch = MomentSketch.of(x, "linf", BUCKET)
-    levels = np.arange(8) / 7
-    seconds = best(lambda: [sketch.expected_error(levels) for _ in range(100)]) / 100
-    benchmark.extra_info["microseconds"] = round(seconds * 1e6, 1)
-    print(f"\n{benchmark.name}: {dict(benchmark.extra_info)} with {sketch.rows.size} bins")
-    benchmark(lambda: sketch.expected_error(levels))
 
 
 @pytest.mark.parametrize("word", ["e4m3", "e5m0"])

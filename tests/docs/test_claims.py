@@ -10,7 +10,7 @@ from gtrace.cli import COMMANDS, gtrace
 from gtrace.codecs import codec_class, codec_names, wrapper_names
 from gtrace.report import figure_names
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 

@@ -25,6 +25,7 @@ html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"gtrace {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}

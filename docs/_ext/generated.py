@@ -1,15 +1,17 @@
 """Parts of pages that are written from the program when the site is built, and formulas without a script.
 
-A line ``<!-- generated: NAME -->`` or ``<!-- generated: NAME ARGUMENT ... -->`` in a page becomes what the function of that
-name in ``PARTS`` returns, as Markdown. Nothing that is generated is kept in the repository, so nothing can go stale.
+A line ``<!-- generated: NAME -->`` or ``<!-- generated: NAME ARGUMENT ... -->`` in a page becomes what the function of
+that name in ``PARTS`` returns, as Markdown. Nothing of it is kept in the repository, so nothing can go stale.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +51,8 @@ def commands() -> str:
         command = gtrace.get_command(None, name)
         with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
             parts.append(f"## gtrace {name}\n\n{described(command)}\n")
-            parts.append("```text\n" + " ".join([context.command_path, *command.collect_usage_pieces(context)]) + "\n```\n")
+            usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+            parts.append(f"```text\n{usage}\n```\n")
             records = [record for p in command.params if (record := p.get_help_record(context))]
             parts.append(table(("option", "meaning"), [(f"`{option}`", prose(help_)) for option, help_ in records]))
             if command.epilog:
@@ -65,10 +68,9 @@ def described(command: click.Command) -> str:
         if not marked:
             shown.append(prose(paragraph))
             continue
-        lines = code.splitlines()
-        if lines and not lines[0].startswith(" "):
-            shown.append(prose(head + lines.pop(0)))
-        shown.append("```text\n" + "\n".join(line.removeprefix("  ") for line in lines) + "\n```")
+        first, _, rest = textwrap.dedent(code).partition("\n")
+        shown.append(prose(f"{head} {first}"))
+        shown.append(f"```text\n{textwrap.dedent(rest).rstrip()}\n```")
     return "\n\n".join(shown) + "\n"
 
 
@@ -117,9 +119,12 @@ def _allowed(item: Any) -> str:
 
 
 def corrections(*names: str) -> str:
-    """What each of these codecs does otherwise than its paper."""
-    lines = [f"- `{name}`: {prose(line)}\n" for name in names for line in codec_class(name).corrections]
-    return "".join(lines)
+    """What each of these codecs does otherwise than its paper; what holds for several is said once."""
+    said: dict[str, list[str]] = {}
+    for name in names:
+        for line in codec_class(name).corrections:
+            said.setdefault(line, []).append(f"`{name}`")
+    return "".join(f"- {', '.join(of)}: {prose(line)}\n" for line, of in said.items())
 
 
 def columns() -> str:
@@ -183,6 +188,21 @@ def plain_bars(app: Sphinx, what: str, name: str, found: Any, options: Any, line
     lines[:] = [line if line.lstrip().startswith((">>>", "...")) else line.replace("|", "\\|") for line in lines]
 
 
+def internal(app: Sphinx, env: Any, node: Any, shown: Any) -> Any:
+    """A reference to what no page describes is shown as it is, provided that the program has it."""
+    if node.get("refdomain") != "py":
+        return None
+    source = re.search(r"(gtrace/[\w/]+)\.py:", node.source or "")
+    module = source[1].replace("/", ".") if source else node.get("py:module") or "gtrace"
+    for name in (node["reftarget"], f"{module}.{node['reftarget']}"):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        return shown
+    return None
+
+
 def _inline(writer: Any, node: Any) -> None:
     writer.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
@@ -197,6 +217,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", plain_bars, priority=400)
+    app.connect("missing-reference", internal)
     # MathML, which browsers draw themselves: pages fetch nothing from elsewhere.
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

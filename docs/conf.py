@@ -20,6 +20,8 @@ exclude_patterns = ["_build", "_ext"]
 myst_enable_extensions = ["dollarmath", "deflist", "attrs_block"]
 myst_heading_anchors = 4
 
+# What pages show is what is typed: no curly quotes, no dashes for hyphens.
+smartquotes = False
 html_math_renderer = "mathml"
 
 html_theme = "furo"

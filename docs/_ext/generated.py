@@ -50,20 +50,21 @@ def commands() -> str:
     for name in COMMANDS:
         command = gtrace.get_command(None, name)
         with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
-            parts.append(f"## gtrace {name}\n\n{described(command)}\n")
+            parts.append(f"## gtrace {name}\n\n{described(command.help or '')}\n")
             usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
             parts.append(f"```text\n{usage}\n```\n")
             records = [record for p in command.params if (record := p.get_help_record(context))]
             parts.append(table(("option", "meaning"), [(f"`{option}`", prose(help_)) for option, help_ in records]))
             if command.epilog:
-                parts.append(prose(command.epilog) + "\n")
+                # An example in one line becomes one of its own.
+                parts.append(described(re.sub(r"^(Examples?:) ", "\b\n\\1\n", command.epilog)))
     return "\n".join(parts)
 
 
-def described(command: click.Command) -> str:
-    """A command's help text; paragraphs that click is told not to wrap are code."""
+def described(text: str) -> str:
+    """A command's help; paragraphs that click is told not to wrap are code."""
     shown = []
-    for paragraph in re.split(r"\n\s*\n", command.help or ""):
+    for paragraph in re.split(r"\n\s*\n", text):
         head, marked, code = paragraph.rpartition("\b\n")
         if not marked:
             shown.append(prose(paragraph))

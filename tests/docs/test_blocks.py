@@ -76,7 +76,9 @@ def test_what_is_not_run_is_well_formed(page):
             compile(block.text, where, "exec")
         if block.reason and block.reason.startswith("run by: "):
             test = ROOT / block.reason.removeprefix("run by: ")
-            assert page.rpartition("/")[2] in test.read_text(encoding="utf-8"), f"{where}: {test} does not name the page"
+            assert page.rpartition("/")[2] in test.read_text(encoding="utf-8"), (
+                f"{where}: {test} does not name the page"
+            )
         if not block.is_shell:
             continue
         for words, _ in block.commands:

@@ -17,7 +17,6 @@ from gtrace.cli import COMMANDS
 from gtrace.cli import gtrace as cli
 from gtrace.codecs import codec_names, wrapper_names
 from gtrace.metrics import Comparison
-from gtrace.report import figure_names
 from gtrace.sweep import COLUMNS
 
 #: names that are public by the modules that users import them from
@@ -145,12 +144,6 @@ def test_every_metric_has_a_line():
             assert re.search(rf"^\|[^|]*`{name}`", text, re.MULTILINE), name
 
 
-def test_every_figure_has_a_line():
-    text = (DOCS / "reading-a-report.md").read_text(encoding="utf-8")
-    for name in figure_names():
-        assert f"`{name}`" in text, name
-
-
 def test_exit_codes_are_those_of_the_program():
     text = (DOCS / "reference" / "exit-codes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", text, re.MULTILINE)
@@ -163,5 +156,7 @@ def test_exit_codes_are_those_of_the_program():
 
 def test_pages_name_files_that_exist():
     for path in DOCS.rglob("*.md"):
-        for name in re.findall(r"\b((?:tests|benchmarks|gtrace|samples)/[\w/]+\.py)\b", path.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"\b((?:tests|benchmarks|gtrace|samples)/[\w/]+\.py)\b", path.read_text(encoding="utf-8")
+        ):
             assert (ROOT / name).is_file() or "NAME" in name, f"{path.name}: {name}"

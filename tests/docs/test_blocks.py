@@ -19,8 +19,8 @@ KNOWN = ("not run: ", "run by: ", "with: ", "numbers differ", "generated: ")
 
 
 def run_command(words, folder):
-    """What a command of gtrace prints; what patches torch gets a process of its own."""
-    if words[0] == "capture" or (words[0] == "train" and any(word.endswith(".py") for word in words)):
+    """What a command of gtrace prints; what patches torch or registers codecs gets a process of its own."""
+    if words[0] == "capture" or any(word.endswith(".py") for word in words):
         command = [sys.executable, "-m", "gtrace", *words]
         done = subprocess.run(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

@@ -197,7 +197,7 @@ class ResultStore:
         if version < VERSION:
             with connection as sql:
                 sql.execute("BEGIN IMMEDIATE")
-                upgrade(sql)
+                upgrade(sql, version)
         return connection
 
     @staticmethod
@@ -356,7 +356,7 @@ class ResultStore:
             sql.execute("BEGIN")
             limit = content_bytes(path)
             if meta["version"] < VERSION:
-                present(sql)
+                present(sql, meta["version"])
             columns = read_rows(sql, limit)
             warnings = sql.execute("SELECT CAST(text AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text")
             lines = tuple(text for (text,) in bounded(warnings, limit))

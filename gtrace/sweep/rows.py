@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.metrics import ratio, snr_db
+from gtrace.metrics import ratio, relative, snr_db
 from gtrace.sweep.results import EXPECTATION, Table
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def expectation_table(
     fitted_on: Sequence[str],
     optima: Sequence[float | None] | None,
     dtype_bits: int,
+    update: tuple[NDArray[np.float64], float] | None = None,
 ) -> Table:
     """Many rows of closed forms at once: what :func:`expectation_row` makes of each codec.
 
@@ -113,6 +114,7 @@ def expectation_table(
         fitted_on: as the column of that name.
         optima: the least error of as many levels, where it was worked out.
         dtype_bits: bits per element of the run's own dtype.
+        update: weighted errors and the weighted energy, where second moments are known.
     """
     energy, count = common["energy"], len(identities)
     errors = expected.squared_error.tolist()
@@ -134,6 +136,8 @@ def expectation_table(
         "ratio_float32": _ratio(32.0, total),
         "ratio_dtype": _ratio(float(dtype_bits), total),
     }
+    if update is not None:
+        numbers["update_error"] = _relative(*update)
     if optima is not None:
         best = np.array([math.nan if error is None else relative(error, energy) for error in optima])
         numbers["optimal_variance"] = best
@@ -185,6 +189,7 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
         "w1_mcgq": found.w1_mcgq,
         "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
         "sparsity": found.sparsity,
+        "update_error": found.update_error,
         "saturated": saturated,
         "flushed": flushed,
         "bits_norms": norms,
@@ -198,11 +203,6 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
             row.update(dict.fromkeys(("w1", "w1_normalized", "w1_mcgq", "w1_method")))
         row["note"] = "; ".join(filter(None, (row["note"], said)))
     return row
-
-
-def relative(value: float, whole: float) -> float:
-    """A part of a whole; no error at all is 0 even of a zero gradient."""
-    return 0.0 if value == 0 else ratio(value, whole)
 
 
 def _rates(payload: float, shared: float, dtype_bits: int) -> Row:

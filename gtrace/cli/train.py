@@ -18,7 +18,7 @@ from gtrace.online.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
     from gtrace.codecs import Codec
-    from gtrace.online.network import Network
+    from gtrace.costs import Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
 
@@ -416,7 +416,7 @@ def run(
 
 
 def _network(rate: str | None, latency: str, topology: str, compute: str | None) -> Network | None:
-    from gtrace.online.network import Network
+    from gtrace.costs import Network
 
     if rate is None:
         if latency != "0s" or topology != "ring" or compute is not None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from gtrace.costs import Network
     from gtrace.online.exchange import Nonfinite
-    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
     from gtrace.online.tasks.base import Task

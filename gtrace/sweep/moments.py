@@ -46,9 +46,7 @@ class SecondMoments:
                 numbers = self._trace.statistics(info.name, **self._place)
                 unknown = np.full(numbers["step"].size, math.nan)
                 counts = numbers.get("optimizer_step", unknown).tolist()
-                present = numbers["present"].tolist()
-                steps = zip(numbers["step"].tolist(), counts, present, strict=True)
-                return info, {step: count for step, count, there in steps if there}
+                return info, dict(zip(numbers["step"].tolist(), counts, strict=True))
         return None
 
     @property

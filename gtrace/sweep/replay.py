@@ -19,8 +19,9 @@ from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Timing, Totals
 from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity
+from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity, relate_to_noise
 from gtrace.sweep.together import MANY, Schedule, Together, Wanted
+from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.noise import Noise
     from gtrace.sweep.allocation import Allocation
     from gtrace.sweep.results import Table
     from gtrace.sweep.sampled import Whole
@@ -70,6 +72,9 @@ class Source(Protocol):
 
     def whole(self, name: str, step: int) -> Whole:
         """What the trace knows of a tensor of which it keeps a sample of blocks."""
+
+    def noise(self, name: str, step: int) -> Noise | None:
+        """Gradient noise of the tensor at a step, None where it cannot be told."""
 
 
 class Ready(NamedTuple):
@@ -168,6 +173,10 @@ class Replay:
                 rows.append(row)
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
         details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
+        noise = self._source.noise(job.tensor, step)
+        if noise is not None:
+            relate_to_noise(rows, tables, wanted, noise)
+            details.append((job.tensor, step, NOISE, noise._asdict()))
         return Block(rows, times, warnings, details, tables)
 
     def _tables(

@@ -13,7 +13,7 @@ from gtrace.buckets import as_values
 from gtrace.errors import UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
-from gtrace.kernels.weighting import weighted_sums
+from gtrace.kernels.weighting import adam_weights, weighted_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -319,6 +319,31 @@ def _comparison(
 def ratio(numerator: float, denominator: float) -> float:
     """numerator / denominator; NaN where the denominator is zero."""
     return numerator / denominator if denominator else math.nan
+
+
+def update_weights(
+    values: NDArray[np.float32], moments: NDArray[np.float32], decay: float, eps: float, done: float
+) -> NDArray[np.float64]:
+    """How much the squared error of each element of a gradient counts in Adam's step: 1 / d^2.
+
+    Adam (Kingma and Ba 2015, algorithm 1) moves element i by the learning rate times m_i / d_i, where
+    d = sqrt(v / (1 - decay^t)) + eps and v already holds the step's own gradient. It is formed here:
+    v = decay moments + (1 - decay) values^2, so an element whose gradient was zero so far is divided by its own size.
+
+    Args:
+        values: float32[n], finite, the gradient.
+        moments: float32[n], running mean of squared gradients as the step finds it.
+        decay: of that mean, Adam's second beta.
+        eps: added to the root.
+        done: steps before this one; NaN where unknown, for no correction of the mean's start at zero.
+
+    Returns:
+        float64[n]; 0 where d is zero.
+    """
+    correction = 1.0 - decay ** (done + 1.0) if math.isfinite(done) and decay < 1.0 else 1.0
+    out = np.empty(values.size)
+    adam_weights(values, moments, decay, correction, eps, out)
+    return out
 
 
 def relative(part: float, whole: float) -> float:

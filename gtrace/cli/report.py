@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -50,6 +51,15 @@ PIPE_WIDTH = 160
     metavar="SPEC SPEC",
     help="Compare two configurations of a sweep as they are, each at its own bits. May be repeated.",
 )
+@click.option(
+    "--batch-size",
+    "batch",
+    type=click.FloatRange(min=0, min_open=True),
+    default=math.nan,
+    metavar="N",
+    help="Samples of a step, over all workers: the batch that an equivalent one is stated for.  "
+    "[default: the trace's, else 100]",
+)
 @click.option("--force", is_flag=True, help="Overwrite a report that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; no page unless -o asks for it.")
 def command(
@@ -59,6 +69,7 @@ def command(
     pairs: tuple[tuple[str, str], ...],
     groups: tuple[str, ...],
     *,
+    batch: float,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -80,17 +91,17 @@ def command(
     if figure is not None:
         if as_json or pairs or groups:
             raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
-        draw(list(results), figure, output, force=force)
+        draw(list(results), figure, output, batch=batch, force=force)
     else:
-        run(list(results), output, pairs, groups, force=force, as_json=as_json)
+        run(list(results), output, pairs, groups, batch=batch, force=force, as_json=as_json)
 
 
-def draw(results: list[Path], figure: str, output: Path | None, *, force: bool) -> None:
+def draw(results: list[Path], figure: str, output: Path | None, *, batch: float, force: bool) -> None:
     """One figure into a file, its path on standard output."""
     from gtrace.report.figure_files import write_figure
     from gtrace.report.inputs import load_report
 
-    report = load_report(_given(results))
+    report = load_report(_given(results), batch=batch)
     click.echo(str(write_figure(report, figure, output or Path(f"{figure}.svg"), force=force)))
 
 
@@ -111,6 +122,7 @@ def run(
     pairs: tuple[tuple[str, str], ...] = (),
     groups: tuple[str, ...] = (),
     *,
+    batch: float = math.nan,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -126,7 +138,7 @@ def run(
     if output is not None:
         output_kind(output)
     results = _given(results)
-    report = load_report(results, pairs=pairs, groups=groups)
+    report = load_report(results, pairs=pairs, groups=groups, batch=batch)
     if not as_json:
         output = output or default_page(results[0])
     written: list[Path] = []

@@ -10,6 +10,7 @@ import click
 
 from gtrace.cli.options import check_output, codec_options, load_plugins
 from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
+from gtrace.cli.train_measures import measure_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
 from gtrace.online.linear import LINEAR_TASKS
@@ -188,19 +189,7 @@ _TASKS = "".join(
 )
 @linear_options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
-@click.option(
-    "--eval-every",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Steps between two tests.  [default: a tenth of the steps]",
-)
-@click.option(
-    "--shadow",
-    type=click.IntRange(min=1),
-    default=None,
-    metavar="K",
-    help="With --kind neural: every K steps run the backward pass exactly too, and compare the weight gradients.",
-)
+@measure_options
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=None, help="Run log.  [default: TASK-CODEC.jsonl]"
 )
@@ -286,6 +275,7 @@ _OF_TASKS: dict[str, Any] = {
     "lr": None,
     "eval_every": None,
     "shadow": None,
+    "measure": None,
     "seeds": 1,
     "optimizer": None,
     "clip": None,
@@ -347,6 +337,7 @@ def run(
     nonfinite: str | None,
     eval_every: int | None,
     shadow: int | None,
+    measure: int | None,
     seeds: int,
     optimizer: str | None,
     clip: float | None,
@@ -394,6 +385,7 @@ def run(
         nonfinite=nonfinite or "skip",  # type: ignore[arg-type]
         eval_every=eval_every,
         shadow=shadow,
+        measure=measure,
         seeds=seeds,
         optimizer=optimizer or "",
         clip=clip,

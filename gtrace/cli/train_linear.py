@@ -61,6 +61,7 @@ _OF_OTHERS: dict[str, Any] = {
     "nonfinite": None,
     "eval_every": None,
     "shadow": None,
+    "measure": None,
     "weight_levels": None,
     "is_module": False,
 }

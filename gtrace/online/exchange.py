@@ -22,7 +22,7 @@ from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gtrace.online.links import Message
     from gtrace.online.vectors import Vector
@@ -201,13 +201,20 @@ class Exchange:
         """
         self.rules = replace(self.rules, codec=codec)
 
-    def step(self, step: int, gradients: Sequence[Mapping[str, Vector]]) -> Exchanged:
+    def step(
+        self,
+        step: int,
+        gradients: Sequence[Mapping[str, Vector]],
+        watch: Callable[[str, Sequence[Vector], Vector], None] | None = None,
+    ) -> Exchanged:
         """Send every worker's gradients and aggregate what arrives.
 
         Args:
             step: number of the training step, part of the keys.
             gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
                 aggregated over the others. Tensors of torch on an accelerator are encoded there if the codec can be.
+            watch: told of each tensor (``*`` for the whole model) the exact gradients that were sent, and the
+                aggregate that arrived.
 
         Raises:
             UsageError: not one mapping per worker, or a tensor that changed its shape.
@@ -241,6 +248,8 @@ class Exchange:
                 if self._down is not None:
                     aggregated[name] = self._send_on(name, aggregated[name], step, tally)
                 _measure(tally, exact, decoded, aggregated[name])
+                if watch is not None:
+                    watch(name, exact, aggregated[name])
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
 

@@ -19,6 +19,7 @@ from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.control import BitControl
 from gtrace.online.exchange import Bad, Exchange, Tally
 from gtrace.online.links import CodecRules
+from gtrace.online.measure import Measurement
 from gtrace.online.network import simulated_step
 from gtrace.online.neural import NeuralGradients
 from gtrace.online.plans import down_codec, run_name
@@ -100,11 +101,13 @@ class Step:
 
     Attributes:
         record: for the run log.
+        measured: everything about the averaged gradient, where it was measured.
         shadow: errors of the weight gradients, where there was a shadow pass.
         bad: where there were NaN or infinities.
     """
 
     record: dict[str, Any]
+    measured: dict[str, float]
     shadow: tuple[ShadowError, ...]
     bad: tuple[Bad, ...]
 
@@ -196,7 +199,9 @@ class Run:
         # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
         loss = _mean([value for value in losses if math.isfinite(value)])
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
-        exchanged = self._exchange.step(step, gradients)
+        every = self._settings.measure
+        measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
+        exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
         tally, bad = exchanged.tally, exchanged.bad
         if self._neural is not None:
             tally, found = self._neural.collect()
@@ -209,6 +214,7 @@ class Run:
             torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
         self._optimizer.step()
         seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed)
+        seconds -= 0.0 if measurement is None else measurement.seconds
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -246,7 +252,7 @@ class Run:
             record["sim_seconds"] = simulated
             if self._control is not None:
                 self._control.seconds = simulated
-        return Step(record, tuple(errors), bad)
+        return Step(record, {} if measurement is None else measurement.fields(), tuple(errors), bad)
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
         """Loss and gradients of each worker on its own batch, and the first worker's shadow."""

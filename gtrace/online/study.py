@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import platform
 import shlex
@@ -73,6 +72,8 @@ class Study:
             time a constant.
         min_size: tensors with fewer elements go uncompressed.
         down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
+        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
+            None for never. Nothing of the training depends on it.
         weights: levels as in ``optimal5`` that forward and backward see in the place of the weights, see
             :mod:`gtrace.online.weights`; each of them is one run with each of the codecs, beside the exact one.
 
@@ -106,6 +107,7 @@ class Study:
         policies: Sequence[str | PolicySpec] = (FIXED,),
         min_size: int = 0,
         down: str = "",
+        measure: int | None = None,
         weights: Sequence[str | WeightLevels] = (),
     ) -> None:
         chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
@@ -137,6 +139,7 @@ class Study:
             network=timed_network(network, self.policies),
             min_size=min_size,
             down=down if down in ("", "same") else str(codec(down)),
+            measure=measure,
         )
         for plan in plans:
             _compile(plan.codec)
@@ -201,17 +204,18 @@ class Study:
                 if on_record is not None:
                     on_record(record)
         if log is not None:
-            checkpoint_of(log).unlink(missing_ok=True)
+            checkpoint.path_of(log).unlink(missing_ok=True)
 
     def can_resume(self, log: Path) -> bool:
         """Whether :meth:`run` would go on with this log: the same study, interrupted."""
-        if self.settings.kind != "weight" or not (log.exists() and checkpoint_of(log).exists()):
+        if self.settings.kind != "weight" or not (log.exists() and checkpoint.path_of(log).exists()):
             return False
-        return bool(plain(read_runlog(log)[0]) == plain({"type": "study", "version": VERSION, **self.describe()}))
+        own = {"type": "study", "version": VERSION, **self.describe()}
+        return bool(checkpoint.plain(read_runlog(log)[0]) == checkpoint.plain(own))
 
     def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
         if not force and self.can_resume(log):
-            place = checkpoint_of(log)
+            place = checkpoint.path_of(log)
             saved = checkpoint.load(place)
             try:
                 self._load(saved)
@@ -224,7 +228,7 @@ class Study:
                 raise TraceError(f"{place}: no checkpoint of this study ({told}); remove it") from error
             return RunLogWriter.reopen(log, written)
         writer = RunLogWriter(log, self.describe(), force=force)
-        checkpoint_of(log).unlink(missing_ok=True)
+        checkpoint.path_of(log).unlink(missing_ok=True)
         return writer
 
     def _save(self, writer: RunLogWriter) -> None:
@@ -232,7 +236,7 @@ class Study:
         for result in done:
             del result["shadow"]
         checkpoint.save(
-            checkpoint_of(writer.path),
+            checkpoint.path_of(writer.path),
             {
                 "log_bytes": writer.size,
                 "seed": self._seed,
@@ -293,8 +297,9 @@ class Study:
             options["--down"] = settings.down
         if settings.kind != "weight":
             options |= {"--kind": settings.kind, "--layers": settings.layers}
-        if settings.shadow is not None:
-            options["--shadow"] = settings.shadow
+        for name in ("shadow", "measure"):
+            if getattr(settings, name) is not None:
+                options[f"--{name}"] = getattr(settings, name)
         chosen = [] if self.policies == (PolicySpec(),) else [("--policy", policy) for policy in self.policies]
         pairs = [*options.items(), *chosen]
         return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])
@@ -317,6 +322,7 @@ class Study:
             "nonfinite": settings.nonfinite,
             "kind": settings.kind,
             "shadow": settings.shadow,
+            "measure": settings.measure,
             "layers": settings.layers if settings.kind == "neural" else None,
             "optimizer": settings.optimizer or None,
             "clip": settings.clip,
@@ -366,6 +372,8 @@ class Study:
         done = run.step(step)
         record = done.record
         yield record
+        if done.measured:
+            yield {"type": "measure", **run.label, "step": step, **done.measured}
         for error in done.shadow:
             yield {"type": "shadow", **run.label, "step": step, **dataclasses.asdict(error)}
         yield from self._warn(run.report(done.bad, step))
@@ -429,16 +437,6 @@ def train(
     study = Study(task, codecs, **settings)
     study.run(log, force=force)
     return study
-
-
-def checkpoint_of(log: Path) -> Path:
-    """Where the checkpoint of a study with this log lies."""
-    return log.with_name(log.name + ".checkpoint")
-
-
-def plain(record: dict[str, Any]) -> Any:
-    """A record as it comes back from the log."""
-    return json.loads(json.dumps(record))
 
 
 def _compile(codec: Codec) -> None:

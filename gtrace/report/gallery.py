@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FIGURES = {
     "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
     "variance-over-steps": "sweep: relative variance over training",
+    "equivalent-batch": "sweep: predicted equivalent batch size over training",
     "layers": "sweep: relative variance of every tensor with every configuration",
     "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted anew",
     "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",
@@ -91,7 +92,8 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "Error against measured bits",
                 "Lower and further left is better. Each point is one configuration, summed over tensors and "
                 "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
-                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn.",
+                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn."
+                + _noise_in_words(analysis),
                 lambda: figures.rate_distortion(analysis),
             )
         )
@@ -101,8 +103,19 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "variance-over-steps",
                 "Error over training",
                 f"For each method the configuration with measured bits nearest to {VIEW_BITS:g}, which stand "
-                "beside its name. Methods at different bits are not to be ranked here.",
+                "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: figures.variance_over_steps(analysis),
+            )
+        )
+    if np.isfinite(analysis.safety.ratio_per_step).any():
+        plates.append(
+            Plate(
+                "equivalent-batch",
+                "Equivalent batch size over training",
+                "A prediction: the batch in full precision whose gradients are as noisy as the compressed ones, "
+                "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
+                "before; codecs with a bias are left out.",
+                lambda: figures.equivalent_batch_over_steps(analysis),
             )
         )
     if (analysis.per_tensor > 0).any():
@@ -140,6 +153,15 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
             )
         )
     return plates + _fit_plates(analysis)
+
+
+def _noise_in_words(analysis: SweepAnalysis) -> str:
+    if not analysis.safety.known:
+        return ""
+    return (
+        " Dashed: the noise that gradients have without any codec, that of one worker, and that of the average over "
+        f"{analysis.safety.workers} workers."
+    )
 
 
 def _fit_plates(analysis: SweepAnalysis) -> list[Plate]:

@@ -21,6 +21,7 @@ from gtrace.report.layer_sections import layer_sections
 from gtrace.report.markup import anchor, caution, details, figure, heading, table, text, verdict
 from gtrace.report.names import count
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
+from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.style import DARK
 from gtrace.report.svg import variable
 from gtrace.report.tables import (
@@ -196,6 +197,7 @@ def _summary(report: Report) -> list[str]:
     for sweep in report.sweeps:
         first, *others = sweep_verdict(sweep)
         sentences.append((f"{sweep.name}: " if several else "") + first)
+        others += safety_sentences(sweep)
         sentences += [" ".join(others)] if others else []
     return verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
 
@@ -221,13 +223,15 @@ def _sweep(
     if alone:
         named = [f"{pair.first} adds {compared_in_words(pair)}." for pair in pairs]
         first, *others = sweep_verdict(analysis)
-        section.lines += verdict([*named, first, *groups_in_words(groups), *others])
+        section.lines += verdict([*named, first, *groups_in_words(groups), *others, *safety_sentences(analysis)])
     section.lines += [*_made_by(analysis.provenance), *caution(analysis.notes)]
     if pairs:
         note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
         section.table(pairs_table(_PAIRS, pairs, (note,)))
     if analysis.measured:
         section.table(equal_bits_table(analysis), "headline")
+    if analysis.safety.known:
+        section.table(safety_table(analysis))
     if groups:
         section.table(group_table(groups))
     if analysis.comparisons:
@@ -243,6 +247,8 @@ def _sweep(
         for plate in plates:
             if plate.name != "rate-distortion":
                 section.plate(plate)
+        if analysis.safety.known:
+            section.folded("Equivalent batch size per tensor", table(noise_table(analysis)))
         layers = layer_sections(analysis)
         if layers:
             section.heading("Layer by layer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ def make_report(
     title: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
     groups: Sequence[str] = (),
+    batch: float = math.nan,
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -75,6 +77,7 @@ def make_report(
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, as :func:`gtrace.report.groups.group_tensors` reads them, that every sweep is summed up by.
+        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -92,7 +95,7 @@ def make_report(
             result, name = sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"
         else:
             result, name = ResultStore.load(Path(sweep)), named(sweep)
-        read_sweeps.append(analyze(result, name))
+        read_sweeps.append(analyze(result, name, batch=batch))
         if groups:
             grouped.append(tuple(group_tensors(result, groups)))
     read_runs = []
@@ -121,6 +124,7 @@ def load_report(
     title: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
     groups: Sequence[str] = (),
+    batch: float = math.nan,
 ) -> Report:
     """Read paths of any kind; what each is, is told from its content.
 
@@ -129,6 +133,7 @@ def load_report(
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, see :func:`make_report`.
+        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -142,6 +147,7 @@ def load_report(
         title=title,
         pairs=pairs,
         groups=groups,
+        batch=batch,
     )
 
 

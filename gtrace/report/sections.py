@@ -10,6 +10,7 @@ from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
+from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
@@ -86,7 +87,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
 def _sweep(
     sweep: SweepAnalysis, most_layers: int | None, named: tuple[Comparison, ...], groups: tuple[TensorGroup, ...]
 ) -> Section:
-    sentences = sweep_verdict(sweep)
+    sentences = [*sweep_verdict(sweep), *safety_sentences(sweep)]
     tables = []
     if named:
         sentences = [f"{c.first} adds {compared_in_words(c)}." for c in named] + sentences
@@ -95,6 +96,8 @@ def _sweep(
         tables.append(pairs_table(title, named, (note,)))
     if sweep.measured:
         tables.append(equal_bits_table(sweep))
+    if sweep.safety.known:
+        tables.append(safety_table(sweep))
     if groups:
         sentences = [*sentences, *groups_in_words(groups)]
         tables.append(group_table(groups))
@@ -104,6 +107,8 @@ def _sweep(
             tables.append(phase_table(sweep))
     if sweep.measured and len(sweep.tensors) > 1:
         tables.append(layer_table(sweep, most_layers))
+        if sweep.safety.known:
+            tables.append(noise_table(sweep, most_layers))
     if sweep.configurations:
         tables.append(configuration_table(sweep))
     return Section("Sweep", sweep.name, tuple(sentences), tuple(tables), sweep.notes, sweep.warnings)

@@ -16,6 +16,7 @@ from gtrace.codecs import TensorSums
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums
+from gtrace.noise import Noise, added
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.large import spec_in_chunks
 from gtrace.sweep.moments import SecondMoments
@@ -23,6 +24,7 @@ from gtrace.sweep.partial import PartialSketch
 from gtrace.sweep.replay import Totals
 from gtrace.sweep.sampled import Whole
 from gtrace.sweep.sketched import total
+from gtrace.sweep.yardstick import Yardstick
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.pieces import rechunk
 from gtrace.types import WHOLE_MODEL
@@ -88,6 +90,7 @@ class Gradients:
         self._sizes = {info.name: info.size for info in self.infos}
         self._moments = {info.name: SecondMoments(trace, info) for info in self.infos}
         self._present = {name: frozenset(steps) for name, steps in self.steps.items()}
+        self.yardstick = Yardstick(trace, self.infos, chunk)
 
     def size(self, name: str) -> int:
         """The most elements that a tensor, or the whole model, has at a step."""
@@ -242,6 +245,12 @@ class Gradients:
             found.energy * size / stored if math.isnan(norm2) else norm2,
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
+
+    def noise(self, name: str, step: int) -> Noise | None:
+        """Gradient noise of a tensor, or of the whole model; None where it cannot be told."""
+        if name == WHOLE_MODEL:
+            return added([self.yardstick.noise(part, step) for part in self._parts(step)])
+        return self.yardstick.noise(name, step)
 
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""

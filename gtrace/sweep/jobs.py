@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, TensorSums
+    from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.results import Table
     from gtrace.sweep.rows import Row
@@ -144,3 +145,6 @@ class Source(Protocol):
 
     def whole(self, name: str, step: int) -> Whole:
         """What the trace knows of a tensor of which it keeps a sample of blocks."""
+
+    def noise(self, name: str, step: int) -> Noise | None:
+        """Gradient noise of the tensor at a step, None where it cannot be told."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.kernels.weighting import adam_weights
+from gtrace.metrics import update_weights
 from gtrace.trace.format import SECOND_MOMENT
 
 if TYPE_CHECKING:
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class SecondMoments:
-    """Adam's running means of squared gradients of one tensor.
-
-    Adam moves element i by the learning rate times m_i / d_i with d = sqrt(v / (1 - decay^t)) + eps, where v already
-    holds the step's own gradient. A trace holds v as the step found it, so v = decay v + (1 - decay) g^2 is formed
-    first: an element whose gradient was zero until then is divided by its own size, as in the step, and not by eps.
+    """Adam's running means of squared gradients of one tensor, as its steps found them.
 
     Args:
         trace: where they are.
@@ -46,9 +42,7 @@ class SecondMoments:
                 numbers = self._trace.statistics(info.name, **self._place)
                 unknown = np.full(numbers["step"].size, math.nan)
                 counts = numbers.get("optimizer_step", unknown).tolist()
-                present = numbers["present"].tolist()
-                steps = zip(numbers["step"].tolist(), counts, present, strict=True)
-                return info, {step: count for step, count, there in steps if there}
+                return info, dict(zip(numbers["step"].tolist(), counts, strict=True))
         return None
 
     @property
@@ -75,9 +69,4 @@ class SecondMoments:
         assert self._found is not None
         info, steps = self._found
         decay, eps = (float(info.attrs.get(name, default)) for name, default in (("decay", 1.0), ("eps", 0.0)))
-        # The optimizer counts this step, too.
-        done = steps[step] + 1.0
-        correction = 1.0 - decay**done if math.isfinite(done) and decay < 1.0 else 1.0
-        out = np.empty(values.size)
-        adam_weights(values, moments, decay, correction, eps, out)
-        return out
+        return update_weights(values, moments, decay, eps, steps[step])

@@ -19,8 +19,9 @@ from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Source, Timing, Totals
 from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity
+from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity, relate_to_noise
 from gtrace.sweep.together import MANY, Schedule, Together, Wanted
+from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -161,6 +162,10 @@ class Replay:
                 rows.append(row)
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
         details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
+        noise = self._source.noise(job.tensor, step)
+        if noise is not None:
+            relate_to_noise(rows, tables, wanted, noise)
+            details.append((job.tensor, step, NOISE, noise._asdict()))
         return Block(rows, times, warnings, details, tables)
 
     def _tables(

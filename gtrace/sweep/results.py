@@ -64,7 +64,8 @@ class SweepResult:
         times: columns of the table of times, apart so that the rows are reproducible.
         details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
             ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
-            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.details``.
+            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.details``. At every step where it is
+            known, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
     """
 
     columns: dict[str, NDArray[Any]]

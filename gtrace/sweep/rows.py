@@ -11,6 +11,7 @@ import numpy as np
 
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import ratio, relative, snr_db
+from gtrace.noise import noise_ratio
 from gtrace.sweep.results import EXPECTATION, Table
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.codecs.level_sets import Expectations
     from gtrace.metrics import Comparison
+    from gtrace.noise import Noise
+    from gtrace.sweep.together import Wanted
     from gtrace.types import Expectation
 
 Row = dict[str, Any]
@@ -203,6 +206,30 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
             row.update(dict.fromkeys(("w1", "w1_normalized", "w1_mcgq", "w1_method")))
         row["note"] = "; ".join(filter(None, (row["note"], said)))
     return row
+
+
+def relate_to_noise(rows: list[Row], tables: list[Table], wanted: Wanted, noise: Noise) -> None:
+    """Set the noise ratio of a step's rows, and of its tables, where bias and variance can be told apart.
+
+    Expectations know the bias. A draw of an unbiased codec is off by variance alone. Of a draw of a biased one nobody
+    can say how much of its error is which, and what a codec remembers comes back later.
+    """
+    clear = {identity(codec)["codec"]: (codec.unbiased, codec.stateful) for codec, _ in wanted}
+    for row in rows:
+        unbiased, stateful = clear[row["codec"]]
+        if "squared_error" not in row:
+            continue
+        if stateful or (row["draw"] != EXPECTATION and not unbiased):
+            why = "it remembers its error" if stateful else "a draw does not tell its bias"
+            row["note"] = "; ".join(filter(None, (row.get("note"), f"no noise ratio: {why}")))
+            continue
+        bias = 0.0 if unbiased else row["relative_bias"] * math.sqrt(row["energy"])
+        row["noise_ratio"] = float(noise_ratio(np.array([row["squared_error"]]), np.array([bias]), noise)[0])
+    for k, table in enumerate(tables):
+        bias = table.same["relative_bias"] * math.sqrt(table.same["energy"])
+        errors = table.numbers["squared_error"]
+        found = noise_ratio(errors, np.full(errors.shape, bias), noise)
+        tables[k] = table._replace(numbers={**table.numbers, "noise_ratio": found})
 
 
 def _rates(payload: float, shared: float, dtype_bits: int) -> Row:

@@ -13,9 +13,9 @@ from gtrace.cli.train_seeds import paired, spread, summarize
 from gtrace.costs import Network
 from gtrace.errors import TraceError, UsageError
 from gtrace.online import Study
+from gtrace.online.checkpoint import path_of
 from gtrace.online.exchange import Tally
 from gtrace.online.network import simulated_step
-from gtrace.online.study import checkpoint_of
 from gtrace.runlog import read_runlog
 
 from ..helpers_online import Regression
@@ -49,7 +49,7 @@ def test_seeds_are_run_one_after_the_other_and_each_as_alone(tmp_path):
     steps = [record["seed"] for record in read_runlog(tmp_path / "log.jsonl") if record["type"] == "step"]
     assert steps == sorted(steps)
     assert len(steps) == 3 * 3 * 6
-    assert not checkpoint_of(tmp_path / "log.jsonl").exists()
+    assert not path_of(tmp_path / "log.jsonl").exists()
 
 
 class StopError(Exception):
@@ -70,7 +70,7 @@ def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, 
 
     with pytest.raises(StopError):
         study(seeds=2).run(log, on_record=interrupt)
-    assert checkpoint_of(log).exists()
+    assert path_of(log).exists()
     again = study(seeds=2)
     assert again.can_resume(log)
     again.run(log)
@@ -80,7 +80,7 @@ def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, 
     assert without_times(read_runlog(log)) == without_times(read_runlog(tmp_path / "whole.jsonl"))
     assert [r.loss for r in again.results] == [r.loss for r in whole.results]
     assert [r.tally.bits for r in again.results] == [r.tally.bits for r in whole.results]
-    assert not checkpoint_of(log).exists()
+    assert not path_of(log).exists()
 
 
 def test_another_study_does_not_go_on_with_the_log(tmp_path):
@@ -100,7 +100,7 @@ def test_another_study_does_not_go_on_with_the_log(tmp_path):
         with pytest.raises(Exception, match="left untouched"):
             other.run(log)
     assert log.read_bytes() == before
-    checkpoint_of(log).write_bytes(b"no checkpoint")
+    path_of(log).write_bytes(b"no checkpoint")
     with pytest.raises(TraceError, match="no checkpoint, or a damaged one"):
         study().run(log)
     study().run(log, force=True)

@@ -90,7 +90,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
             axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
-            _name_line(axes, name, 0.01, value, axes.get_yaxis_transform())
+            _name_line(axes, name, 0.995, value, axes.get_yaxis_transform())
         axes.set_xlabel(BITS)
         axes.set_ylabel(VARIANCE)
         _frame(axes, empty=not any(len(label.x) for label in labels))
@@ -186,7 +186,11 @@ def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
 
 
 def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, rotation: float = 0) -> None:
-    axes.text(x, y, name, transform=transform, rotation=rotation, ha="left", va="bottom", fontsize=7.5, color=INK)
+    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    aligned = "left" if rotation else "right"
+    axes.text(
+        x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", fontsize=7.5, color=INK, bbox=box
+    )
 
 
 def _over_steps(

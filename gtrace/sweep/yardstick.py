@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: under which the noise of a tensor at a step stands in a result file's table of details
 NOISE = "noise"
 MICRO_BATCHES, RANKS = "micro-batches", "ranks"
+#: noise over the squared norms that is nothing but rounding
+_SAME = 1e-12
 
 _ONE = (
     "the trace holds one gradient a step, from which its noise cannot be told; capture again on several ranks, or with "
@@ -139,8 +141,8 @@ class Yardstick:
         if not math.isfinite(found.sum_norm2):
             return None
         noise = noise_between(found)
-        if noise.variance == 0 < found.norm2:
-            # The same bit for bit: the ranks were given the same data.
+        if found.norm2 and noise.variance <= _SAME * found.norm2:
+            # The ranks were given the same data.
             return None
         sample = there[0].sample
         stretch = 1.0 if sample is None else sample["total"] / there[0].size

@@ -128,6 +128,8 @@ class Cluster:
         step_time: seconds of computing in a step of one rank: forward, backward and optimizer, nothing exchanged.
         backward_time: the part of them in which gradients appear; None for two thirds.
         bucket_mb: MiB of a bucket, as ``bucket_cap_mb`` of DistributedDataParallel; None for what it does by default.
+        codec_rate: elements per second that a rank encodes or decodes on its device, where somebody measured it; None
+            lets codecs take no time.
 
     Raises:
         UsageError: a number out of range.
@@ -138,6 +140,7 @@ class Cluster:
     step_time: float
     backward_time: float | None = None
     bucket_mb: float | None = None
+    codec_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -150,11 +153,17 @@ class Cluster:
             )
         if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
             raise UsageError(f"bucket-mb: {self.bucket_mb:g} is no size of a bucket; it must be positive")
+        if self.codec_rate is not None and not 0 < self.codec_rate < math.inf:
+            raise UsageError(f"codec-rate: {self.codec_rate:g} is no rate of a codec; it must be positive")
 
     @property
     def backward(self) -> float:
         """Seconds of the backward pass."""
         return BACKWARD * self.step_time if self.backward_time is None else self.backward_time
+
+    def codec_seconds(self, exchange: Exchange, elements: float) -> float:
+        """Seconds that a rank encodes and decodes in a step, with gradients of so many ``elements``."""
+        return 0.0 if self.codec_rate is None else coded(exchange, self.ranks, elements) / self.codec_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +272,7 @@ def time_step(
     exchange: Exchange,
     *,
     work: ArrayLike | None = None,
-    codec_seconds: float = 0.0,
+    codec_seconds: float | None = None,
 ) -> StepTime:
     """Seconds of a step whose gradients travel in buckets while the backward pass goes on.
 
@@ -278,13 +287,15 @@ def time_step(
         cluster: who exchanges.
         exchange: how.
         work: (T,) what the backward pass spends on each gradient, in any unit.
-        codec_seconds: of encoding and decoding in a step.
+        codec_seconds: of encoding and decoding in a step; None for what the cluster's ``codec_rate`` gives.
 
     Raises:
         UsageError: an unknown exchange, or arrays that do not fit each other.
     """
     plan = _Schedule.of(sizes, bits, cluster, exchange, work)
     network = cluster.network
+    if codec_seconds is None:
+        codec_seconds = cluster.codec_seconds(exchange, float(np.sum(sizes)))
     return StepTime(
         computing=cluster.step_time,
         backward=cluster.backward,
@@ -308,14 +319,14 @@ def break_even_rate(codec: StepTime, reference: StepTime, elements: float) -> fl
     """Elements per second that must be encoded or decoded, all in all, for the step not to be longer than another's.
 
     Args:
-        codec: the step with a codec that takes no time.
-        reference: the step without a codec.
+        codec: the step with a codec, whose own time is left out.
+        reference: the step without one.
         elements: encoded and decoded in a step, see :func:`coded`.
 
     Returns:
         Infinite where no codec is fast enough.
     """
-    spare = reference.seconds - codec.seconds
+    spare = reference.seconds - (codec.seconds - codec.codec)
     return elements / spare if spare > 0 else math.inf
 
 
@@ -326,7 +337,7 @@ def break_even_bandwidth(
     exchange: Exchange,
     reference_bits: float,
     *,
-    codec_seconds: float = 0.0,
+    codec_seconds: float | None = None,
 ) -> float:
     """Bits per second above which a codec no longer makes the step 1% shorter than an all-reduce does.
 
@@ -336,18 +347,21 @@ def break_even_bandwidth(
         cluster: the bandwidth of its network does not matter.
         exchange: of the payloads.
         reference_bits: per value of the all-reduce that it is compared with.
-        codec_seconds: of encoding and decoding in a step.
+        codec_seconds: as of :func:`time_step`.
 
     Returns:
         0 where it is no shorter on any network from 1 Mbit/s up.
     """
     latency = cluster.network.latency
+    if codec_seconds is None:
+        codec_seconds = cluster.codec_seconds(exchange, float(np.sum(sizes)))
+    computing = cluster.step_time + codec_seconds
     ours = _Schedule.of(sizes, bits, cluster, exchange, None)
     theirs = _Schedule.of(sizes, reference_bits, cluster, "allreduce", None)
 
     def pays(bandwidth: NDArray[np.float64]) -> NDArray[np.bool_]:
-        fast = cluster.step_time + codec_seconds + ours.exposed(latency, bandwidth)
-        return fast < (1 - WORTHWHILE) * (cluster.step_time + theirs.exposed(latency, bandwidth))
+        plain = cluster.step_time + theirs.exposed(latency, bandwidth)
+        return computing + ours.exposed(latency, bandwidth) < (1 - WORTHWHILE) * plain
 
     low, high = 1e6, 1e15
     for _ in range(3):

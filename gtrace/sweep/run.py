@@ -154,6 +154,7 @@ def run_sweep(
             "kind": gradients.kind,
             "stages": sorted({info.stage for info in gradients.infos}),
             "noise": gradients.yardstick.describe(),
+            "tensors": gradients.elements,
             "left_out": gradients.left_out,
             "left_out_codecs": [str(item) for item in alone],
             "seed": seed,

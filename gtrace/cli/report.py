@@ -143,7 +143,7 @@ def run(
     else:
         from gtrace.report.text import print_report
 
-        print_report(report, _console())
+        print_report(report, console())
     if refused is not None:
         sys.stdout.flush()
         raise refused
@@ -155,7 +155,7 @@ def run(
         click.echo(str(written[0]), err=as_json)
 
 
-def _console() -> Console:
+def console() -> Console:
     """Standard output as rich sees it; where it is no terminal, wide enough for every column."""
     from rich.console import Console
 

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
+from gtrace.codecs.table import CodecTable
 from gtrace.host.compiled import never_compiled
 from gtrace.host.hooks import OptimizerStep, TrainingHooks
 from gtrace.host.naming import Names
@@ -30,7 +31,6 @@ from gtrace.host.steps import grad_scale_of, is_nested
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
 from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.hook import ddp_comm_hook
-from gtrace.online.links import CodecRules
 from gtrace.online.ranks import Comparison, ExchangeKind, Levels, State
 from gtrace.online.schedule import DEFAULT_REFIT
 from gtrace.online.scriptlog import ScriptLog
@@ -141,7 +141,7 @@ class ScriptTraining:
         self.summary = ScriptSummary()
         self._options = options
         self._say = say
-        self._rules = CodecRules.of(options.codec, options.rules, options.min_size)
+        self._rules = CodecTable.of(options.codec, options.rules, options.min_size)
         self._exchange = Exchange(
             self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
         )

@@ -19,9 +19,9 @@ from gtrace.runlog import RunLogWriter, read_runlog
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gtrace.codecs.table import CodecTable
     from gtrace.host.hooks import OptimizerStep
     from gtrace.online.exchange import Tally
-    from gtrace.online.links import CodecRules
     from gtrace.online.ranks import Comparison
     from gtrace.online.script import ScriptOptions, ScriptSummary
 
@@ -39,7 +39,7 @@ class ScriptLog:
     def __init__(
         self,
         options: ScriptOptions,
-        rules: CodecRules,
+        rules: CodecTable,
         on_record: Callable[[dict[str, Any]], None] | None,
         warn: Callable[[str], None],
     ) -> None:

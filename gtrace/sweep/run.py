@@ -190,6 +190,56 @@ def run_sweep(
         return ResultStore.load(path)
 
 
+def expectations(
+    trace: Trace,
+    codecs: Sequence[Codec],
+    sink: Callable[[Block], None],
+    *,
+    steps: Sequence[int] | None = None,
+    tensors: Sequence[str] | None = None,
+    kind: Kind | None = None,
+    refit: Refit = "previous",
+    nonfinite: Nonfinite = "skip",
+    chunk: int = CHUNK,
+    jobs: int | None = None,
+) -> list[str]:
+    """The expectations of codecs on single tensors, handed over block by block; nothing is encoded or stored.
+
+    Args:
+        trace: an open trace.
+        codecs: with closed forms.
+        sink: called with each tensor at each step.
+        steps: as for :func:`run_sweep`, and so are the others.
+        tensors: only tensors whose name matches one of these globs.
+        kind: of gradients.
+        refit: which step's summary fits a codec.
+        nonfinite: what happens to a tensor with NaN or infinite gradients.
+        chunk: elements that are read at a time.
+        jobs: threads.
+
+    Returns:
+        what cannot be trusted, one line each.
+
+    Raises:
+        UsageError: a codec without closed forms or over the whole model, or an unknown tensor or step.
+        TraceError: the trace cannot be read.
+    """
+    for item in codecs:
+        if not expecting(item):
+            raise UsageError(f"{item}: its error has no closed form; sweep the trace with it first, and give the sweep")
+        if scope_of(item) == "model":
+            raise UsageError(f"{item}: runs over the whole model and leaves no tensor to another codec")
+    gradients = Gradients(trace, tensors, kind, chunk)
+    limits = Limits(gradients.infos, codecs, 0)
+    limits.check()
+    large = Large(chunk, 0)
+    plan = _plan(gradients, gradients.choose(steps), codecs, 0, set(), limits, large)
+    allocation = Allocation(gradients, gradients.steps, codecs)
+    settings = Settings(0, refit, nonfinite)
+    run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
+    return [*_cautions(trace), *limits.lines(), *large.lines()]
+
+
 def _runner(
     stack: ExitStack,
     scheduler: str | os.PathLike[str] | Client | None,

@@ -186,7 +186,7 @@ def measure(
             table.add(row["tensor"], row["step"], [row["codec"]], row)
 
     warnings[:0] = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
-    return table.curves(), warnings
+    return table.curves([info.name for info in trace.tensors]), warnings
 
 
 def curves_of(result: SweepResult, error: str = "squared_error") -> Curves:
@@ -244,15 +244,19 @@ class _Filled:
         bits, error = self._cells[tensor, step]
         bits[at], error[at] = np.multiply(row["bits_total"], size), row[self._error]
 
-    def curves(self) -> Curves:
+    def curves(self, order: Sequence[str] = ()) -> Curves:
         """All that was added.
+
+        Args:
+            order: of the tensors; otherwise they stand as they came.
 
         Raises:
             UsageError: that is nothing.
         """
         if not self._cells:
             raise UsageError("plan: there are no finite gradients of single tensors to plan for")
-        tensors = tuple(dict.fromkeys(tensor for tensor, _ in self._cells))
+        there = dict.fromkeys(tensor for tensor, _ in self._cells)
+        tensors = tuple(dict.fromkeys([*(name for name in order if name in there), *there]))
         steps = tuple(sorted({step for _, step in self._cells}))
         shape = (len(tensors), len(steps), len(self._specs))
         bits, error, energy = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[:2], np.nan)

@@ -29,6 +29,7 @@ COMMANDS = {
     "sketch": ("gtrace.cli.sketch", "Make a small trace of sketches from a full one."),
     "sweep": ("gtrace.cli.sweep", "Measure codecs on a trace."),
     "report": ("gtrace.cli.report", "Turn results into tables, plots and a page."),
+    "plan": ("gtrace.cli.plan", "Choose a codec and bits for every tensor under a budget."),
     "train": ("gtrace.cli.train", "Train with a codec on the gradients."),
     "reproduce": ("gtrace.cli.reproduce", "Repeat experiments of the papers in miniature."),
     "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),

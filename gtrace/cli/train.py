@@ -12,6 +12,7 @@ from gtrace.cli.cluster import CLUSTER, chosen_cluster, cluster_options, simulat
 from gtrace.cli.options import check_output, codec_options, load_plugins
 from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
 from gtrace.cli.train_measures import measure_options
+from gtrace.cli.train_options import script_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
 from gtrace.online.linear import LINEAR_TASKS
@@ -20,6 +21,7 @@ from gtrace.online.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
     from gtrace.codecs import Codec
+    from gtrace.codecs.table import CodecTable, Coding
     from gtrace.costs import Cluster, Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
@@ -33,6 +35,14 @@ _TASKS = "".join(
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
 @click.option("--codec", help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
+@click.option(
+    "--plan",
+    "plans",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A plan, which names a codec for every tensor; for a task beside --codec or --compare, and again for more.",
+)
 @click.option(
     "--compare",
     metavar="CODECS",
@@ -138,41 +148,13 @@ _TASKS = "".join(
     "[default: skip; for a SCRIPT pass]",
 )
 @click.option(
-    "--rule",
-    "rules",
-    multiple=True,
-    metavar="GLOB=CODEC",
-    help="For a SCRIPT: another codec for some tensors, as in bias=none; the first that fits counts.",
-)
-@click.option(
     "--min-size",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
     help="Tensors with fewer elements go uncompressed.",
 )
-@click.option(
-    "--exchange",
-    type=click.Choice(["allgather", "two-shot"]),
-    default="allgather",
-    show_default=True,
-    help="For a SCRIPT whose ranks train together: every payload to all, or to the rank that sums a piece up.",
-)
-@click.option(
-    "--levels",
-    metavar="NAME",
-    help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
-    "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of weights "
-    "also several, with commas.  [default: optimal; uniform for linear tasks]",
-)
-@click.option(
-    "--compare-every",
-    type=click.IntRange(min=0),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; 0: never.",
-)
+@script_options
 @linear_options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @measure_options
@@ -210,6 +192,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
       gtrace train --codec alq --bits 3 --workers 8 --network 1Gbit/s --step-time 20ms
       gtrace train --task linear --quantize samples --bits 5 --sampling double
+      gtrace train --plan plan.yaml --compare qsgdinf:bits=3 --task digits-cnn
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
@@ -224,7 +207,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     weights = chosen_levels(options) if script is None else []
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
-        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
+        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec or --plan at a time")
     if script is None:
         if options["levels"] is not None:
             raise UsageError("--levels is for a SCRIPT, or for --quantize")
@@ -283,7 +266,7 @@ _OF_TASKS: dict[str, Any] = {
 
 
 #: options that may be given again, by the name that stands for all
-_REPEATED = {"rules": "rule", "policies": "policy"}
+_REPEATED = {"rules": "rule", "policies": "policy", "plans": "plan"}
 
 
 def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
@@ -292,28 +275,42 @@ def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
             raise UsageError(f"--{_REPEATED.get(name, name.replace('_', '-'))} {why}")
 
 
-def _chosen(options: dict[str, Any]) -> list[Codec]:
-    """The codecs of the options, which are taken out."""
+def _chosen(options: dict[str, Any]) -> list[Coding]:
+    """The codecs and plans of the options, which are taken out."""
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
     plugin = options["plugin"]
     load_plugins(plugin)
     spec, given = options.pop("codec"), {name: options.pop(name) for name in ("bits", "sparsity")}
     RefitSchedule.parse(options["refit"])
     several, feedback = options.pop("compare"), options.pop("error_feedback")
-    if (spec is None) == (several is None):
-        raise UsageError("--codec or --compare: give one of them" + (", not both" if spec else ""))
+    planned = _planned(options.pop("plans"))
+    if (spec is not None and several is not None) or not (spec or several or planned):
+        raise UsageError("--codec, --compare or --plan: give one of them" + (", not both" if spec else ""))
     if several is None:
-        specs = [spec]
+        specs = [] if spec is None else [spec]
     else:
         from gtrace.codecs import split_specs
 
         specs = split_specs(several)
         given = {"bits": None, "sparsity": None} if len(specs) > 1 and not any(given.values()) else given
-    return [_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs]
+    if planned and not specs:
+        _refuse(
+            {"error_feedback": feedback, **given}, {"error_feedback": False, **dict.fromkeys(given)}, "is for --codec"
+        )
+    return [*(_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
+
+
+def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
+    """The tables of the plans, one a file."""
+    if not paths:
+        return []
+    from gtrace.planning import load_plan
+
+    return [load_plan(path).table for path in paths]
 
 
 def run(
-    chosen: list[Codec],
+    chosen: list[Coding],
     *,
     weights: list[str],
     plugin: tuple[Path, ...],

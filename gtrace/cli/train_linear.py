@@ -45,6 +45,7 @@ OF_LINEAR: dict[str, Any] = {
 }
 #: options of other tasks that they have no use for
 _OF_OTHERS: dict[str, Any] = {
+    "plans": (),
     "error_feedback": False,
     "kind": "weight",
     "layers": "inner",

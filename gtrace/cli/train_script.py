@@ -16,7 +16,7 @@ from gtrace.cli.options import check_output, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
-    from gtrace.codecs import Codec
+    from gtrace.codecs.table import Coding
     from gtrace.costs import Cluster
     from gtrace.host.launcher import Outcome, Program
     from gtrace.online.script import ScriptSummary, ScriptTraining
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run_script(
-    chosen: Codec,
+    chosen: Coding,
     script: str,
     args: tuple[str, ...],
     *,
@@ -47,12 +47,15 @@ def run_script(
         UsageError: no such program, a rule that cannot be read, or nothing that was trained.
     """
     from gtrace.cli.train import file_name
+    from gtrace.codecs.table import CodecTable
     from gtrace.host.children import watch_no_more
     from gtrace.host.exits import before_abrupt_exit
     from gtrace.host.imports import after_import
     from gtrace.host.launcher import Outcome, Program, run_program
     from gtrace.host.processes import launch_token, launched_place
 
+    if isinstance(chosen, CodecTable) and (rules or options["min_size"]):
+        raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
     program = Program(script, args, is_module)
     program.check()
     watch_no_more()
@@ -63,6 +66,8 @@ def run_script(
         "log": str(log.resolve()),
         "codec": str(chosen),
         "rules": _rules(rules),
+        "table": chosen.describe() if isinstance(chosen, CodecTable) else None,
+        "plan": str(Path(chosen.source).resolve()) if isinstance(chosen, CodecTable) else "",
         "workers": workers or 1,
         "nonfinite": nonfinite or "pass",
         "argv": ["-m", script, *args] if is_module else [script, *args],

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gtrace.codecs import Identity
+from gtrace.codecs import Codec, Identity
+from gtrace.codecs.table import CodecTable
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.control import BitControl
 from gtrace.online.exchange import Bad, Exchange, Tally
-from gtrace.online.links import CodecRules
 from gtrace.online.measure import Measurement
 from gtrace.online.network import simulated_step
 from gtrace.online.neural import NeuralGradients
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs.table import Coding
     from gtrace.online.exchange import Nonfinite
     from gtrace.online.policy import PolicySpec
     from gtrace.online.settings import Kind, Settings
@@ -134,7 +134,7 @@ class Run:
     def __init__(
         self,
         task: Task,
-        codec: Codec,
+        codec: Coding,
         settings: Settings,
         first_loss: float | None = None,
         policy: PolicySpec | None = None,
@@ -151,6 +151,7 @@ class Run:
         )
         self._neural: NeuralGradients | None = None
         if settings.kind == "neural":
+            assert isinstance(codec, Codec), "a study refuses plans of neural gradients"
             self._neural = NeuralGradients(
                 self._model,
                 codec,
@@ -162,7 +163,7 @@ class Run:
             )
         self._exchange = Exchange(
             # Where neural gradients are compressed, weight gradients are averaged exactly.
-            CodecRules(codec, min_size=settings.min_size) if self._neural is None else Identity(),
+            CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
             settings.workers,
             seed=settings.seed,
             refit=settings.refit,
@@ -170,7 +171,10 @@ class Run:
             down=down_codec(settings.down) if codec != Identity() else None,
         )
         chooser = None if policy is None else policy.begin(settings.seed)
-        self._control = None if chooser is None else BitControl(chooser, codec, self._exchange)
+        self._control: BitControl | None = None
+        if chooser is not None:
+            assert isinstance(codec, Codec), "a table has no policy"
+            self._control = BitControl(chooser, codec, self._exchange)
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
@@ -344,9 +348,13 @@ class Run:
 
     def announce(self) -> list[str]:
         """Warnings before the first step."""
+        found = self._exchange.rules.unmatched(self.tensors)
         if not self._codec.declared:
-            return []
-        return [f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes"]
+            return found
+        return [
+            *found,
+            f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes",
+        ]
 
     def report(self, bad: Sequence[Bad], step: int) -> list[str]:
         """Warnings about NaN and infinities at a step, the first few one by one."""

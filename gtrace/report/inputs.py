@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import TraceError, UsageError
+from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
 from gtrace.report.analysis import SweepAnalysis, analyze
 from gtrace.report.groups import TensorGroup, group_tensors
 from gtrace.report.runs import RunLogAnalysis, analyze_runs
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.costs import Cluster
+    from gtrace.planning import Plan
     from gtrace.report.evidence import Comparison
 
 SWEEP_SUFFIX = ".sweep.db"
@@ -40,6 +42,7 @@ class Report:
         sweeps: sections on codecs, in the order given.
         runs: sections on training.
         traces: sections on traces that nothing was measured on.
+        plans: sections on plans.
         side_by_side: every further sweep against the first.
         pools: run logs of the same task put together.
         pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
@@ -51,6 +54,7 @@ class Report:
     sweeps: tuple[SweepAnalysis, ...] = ()
     runs: tuple[RunLogAnalysis, ...] = ()
     traces: tuple[TraceSummary, ...] = ()
+    plans: tuple[Plan, ...] = ()
     side_by_side: tuple[SideBySide, ...] = ()
     pools: tuple[RunPool, ...] = ()
     pairs: tuple[tuple[Comparison, ...], ...] = ()
@@ -60,7 +64,7 @@ class Report:
     @property
     def sections(self) -> int:
         """How many inputs there are."""
-        return len(self.sweeps) + len(self.runs) + len(self.traces)
+        return len(self.sweeps) + len(self.runs) + len(self.traces) + len(self.plans)
 
 
 def make_report(
@@ -72,6 +76,7 @@ def make_report(
     groups: Sequence[str] = (),
     batch: float = math.nan,
     cluster: Cluster | None = None,
+    plans: Sequence[Path | str | Plan] = (),
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -84,6 +89,7 @@ def make_report(
         groups: of tensors, as :func:`gtrace.report.groups.group_tensors` reads them, that every sweep is summed up by.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
         cluster: for which savings are computed; None for none.
+        plans: files, or plans that are in memory.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -112,13 +118,16 @@ def make_report(
         else:
             read_runs.append(analyze_runs(run, f"run {k + 1}" if len(runs) > 1 else "run"))
     read_traces = [summarize_trace(Path(trace), named(trace)) for trace in traces]
+    read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
     names = [s.name for s in read_sweeps] + [r.name for r in read_runs] + [t.name for t in read_traces]
+    names += [plan.name for plan in read_plans]
     heading = title or f"gtrace report: {', '.join(names)}"
     return Report(
         heading,
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),
+        tuple(read_plans),
         side_by_side(read_sweeps),
         pool_runs(read_runs),
         tuple(sweep.compare(pairs) for sweep in read_sweeps) if pairs else (),
@@ -174,11 +183,12 @@ def load_report(
         groups=groups,
         batch=batch,
         cluster=cluster,
+        plans=[path for path, kind in kinds if kind == "plan"],
     )
 
 
 def kind_of(path: Path) -> str:
-    """``sweep``, ``run`` or ``trace``, from the first bytes and not from the name.
+    """``sweep``, ``run``, ``trace`` or ``plan``, from the first bytes and not from the name.
 
     Raises:
         TraceError: there is nothing, or it cannot be read.
@@ -190,12 +200,14 @@ def kind_of(path: Path) -> str:
         raise TraceError(f"{path}: it is no file; pass a .sweep.db, a run log or a trace")
     try:
         with path.open("rb") as file:
-            start = file.read(len(_SQLITE))
+            start = file.read(64)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise TraceError(f"{path}: {reason}; pass a .sweep.db, a run log or a trace") from None
-    if start == _SQLITE or path.name.endswith(SWEEP_SUFFIX):
+    if start.startswith(_SQLITE) or path.name.endswith(SWEEP_SUFFIX):
         return "sweep"
+    if path.suffix in PLAN_SUFFIXES or is_plan(start):
+        return "plan"
     return "trace" if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") else "run"
 
 

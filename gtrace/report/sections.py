@@ -9,6 +9,7 @@ from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_t
 from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count
+from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
 from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.savings_tables import savings_table, savings_verdict
@@ -23,6 +24,7 @@ from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gtrace.planning import Plan
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.groups import TensorGroup
@@ -60,7 +62,7 @@ class Section:
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """The sections of a report: sweeps, sweeps side by side, training, training put together, savings, traces.
+    """The sections of a report: sweeps, sweeps side by side, training, training put together, savings, traces, plans.
 
     Args:
         report: what to show.
@@ -86,6 +88,8 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
         yield savings_section(savings, most_layers)
     for trace in report.traces:
         yield from _trace(trace)
+    for plan in report.plans:
+        yield _plan(plan, most_layers)
 
 
 def savings_section(savings: Savings, most: int | None = None) -> Section:
@@ -139,3 +143,9 @@ def _trace(trace: TraceSummary) -> Iterator[Section]:
     yield Section("Trace", trace.name, (trace.sentence,), (trace_table(trace),))
     for laws in trace.laws:
         yield Section("", laws.title, tuple(laws.sentences), tuple(law_tables(laws)))
+
+
+def _plan(plan: Plan, most_layers: int | None) -> Section:
+    other = budget_table(plan, most_layers)
+    tables = (plan_table(plan, most_layers), *([] if other is None else [other]))
+    return Section("Plan", plan.name, tuple(plan_verdict(plan)), tables)

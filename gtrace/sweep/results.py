@@ -215,6 +215,21 @@ class ResultStore:
         with _writing(self.path):
             return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM ({ROWS})"))  # noqa: S608
 
+    def check_plans(self, digests: Mapping[str, str]) -> None:
+        """Refuse to add rows of a plan beside those of another one of the same name.
+
+        Args:
+            digests: name as in the rows -> what tells tables apart.
+
+        Raises:
+            OutputExistsError: there are such rows.
+        """
+        for name, params in self._connection.execute("SELECT codec, params FROM codecs").fetchall():
+            if name in digests and json.loads(params).get("digest") != digests[name]:
+                raise OutputExistsError(
+                    f"{self.path}: holds rows of another {name}; pass --force or another -o, or rename the plan"
+                )
+
     def without_optimum(self) -> set[tuple[str, int, str, int]]:
         """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""
         return set(

@@ -40,7 +40,7 @@ class Measurement:
         self.seconds = 0.0
         self._error, self._energy, self._decoded, self._inner = 0.0, 0.0, 0.0, 0.0
         self._noise = 0.0
-        self._weighted_error, self._weighted_energy = 0.0, 0.0
+        self._weighted_error, self._weighted_energy, self._step_error = 0.0, 0.0, 0.0
         self._moved, self._norm1 = 0.0, 0.0
 
     def add(self, name: str, exact: Sequence[Any], aggregated: Any) -> None:
@@ -58,13 +58,26 @@ class Measurement:
         self._error += float(arrived @ arrived)
         # One worker's alone says nothing about how gradients scatter.
         self._noise += noise_between(moments([exact], len(exact))).variance / len(exact) if len(exact) > 1 else math.nan
-        weights = self._weights(name, mean)
-        error, energy = (math.nan, math.nan) if weights is None else weighted_sums(mean, aggregated, weights)
-        self._weighted_error += error
-        self._weighted_energy += energy
+        self._weigh(self._weights(name, mean), self._weights(name, aggregated), mean, aggregated)
         self._moved += mean.size * float(distance(np.sort(mean), np.sort(aggregated), 1.0, 1.0))
         self._norm1 += float(np.abs(wide).sum())
         self.seconds += time.thread_time() - start
+
+    def _weigh(
+        self,
+        weights: NDArray[np.float64] | None,
+        others: NDArray[np.float64] | None,
+        mean: NDArray[np.float32],
+        aggregated: NDArray[np.float32],
+    ) -> None:
+        if weights is None or others is None:
+            self._weighted_error = self._weighted_energy = self._step_error = math.nan
+            return
+        error, energy = weighted_sums(mean, aggregated, weights)
+        self._weighted_error += error
+        self._weighted_energy += energy
+        moved = np.sqrt(others) * aggregated - np.sqrt(weights) * mean
+        self._step_error += float(moved @ moved)
 
     def _weights(self, name: str, mean: NDArray[np.float32]) -> NDArray[np.float64] | None:
         """How much each element of a tensor, or of the whole model, counts in Adam's update."""
@@ -87,6 +100,7 @@ class Measurement:
             "relative_variance": relative(self._error, self._energy),
             "noise_ratio": relative(self._error, self._noise),
             "update_error": relative(self._weighted_error, self._weighted_energy),
+            "step_error": relative(self._step_error, self._weighted_energy),
             "w1": relative(self._moved, self._norm1),
             "cosine": self._inner / math.sqrt(self._energy * self._decoded)
             if self._energy * self._decoded > 0

@@ -56,6 +56,13 @@ def print_sections(found: Iterable[Section], console: Console, *, several: bool 
         page.lines(section.warnings, "warning")
 
 
+def print_table(table: Table, sentences: Iterable[str], console: Console) -> None:
+    """Print sentences and a table, as a section of a report has them."""
+    page = _Page(console)
+    page.verdict(sentences)
+    page.table(table)
+
+
 class _Page:
     """Writes to a console what it can show."""
 

@@ -270,6 +270,17 @@ class ExpectingCodec(Codec):
             UsageError: the sketch was built otherwise.
         """
 
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """E sum w (Q(v) - v)^2 of one encoding, where each element's squared error counts w.
+
+        Args:
+            state: as of :meth:`expect`.
+            sketch: as of :meth:`expect`.
+            weighted: the same with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
+        """
+        del sketch
+        return self.expect(state, weighted).squared_error
+
 
 def expecting(item: Codec) -> TypeGuard[ExpectingCodec]:
     """Whether ``expect`` can be called on a codec."""

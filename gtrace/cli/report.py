@@ -80,9 +80,9 @@ def command(
 ) -> None:
     """Say what RESULTS show: which codec makes the least error at equal measured bits, where, and how sure that is.
 
-    RESULTS are sweeps (.sweep.db), run logs (.jsonl) and traces, each a section of the report. Sweeps are compared
-    with the first one, run logs of the same task are put together. Without any, the newest sweep and the newest run
-    log in this folder are taken.
+    RESULTS are sweeps (.sweep.db), run logs (.jsonl), traces and plans, each a section of the report. Sweeps are
+    compared with the first one, run logs of the same task are put together. Without any, the newest sweep and the
+    newest run log in this folder are taken.
 
     With --ranks, --network and --step-time it also says what each codec saves between so many machines.
 

@@ -79,7 +79,7 @@ class Codec(ABC):
     """
 
     name: ClassVar[str] = ""
-    #: one line: what it does
+    #: what it does, in one line
     summary: ClassVar[str] = ""
     #: how a value becomes bytes, as a formula
     formula: ClassVar[str] = ""

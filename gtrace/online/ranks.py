@@ -98,7 +98,7 @@ class State:
         nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
             as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
         compare_every: every so many steps the same gradients go through plain all-reduces in float32 and in bfloat16,
-            too, for :attr:`comparison`; 0 for never.
+            too, for ``comparison``; 0 for never.
         on_step: called with this state after the last bucket of each step.
 
     Attributes:

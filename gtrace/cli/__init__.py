@@ -30,6 +30,7 @@ COMMANDS = {
     "sweep": ("gtrace.cli.sweep", "Measure codecs on a trace."),
     "report": ("gtrace.cli.report", "Turn results into tables, plots and a page."),
     "train": ("gtrace.cli.train", "Train with a codec on the gradients."),
+    "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
     "reproduce": ("gtrace.cli.reproduce", "Repeat experiments of the papers in miniature."),
     "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
     "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),

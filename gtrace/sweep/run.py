@@ -17,6 +17,7 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
+from gtrace.codecs.installed import package_versions
 from gtrace.errors import UsageError
 from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.bursts import LEFT_OUT, any_burst, gaps_line
@@ -158,7 +159,7 @@ def run_sweep(
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
-            "versions": versions(),
+            "versions": versions() | package_versions(chosen),
         }
         limits = Limits(gradients.infos, chosen, draws)
         limits.check()

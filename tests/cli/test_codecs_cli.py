@@ -9,6 +9,7 @@ from gtrace.cli import gtrace
 from gtrace.cli.codecs import describe
 from gtrace.codecs import codec_class, codec_names, parse_spec, wrapper_names
 from gtrace.codecs.pages import PAGES
+from gtrace.codecs.registry import unregister
 
 NAMES = [*codec_names(), *wrapper_names()]
 HEADS = [
@@ -60,7 +61,10 @@ def test_a_file_of_ones_own_has_a_page_too(tmp_path):
         "def compress(values):\n    return values.tobytes()\n\n"
         "def decompress(data, size):\n    import numpy as np\n    return np.frombuffer(data, 'f4')\n"
     )
-    done = CliRunner().invoke(gtrace, ["codecs", "half", "--plugin", str(tmp_path / "half.py")])
+    try:
+        done = CliRunner().invoke(gtrace, ["codecs", "half", "--plugin", str(tmp_path / "half.py")])
+    finally:
+        unregister("half")
     assert done.exit_code == 0
     assert "FROM\n    half.py" in done.output
     assert "PAYLOAD" not in done.output

@@ -37,16 +37,16 @@ def duel(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]
     Errors are log-interpolated between neighbours by measured bits, never extrapolated, and averaged over the bits that
     both curves reach. A codec of one configuration is compared at its own bits.
 
-    >>> duel([(2, 0.4), (4, 0.1)], [(2, 0.8), (4, 0.2)]).error
+    >>> round(duel([(2, 0.4), (4, 0.1)], [(2, 0.8), (4, 0.2)]).error, 9)
     0.5
-    >>> duel([(3, 0.1)], [(2, 0.4), (4, 0.1)])[:3]
-    (0.5, 3, 3)
+    >>> [round(number, 9) for number in duel([(3, 0.1)], [(2, 0.4), (4, 0.1)])[:3]]
+    [0.5, 3, 3]
     """
     first, second = ([(b, v) for b, v in points if v > 0 and math.isfinite(v * b)] for points in (one, other))
     if not first or not second:
         return Duel(math.nan, math.nan, math.nan, math.nan)
     if 1 in (len(first), len(second)):
-        knots = [first[0][0] if len(first) == 1 else second[0][0]]
+        knots = [min(points[0][0] for points in (first, second) if len(points) == 1)]
     else:
         low, high = max(min(first)[0], min(second)[0]), min(max(first)[0], max(second)[0])
         knots = sorted({low, high, *(b for b, _ in (*first, *second) if low <= b <= high)}) if low < high else []
@@ -56,7 +56,7 @@ def duel(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]
     # Linear between knots, so the trapezoids are the integral.
     mean = float(logs[0]) if len(knots) == 1 else float(np.trapezoid(logs, knots)) / (knots[-1] - knots[0])
     curves = [envelope(*zip(*points, strict=True)) for points in (first, second)]
-    return Duel(round(math.exp(mean), 12), knots[0], knots[-1], 1 + bd_rate(curves[0], curves[1])[0])
+    return Duel(math.exp(mean), knots[0], knots[-1], 1 + bd_rate(curves[0], curves[1])[0])
 
 
 def _at(points: Sequence[tuple[float, float]], bits: float) -> float:

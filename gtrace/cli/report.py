@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.cluster import chosen_cluster, cluster_options
+from gtrace.cli.completion import complete_figure
 from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
 
@@ -42,6 +43,7 @@ PIPE_WIDTH = 160
 )
 @click.option(
     "--figure",
+    shell_complete=complete_figure,
     metavar="NAME",
     default=None,
     help="Draw one figure alone into -o FILE.pdf, .png or .svg.  [default: NAME.svg here]",

@@ -1,4 +1,4 @@
-"""The laws that every codec obeys, to be run on one's own: ``gtrace.testing.check_codec(MyCodec())``.
+"""The laws that every codec obeys, to be run on one's own: ``gtrace.testing.check_codec(MyCodec)``.
 
 What a codec says about itself (expected error, bits, unbiasedness) is measured against encode and decode.
 All randomness is keyed, so a check gives the same result every time.
@@ -6,7 +6,12 @@ All randomness is keyed, so a check gives the same result every time.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import traceback
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,39 +63,87 @@ def fitted(c: Codec, values: NDArray[np.float32], step: int = 0) -> tuple[State,
     return c.fit(state, sketch, step), sketch
 
 
-def check_codec(c: Codec, *, seed: int = 0, draws: int = 24, spike: bool = True) -> None:
+def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike: bool = True) -> None:
     """Run every law on a codec.
 
     Args:
-        c: the codec.
+        c: the codec, or its class, which is then checked with its defaults.
         seed: of tensors and keys.
         draws: encodings behind each sampled mean.
         spike: run the law on a million values of probability 1e-6, which takes a second.
 
     Raises:
-        AssertionError: a law is broken; the message says which one and on which tensor.
+        AssertionError: a law is broken; the message says which one and on which tensor. What the codec itself raises
+            becomes one too, with the line that raised it.
     """
-    check_spec(c)
+    c = _made(c)
+    with _told(f"{c}: its spec"):
+        check_spec(c)
     for name, values in tensors(seed):
-        check_round_trip(c, name, values, seed)
-    heavy = dict(tensors(seed))["heavy"]
-    check_refusals(c, heavy, seed)
+        with _told(f"{c} on {name}"):
+            check_round_trip(c, name, values, seed)
+    found = dict(tensors(seed))
+    heavy = found["heavy"]
+    with _told(f"{c}: a payload that is wrong"):
+        check_refusals(c, heavy, seed)
     for name in ("heavy", "normal", "one outlier", "zero bucket", "constant"):
-        check_expectation(c, name, dict(tensors(seed))[name], seed, draws)
-    check_workers(c, heavy, seed, draws)
+        with _told(f"{c}: closed forms on {name}"):
+            check_expectation(c, name, found[name], seed, draws)
+    with _told(f"{c}: mean of several workers"):
+        check_mean(c, "heavy", heavy, seed, draws)
+        check_workers(c, heavy, seed, draws)
     if spike and c.unbiased:
-        check_spike(c, seed)
+        with _told(f"{c}: a spike among a million values"):
+            check_spike(c, seed)
+
+
+def _made(c: Codec | type[Codec]) -> Codec:
+    """A codec of what was given to :func:`check_codec`, a class among others."""
+    if isinstance(c, Codec):
+        return c
+    given = getattr(c, "__name__", str(c))
+    kind: object = c
+    if not isinstance(kind, type) or not issubclass(kind, Codec):
+        raise AssertionError(f"{given}: give a class that extends gtrace.codecs.Codec")  # noqa: TRY004 - a law
+    missing = ", ".join(sorted(c.__abstractmethods__))
+    assert not missing, f"{given}: it must define {missing}"
+    known = {item.name for item in dataclasses.fields(c)}
+    own = [name for name, kind in vars(c).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+    lost = sorted(set(own) - known)
+    assert not lost, f"{given}: {lost[0]} is no parameter yet; put @dataclass(frozen=True) before the class"
+    bare = [item.name for item in dataclasses.fields(c) if "help" not in item.metadata]
+    assert not bare, f"{given}: write {bare[0]} as gtrace.codecs.parameter(default, help)"
+    try:
+        return c()
+    except TypeError as error:
+        raise AssertionError(f"{given}: it cannot be made without arguments: {error}") from error
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn an exception of the codec's own code, or numpy's warning of lost numbers, into a law that is broken."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            yield
+    except AssertionError:
+        raise
+    except Exception as error:  # whatever somebody's codec raises
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise AssertionError(f"{what}: {type(error).__name__}: {error} ({where})") from error
 
 
 def check_spec(c: Codec) -> None:
     """Codec -> spec string -> codec is the identity, and the value cannot be changed."""
-    assert c.name, "a codec needs a name"
+    assert c.name, "a codec needs a name: name: ClassVar[str] = ..."
     try:
         again = codec(str(c))
     except GtraceError as error:
         # A codec under test need not be registered; one that is must come back.
         assert "no codec" in str(error), f"{c}: its own spec is refused: {error}"
         return
+    assert type(again) is type(c), f"{c}: another codec has this name, {type(again).__module__}.{type(again).__name__}"
     assert again == c, f"{c}: its spec makes another codec, {again}"
     assert str(again) == str(c), f"{c}: its spec is not canonical, {again}"
     assert hash(again) == hash(c), f"{c}: equal codecs must hash alike"
@@ -214,6 +267,21 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64]) -> floa
         p = down / (up + down)
         variance += scale**4 * float(np.sum(p * (1 - p) * (up * up - down * down) ** 2))
     return math.sqrt(variance)
+
+
+def check_mean(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:
+    """What an unbiased codec without closed forms decodes is its input on average."""
+    if expecting(c) or not c.unbiased:
+        return
+    state, _ = fitted(c, values)
+    shared = c.shared(state)
+    exact = values.astype(np.float64)
+    signs = np.sign(exact)
+    sums = np.empty(draws)
+    for draw in range(draws):
+        payload = c.encode(state, values, Key.derive(seed, tensor=name, draw=draw))
+        sums[draw] = (c.decode(shared, payload, values.size) - exact) @ signs
+    _close(sums, 0.0, 1e-6 * float(np.abs(exact).sum()), f"{c} on {name}: mean shrinkage; unbiased = False says so")
 
 
 def check_workers(c: Codec, values: NDArray[np.float32], seed: int = 0, draws: int = 24) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "plan": ("gtrace.cli.plan", "Choose a codec and bits for every tensor under a budget."),
     "train": ("gtrace.cli.train", "Train with a codec on the gradients."),
     "compare": ("gtrace.cli.compare", "Say which measure of the error predicts the loss of training."),
+    "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
     "reproduce": ("gtrace.cli.reproduce", "Repeat experiments of the papers in miniature."),
     "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
     "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),

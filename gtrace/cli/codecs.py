@@ -2,105 +2,224 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import print_json
+from gtrace.cli.completion import complete_codec
+from gtrace.cli.options import load_plugins, print_json
+from gtrace.errors import GtraceError
+
+if TYPE_CHECKING:
+    from gtrace.codecs import Codec
+
+#: parameter -> what a sweep over it looks like
+_RANGES = {"bits": "--bits 2-8", "ratio": "--ratio 0.001-0.1", "sparsity": "--sparsity 0.5-0.95"}
+_WIDEST = 100
 
 
 @click.command("codecs")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_codec)
+@click.option(
+    "--plugin",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A Python file with codecs of your own; it is run.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(name: str | None, as_json: bool) -> None:
-    """List the codecs, or explain one: formula, parameters, paper, what was corrected.
+def command(name: str | None, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+    """List the codecs, or explain one: formula, parameters, payload, what to expect, what was corrected.
+
+    Codecs of installed packages (entry points of the group gtrace.codecs) are listed with their package.
 
     \b
-    Example:
+    Examples:
+      gtrace codecs
       gtrace codecs qsgd
+      gtrace codecs dither --plugin dither.py
     """
-    from gtrace.codecs import codec_class, codec_names, wrapper_names
-
-    described = [_describe(n) for n in ([codec_class(name).name] if name else (*codec_names(), *wrapper_names()))]
-    if as_json:
-        print_json(described[0] if name else described)
-    elif name:
-        _explain(described[0])
-    else:
-        _list(described)
+    load_plugins(plugin)
+    if name:
+        found = describe(name.rstrip(":"))
+        print_json(found) if as_json else click.echo(_page(found))
+        return
+    described = _all()
+    print_json(described) if as_json else _list(described)
 
 
-def _describe(name: str) -> dict[str, Any]:
-    from gtrace.codecs import ExpectingCodec, codec_class, parameter_fields, wrapper_names
+def _all() -> list[dict[str, Any]]:
+    """Every codec that can be had; the others are said on stderr."""
+    from gtrace.codecs import codec_names, wrapper_names
+    from gtrace.codecs.installed import hidden, installed_names, origins
+
+    for line in filter(None, map(hidden, origins())):
+        click.echo(f"gtrace: warning: {line}", err=True)
+    described = [describe(name) for name in (*codec_names(), *wrapper_names())]
+    for name in installed_names():
+        try:
+            described.append(describe(name))
+        except GtraceError as error:
+            click.echo(f"gtrace: warning: {error}", err=True)
+    return described
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Everything that there is to say about a codec or a prefix.
+
+    Raises:
+        UsageError: unknown; the nearest names are suggested.
+        ScriptError: the package that brings it cannot be loaded.
+    """
+    from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
+    from gtrace.codecs.installed import origin_of
+    from gtrace.codecs.pages import PAGES
+    from gtrace.codecs.plugin import plugin_of
 
     cls = codec_class(name)
+    origin, file = origin_of(cls), plugin_of(cls)
+    own = PAGES.get(name) if origin is None and file is None else None
+    prefix = name in wrapper_names()
+    parameters = parameter_fields(cls)
+    names = [item.name for item in parameters]
+    defaults = ",".join(f"{item.name}={_written(item.default)}" for item in parameters)
     return {
         "name": cls.name,
-        "prefix": cls.name in wrapper_names(),
+        "prefix": prefix,
+        "package": origin.package if origin is not None else file.name if file is not None else "",
         "summary": cls.summary,
+        "synopsis": f"{cls.name}{f'[:{defaults}]' if defaults else ''}{':CODEC' if prefix else ''}",
+        "word": cls.word,
+        "description": [*([own.about] if own else []), *_paragraphs(cls.__doc__ or "")],
         "formula": cls.formula,
         "paper": cls.paper,
         "corrections": list(cls.corrections),
         "unbiased": cls.unbiased,
         "stateful": cls.stateful,
+        "declared": cls.declared,
         "closed_forms": issubclass(cls, ExpectingCodec),
+        "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
+        "payload": own.payload if own else "",
+        "expect": own.expect if own else "",
+        "examples": _examples(name, names, prefix=prefix),
+        "see": list(own.see) if own else [],
         "parameters": [
             {
                 "name": item.name,
+                "type": str(item.type),
                 "default": item.default,
                 "help": item.metadata["help"],
                 "choices": list(item.metadata["choices"]),
                 "minimum": item.metadata["minimum"],
                 "maximum": item.metadata["maximum"],
             }
-            for item in parameter_fields(cls)
+            for item in parameters
         ],
     }
 
 
+def _needs(made: Codec) -> str:
+    """What the default codec wants to be fitted on or for its closed forms."""
+    needs = made.needs
+    if needs is None:
+        return "nothing but the gradient"
+    bucket = "the whole tensor" if needs.bucket_size is None else f"buckets of {needs.bucket_size}"
+    norm = "values as they are" if needs.norm == "none" else f"values over the {needs.norm} norm of {bucket}"
+    return f"a moment sketch of {norm}"
+
+
+def _examples(name: str, parameters: list[str], *, prefix: bool) -> list[str]:
+    spec = f"{name}:topk:ratio=0.01" if prefix and name != "rotate" else f"{name}:qsgdinf:bits=3" if prefix else name
+    ranges = next((_RANGES[p] for p in _RANGES if p in parameters), "") if not prefix else ""
+    trained = f"{name}:bits=4" if "bits" in parameters and not prefix else spec
+    return [
+        f"gtrace sweep run.zarr --methods {spec} {ranges}".rstrip(),
+        f"gtrace train --codec {trained} --task digits-cnn --workers 4",
+        f"gtrace bench {spec}",
+    ]
+
+
+def _paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring as plain text, without what concerns callers of the class alone."""
+    plain = re.sub(r":\w+:`~?([^`]*)`|``([^`]*)``", lambda m: m[1] or m[2], inspect.cleandoc(text))
+    parts = [" ".join(part.split()) for part in plain.split("\n\n")]
+    return [part for part in parts if part and not part.startswith(("Raises:", "Attributes:", "Args:"))]
+
+
 def _list(described: list[dict[str, Any]]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
+    others = any(item["package"] for item in described)
     table = Table(box=None, pad_edge=False)
     table.add_column("codec", style="bold", no_wrap=True)
     table.add_column("what it does")
     table.add_column("parameters")
+    if others:
+        table.add_column("from")
     for item in described:
         table.add_row(
             item["name"] + (":" if item["prefix"] else ""),
-            item["summary"],
+            escape(item["summary"]),
             ", ".join(p["name"] for p in item["parameters"]) or "-",
+            *([escape(item["package"] or "gtrace")] if others else []),
         )
     Console().print(table)
     click.echo("\ngtrace codecs NAME explains one; a spec is NAME:key=value,key=value")
     click.echo("a prefix goes before any spec, as in ef:topk:ratio=0.01")
 
 
-def _explain(item: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def _page(item: dict[str, Any]) -> str:
+    """The page of a codec, in the order of manuals."""
+    width = min(_WIDEST, shutil.get_terminal_size().columns)
 
-    console = Console()
-    console.print(f"[bold]{item['name']}[/bold]  {escape(item['summary'])}")
-    console.print(f"\n  {escape(item['formula'])}", soft_wrap=True)
-    console.print(f"\nPaper: {escape(item['paper'])}", soft_wrap=True)
-    kind = "unbiased" if item["unbiased"] else "biased"
+    def text(value: str, indent: int = 4) -> list[str]:
+        pad = " " * indent
+        return textwrap.wrap(value, width, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False) or [pad]
+
     memory = "keeps memory between steps" if item["stateful"] else "no memory between steps"
-    closed = "error and bits in closed form" if item["closed_forms"] else "measured by encoding"
-    console.print(f"Kind: {kind}; {memory}; {closed}")
-    for line in item["corrections"]:
-        console.print(f"Corrected: {escape(line)}", soft_wrap=True)
-    if not item["parameters"]:
-        return
-    table = Table(box=None, pad_edge=False, title="\nParameters", title_justify="left", title_style="bold")
-    for column in ("name", "default", "allowed", "meaning"):
-        table.add_column(column, no_wrap=column != "meaning")
+    kind = [f"{'unbiased' if item['unbiased'] else 'biased'}; {memory}"]
+    if item["prefix"]:
+        kind.append("what the codec inside is and keeps counts as well")
+    if item["declared"]:
+        kind.append("bits are what the method declares, not what was encoded")
+    closed = "squared error, bias, sparsity and bits per coordinate, by gtrace sweep --draws 0"
+    parameters: list[str] = []
     for p in item["parameters"]:
-        default = "none" if p["default"] is None else str(p["default"]).lower()
-        table.add_row(p["name"], default, _allowed(p), escape(p["help"]))
-    console.print(table)
+        allowed = _allowed(p)
+        parameters += [f"    {p['name']}={_written(p['default'])}" + (f"    ({allowed})" if allowed else "")]
+        parameters += text(p["help"], 8)
+    if item["word"]:
+        parameters += text(f"A word without = sets {item['word']}: {item['name']}:WORD.")
+    synopsis = item["synopsis"].replace(",", ", ")
+    sections = {
+        "NAME": text(f"{item['name']} - {item['summary']}"),
+        "SYNOPSIS": [line.replace(", ", ",") for line in text(synopsis)],
+        "FROM": text(item["package"]) if item["package"] else [],
+        "DESCRIPTION": [line for part in item["description"] for line in (*text(part), "")][:-1],
+        "FORMULA": text(item["formula"]),
+        "PARAMETERS": parameters or ["    none"],
+        "NEEDS": text(item["needs"]),
+        "KIND": [line for part in kind for line in text(part)],
+        "CLOSED FORMS": text(closed if item["closed_forms"] else "none: error and bits are measured by encoding"),
+        "PAYLOAD": text(item["payload"]) if item["payload"] else [],
+        "WHAT TO EXPECT": text(item["expect"]) if item["expect"] else [],
+        "CORRECTIONS": [line for part in item["corrections"] for line in text(f"- {part}")],
+        "EXAMPLES": [f"    {line}" for line in item["examples"]],
+        "SEE ALSO": text(", ".join(f"gtrace codecs {name}" for name in item["see"])) if item["see"] else [],
+        "PAPER": text(item["paper"]),
+    }
+    shown = [[click.style(head, bold=True), *lines] for head, lines in sections.items() if lines]
+    return "\n\n".join("\n".join(lines) for lines in shown)
+
+
+def _written(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _allowed(p: dict[str, Any]) -> str:
@@ -108,9 +227,10 @@ def _allowed(p: dict[str, Any]) -> str:
         return ", ".join(p["choices"])
     if isinstance(p["default"], bool):
         return "true, false"
+    kind = "integer" if p["type"].startswith("int") else "number" if p["type"].startswith("float") else "text"
     low, high = p["minimum"], p["maximum"]
     if low is not None and high is not None:
-        return f"{low:g} to {high:g}"
+        return f"{kind}, {low:.9g} to {high:.9g}"
     if low is not None:
-        return f"{low:g} or more"
-    return "" if high is None else f"{high:g} or less"
+        return f"{kind}, {low:.9g} or more"
+    return kind if high is None else f"{kind}, {high:.9g} or less"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.cluster import chosen_cluster, cluster_options
+from gtrace.cli.completion import complete_figure
 from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
 
@@ -42,6 +43,7 @@ PIPE_WIDTH = 160
 )
 @click.option(
     "--figure",
+    shell_complete=complete_figure,
     metavar="NAME",
     default=None,
     help="Draw one figure alone into -o FILE.pdf, .png or .svg.  [default: NAME.svg here]",
@@ -80,9 +82,9 @@ def command(
 ) -> None:
     """Say what RESULTS show: which codec makes the least error at equal measured bits, where, and how sure that is.
 
-    RESULTS are sweeps (.sweep.db), run logs (.jsonl) and traces, each a section of the report. Sweeps are compared
-    with the first one, run logs of the same task are put together. Without any, the newest sweep and the newest run
-    log in this folder are taken.
+    RESULTS are sweeps (.sweep.db), run logs (.jsonl), traces and plans, each a section of the report. Sweeps are
+    compared with the first one, run logs of the same task are put together. Without any, the newest sweep and the
+    newest run log in this folder are taken.
 
     With --ranks, --network and --step-time it also says what each codec saves between so many machines.
 

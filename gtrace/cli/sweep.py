@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.completion import complete_specs
 from gtrace.cli.options import Fractions, Integers, TracePath, codec_options, load_plugins, parse_range, print_json
 from gtrace.errors import UsageError
 
@@ -23,7 +24,12 @@ _REFITS = ("previous", "each", "once")
 
 @click.command("sweep")
 @click.argument("trace", type=TracePath())
-@click.option("--methods", default=None, help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.  [default: all]")
+@click.option(
+    "--methods",
+    default=None,
+    shell_complete=complete_specs,
+    help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.  [default: all]",
+)
 @click.option(
     "--bits", type=Integers(), default="2-8", show_default=True, help="Nominal bits of codecs that have them."
 )

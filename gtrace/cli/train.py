@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.cluster import CLUSTER, chosen_cluster, cluster_options, simulated_network, simulation_options
+from gtrace.cli.completion import complete_task
 from gtrace.cli.options import check_output, codec_options, load_plugins
+from gtrace.cli.train_choice import choice_options
 from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
 from gtrace.cli.train_measures import measure_options
 from gtrace.cli.train_options import script_options
@@ -34,24 +36,7 @@ _TASKS = "".join(
 
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
-@click.option("--codec", help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512.")
-@click.option(
-    "--plan",
-    "plans",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="A plan, which names a codec for every tensor; for a task beside --codec or --compare, and again for more.",
-)
-@click.option(
-    "--compare",
-    metavar="CODECS",
-    help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
-)
-@click.option(
-    "--bits", type=int, default=None, help="Nominal bits of a codec that has them; with --quantize, of the weights."
-)
-@click.option("--sparsity", type=float, default=None, help="Sparsity of a codec that has it, as in 0.8.")
+@choice_options
 @codec_options
 @click.option(
     "--kind",
@@ -68,7 +53,10 @@ _TASKS = "".join(
     help="With --kind neural: inner leaves the gradient alone that the last layer gets from the loss.",
 )
 @click.option(
-    "--task", metavar="NAME", help=f"What to train, see below, where there is no SCRIPT.  [default: {DEFAULT_TASK}]"
+    "--task",
+    metavar="NAME",
+    shell_complete=complete_task,
+    help=f"What to train, see below, where there is no SCRIPT.  [default: {DEFAULT_TASK}]",
 )
 @click.option(
     "--workers",

@@ -128,7 +128,7 @@ class PluginCodec(Codec):
         Raises:
             ScriptError: it raised; the message names file and line.
         """
-        with type(self).lock, _blamed(type(self).file):
+        with type(self).lock, blamed(type(self).file):
             return what(*arguments)
 
     def arrived(self, values: Any, size: int) -> NDArray[np.float32]:
@@ -221,7 +221,7 @@ def _run(file: Path, module: ModuleType) -> None:
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(file.parent))
     try:
-        with _blamed(file):
+        with blamed(file):
             # Not importlib's loader: its cached bytecode would miss an edit within a second.
             exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102
     finally:
@@ -237,7 +237,7 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
         if isinstance(value, type):
             if issubclass(value, Codec):
                 if own and not inspect.isabstract(value) and value not in found:
-                    found.append(_guarded(value, file))
+                    found.append(guarded(value, file))
             elif own and _compresses(value) and not inspect.isabstract(value):
                 objects[variable] = value
         elif not isinstance(value, ModuleType) and _compresses(value):
@@ -253,13 +253,13 @@ def _codecs(module: ModuleType, file: Path) -> list[type[Codec]]:
         found.append(_made(FunctionCodec, file.stem, file, fields))
     for variable, value in objects.items():
         if isinstance(value, type):
-            with _blamed(file):
+            with blamed(file):
                 value = value()
         fields = {**shared, "compressor": value, "torch": _torch_of(value, module), "kept": OrderedDict()}
         name = file.stem if len(objects) == 1 and not found else variable
         found.append(_made(CompressorCodec, name, file, fields))
     for cls in found:
-        if not _NAME.fullmatch(cls.name) or cls.name == "all":
+        if not names_a_codec(cls.name):
             raise UsageError(
                 f"plugin {file.name}: '{cls.name}' is no name for a codec; use letters, digits, '_', '-' and '.'"
             )
@@ -316,9 +316,14 @@ def _digest(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
-def _guarded(cls: type[Codec], file: Path) -> type[Codec]:
+def names_a_codec(name: str) -> bool:
+    """Whether a codec can be called that: a spec can hold it, and it means nothing else."""
+    return _NAME.fullmatch(name) is not None and name != "all"
+
+
+def guarded(cls: type[Codec], file: Path) -> type[Codec]:
     """The class with its own methods saying, when they fail, in which line of the file."""
-    for name in ("init", "view", "fit", "encode", "shared", "decode", "update", "aggregate", "expect"):
+    for name in ("init", "view", "fit", "encode", "shared", "decode", "simulate", "update", "aggregate", "expect"):
         method = vars(cls).get(name)
         if inspect.isfunction(method):
             setattr(cls, name, _named(method, file))
@@ -328,14 +333,14 @@ def _guarded(cls: type[Codec], file: Path) -> type[Codec]:
 def _named(method: Callable[..., Any], file: Path) -> Callable[..., Any]:
     @functools.wraps(method)
     def called(*arguments: Any, **more: Any) -> Any:
-        with _blamed(file):
+        with blamed(file):
             return method(*arguments, **more)
 
     return called
 
 
 @contextmanager
-def _blamed(file: Path) -> Iterator[None]:
+def blamed(file: Path) -> Iterator[None]:
     """Turn whatever the file's code raises into one line that names file and line."""
     try:
         yield
@@ -346,5 +351,10 @@ def _blamed(file: Path) -> Iterator[None]:
         if isinstance(error, SyntaxError) and error.filename == str(file):
             lines.append(error.lineno)
         where = f"{file.name}, line {lines[-1]}" if lines else file.name
-        said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-        raise ScriptError(f"plugin {where}: {type(error).__name__}: {said}".rstrip(": ")) from error
+        raise ScriptError(f"plugin {where}: {in_words(error)}") from error
+
+
+def in_words(error: BaseException) -> str:
+    """An exception's name and message in one line."""
+    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+    return f"{type(error).__name__}: {said}".rstrip(": ")

@@ -51,7 +51,10 @@ def unregister(name: str) -> None:
 
 
 def codec_names() -> tuple[str, ...]:
-    """All registered codecs, in the order of registration; wrappers are in :func:`wrapper_names`."""
+    """All registered codecs, in the order of registration; wrappers are in :func:`wrapper_names`.
+
+    Those that other packages bring are known by name and not among them, so that ``all`` means the same everywhere.
+    """
     return tuple(_REGISTRY)
 
 
@@ -61,15 +64,29 @@ def wrapper_names() -> tuple[str, ...]:
 
 
 def codec_class(name: str) -> type[Codec]:
-    """The class behind the name of a codec or of a wrapper.
+    """The class behind the name of a codec or of a wrapper; one that an installed package brings is loaded.
 
     Raises:
         UsageError: unknown; the nearest names are suggested.
+        ScriptError: the package that brings it cannot be loaded.
     """
-    known: dict[str, type[Codec]] = {**_REGISTRY, **_WRAPPERS}
-    if name not in known:
-        raise UsageError(f"no codec '{name}'; {suggest(name, known)}")
-    return known[name]
+    known = _REGISTRY.get(name) or _WRAPPERS.get(name)
+    if known is None:
+        from gtrace.codecs.installed import installed_names, load_installed
+
+        known = load_installed(name)
+        if known is None:
+            raise UsageError(f"no codec '{name}'; {suggest(name, (*_REGISTRY, *_WRAPPERS, *installed_names()))}")
+    return known
+
+
+def _named(name: str) -> bool:
+    """Whether a word of a spec is a codec's name; no package is loaded for that."""
+    if name in _REGISTRY or name in _WRAPPERS:
+        return True
+    from gtrace.codecs.installed import installed_names
+
+    return name in installed_names()
 
 
 class Spec(NamedTuple):
@@ -128,7 +145,7 @@ def codec(spec: str, **overrides: Any) -> Codec:
     parsed = parse_spec(spec)
     given: dict[str, Any] = {**parsed.given, **overrides}
     _check_known(parsed.name, given)
-    made = _REGISTRY[parsed.name](**given)
+    made = codec_class(parsed.name)(**given)
     for name, own in reversed(parsed.wrappers):
         _check_known(name, own)
         made = _WRAPPERS[name](made, **own)
@@ -152,8 +169,7 @@ def split_specs(text: str) -> list[str]:
             if not specs:
                 raise UsageError(f"methods: '{item}' belongs to no codec; write NAME:key=value")
             last = specs[-1].rpartition(":")[2]
-            named = ":" not in specs[-1] or last in _REGISTRY or last in _WRAPPERS
-            specs[-1] += (":" if named else ",") + item
+            specs[-1] += (":" if ":" not in specs[-1] or _named(last) else ",") + item
         else:
             specs.append(item.removesuffix(":"))
     if not specs:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gtrace.errors import UsageError
 from gtrace.host.naming import name_parameters
 from gtrace.online.checkpoint import as_arrays, as_tensors
+from gtrace.online.closures import after_closure
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
 from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.schedule import DEFAULT_REFIT
@@ -79,16 +80,16 @@ class Compression:
         found = name_parameters(groups, [] if model is None else [model], scan=model is None)
         self._names.update({key: entry.name for key, entry in found.items()})
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        return after_closure(args, kwargs, lambda: self._compress(optimizer))
+
+    def _compress(self, optimizer: Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if optimizer is self._target and any(id(p) not in self._names for p in parameters):
             self._add_names(optimizer.param_groups)
         ours = {self._names[id(p)]: p for p in parameters if id(p) in self._names}
-        if ours and any(callable(value) for value in (*args, kwargs.get("closure"))):
-            raise UsageError(
-                "compress: optimizer.step(closure) computes gradients after they could be compressed; "
-                "call backward() before step()"
-            )
         held = {name: p for name, p in ours.items() if p.grad is not None}
         if not held:
             return
@@ -128,7 +129,8 @@ def compress(
     """Replace gradients by what a codec makes of them, before each optimizer step.
 
     Every gradient is encoded to bytes and decoded from them alone, in float32: on the CPU, but on a CUDA device the
-    gradients there are rounded and restored where they are if the codec is one of levels.
+    gradients there are rounded and restored where they are if the codec is one of levels. A closure's gradients, as
+    those of LBFGS or of Lightning, are replaced after each of its evaluations, which then count as steps.
 
     Args:
         optimizer_or_model: an optimizer, or a model (then every optimizer's steps on its parameters).
@@ -143,7 +145,7 @@ def compress(
 
     Raises:
         UsageError: neither an optimizer nor a model, or an unknown codec, schedule or policy. Later, in
-            ``optimizer.step``: a sparse gradient, or a closure.
+            ``optimizer.step``: a sparse gradient.
     """
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")

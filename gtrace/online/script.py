@@ -28,6 +28,7 @@ from gtrace.host.processes import process_place
 from gtrace.host.rounds import Rounds
 from gtrace.host.sharded import local_part
 from gtrace.host.steps import grad_scale_of, is_nested
+from gtrace.online.closures import after_closure
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
 from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.hook import ddp_comm_hook
@@ -263,20 +264,7 @@ class ScriptTraining:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if os.getpid() != self._owner or is_nested(sys._getframe(2), self._hooks.evaluation):
             return None
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
-            self._compress(optimizer)
-            return None
-
-        @functools.wraps(closure, updated=())
-        def compressed() -> object:
-            result = closure()
-            self._compress(optimizer)
-            return result
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": compressed}
-        return (args[0], compressed, *args[2:]), kwargs
+        return after_closure(args, kwargs, lambda: self._compress(optimizer))
 
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them in the place of the gradients, unless ranks have done so."""

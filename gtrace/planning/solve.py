@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: partial plans times tensors that the search keeps at most; with fewer it is exact
-MOST_STATES = 40_000
+MOST_STATES = 100_000
 #: relative gap below which nobody needs the search
 ENOUGH = 1e-4
 #: relative slack for sums in another order
@@ -242,7 +242,9 @@ def _searched(
         lowest = np.minimum.accumulate(sums[1][fits])
         fits = fits[np.append(True, lowest[1:] < lowest[:-1])]
         if len(fits) > most:
-            fits = np.sort(fits[np.argsort(sums[2][fits], kind="stable")[:most]])
+            # Half of them the best so far, half of every cost, for what is to come.
+            best = np.argsort(sums[2][fits], kind="stable")[: most // 2]
+            fits = fits[np.union1d(best, np.linspace(0, len(fits) - 1, most // 2).astype(np.int64))]
             proved = False
         costs, errors, surplus = (values[fits] for values in sums)
         trail.append((fits // len(options), options[fits % len(options)]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.report import figures, heatmap, law_figures, levels, shadows, training
+from gtrace.report import figures, heatmap, law_figures, levels, plan_figures, shadows, training
 from gtrace.report.charts import draw_chart
 from gtrace.report.fits import common_count
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from gtrace.planning import Plan
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.inputs import Report
     from gtrace.report.laws import LawSection
@@ -55,6 +56,9 @@ FIGURES = {
     "training-bits": "run log: bits per value over training, and when levels and codes were fitted anew",
     "averaged-gradient": "run log: error of the averaged gradient over training",
     "neural-gradients": "run log: error of the neural gradients over training",
+    "plan-frontier": "plan: error against bits of plans of every budget, and of every single codec",
+    "plan-bits": "plan: bits of every tensor",
+    "plan-budgets": "plan: bits of the largest tensors at other budgets",
     "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
 }
 
@@ -341,6 +345,38 @@ def savings_plates(savings: Savings) -> list[Plate]:
     return [Plate("savings", "Error against the time of a step", chart.caption, lambda: draw_chart(chart))]
 
 
+def plan_plates(plan: Plan) -> list[Plate]:
+    """The figures of a plan."""
+    plates = [
+        Plate(
+            "plan-frontier",
+            "Plans against single codecs",
+            "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
+            "the same codecs; each point is one codec for all tensors.",
+            lambda: plan_figures.frontier(plan),
+        ),
+        Plate(
+            "plan-bits",
+            "Bits of every tensor",
+            "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
+            "the middle 90 % of what the price of a bit picks on resampled steps."
+            + (f" The {plan_figures.MOST_BARS} largest tensors." if len(plan.tensors) > plan_figures.MOST_BARS else ""),
+            lambda: plan_figures.bits_per_tensor(plan),
+        ),
+    ]
+    if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
+        plates.append(
+            Plate(
+                "plan-budgets",
+                "What changes between budgets",
+                "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
+                "get what is added; 32 bits are exact.",
+                lambda: plan_figures.bits_by_budget(plan),
+            )
+        )
+    return plates
+
+
 def figure_names(report: Report | None = None) -> list[str]:
     """Names of the figures that a report has something to draw for; without a report, of all there are."""
     return list(FIGURES) if report is None else list(report_plates(report))
@@ -379,6 +415,7 @@ def report_plates(report: Report) -> dict[str, Plate]:
     found += [(savings.name, savings_plates(savings), len(report.savings)) for savings in report.savings]
     for trace in report.traces:
         found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
+    found += [(plan.name, plan_plates(plan), len(report.plans)) for plan in report.plans]
     named: dict[str, Plate] = {}
     for section, plates, alike in found:
         for plate in plates:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import gtrace
 from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
-from gtrace.report.gallery import law_plates, run_plates, savings_plates, sweep_plates
+from gtrace.report.gallery import law_plates, plan_plates, run_plates, savings_plates, sweep_plates
 from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.layer_sections import layer_sections
 from gtrace.report.markup import anchor, caution, details, figure, heading, table, text, verdict
 from gtrace.report.names import count
+from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
 from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.savings_tables import savings_table, savings_verdict
@@ -36,6 +37,7 @@ from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gtrace.planning import Plan
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.gallery import Plate
@@ -93,6 +95,8 @@ def to_html(report: Report) -> str:
         sections.append(section)
     for k, trace in enumerate(report.traces):
         sections.append(_trace(trace, f"t{k}", alone=alone))
+    for k, plan in enumerate(report.plans):
+        sections.append(_plan(plan, f"n{k}", alone=alone))
     header = [f"<h1>{text(report.title)}</h1>", *_summary(report, alone=alone), *_contents(sections)]
     main = [line for section in sections for line in ["<section>", *section.lines, "</section>"]]
     return document(report.title, header, main)
@@ -310,6 +314,19 @@ def _trace(summary: TraceSummary, prefix: str, *, alone: bool) -> _Section:
             for plate in plates:
                 if plate.beside == content.title:
                     section.plate(plate, laws.kind, 3)
+    return section
+
+
+def _plan(plan: Plan, prefix: str, *, alone: bool) -> _Section:
+    section = _Section(prefix, plan.name, 2 if alone else 3)
+    section.lines += [*_title("Plan", plan.name, alone=alone), *verdict(plan_verdict(plan)), *_made_by(plan.provenance)]
+    section.table(plan_table(plan))
+    for plate in plan_plates(plan):
+        section.plate(plate)
+    changing = budget_table(plan)
+    if changing is not None:
+        section.folded(changing.title, table(changing))
+    _provenance(section, plan.provenance)
     return section
 
 

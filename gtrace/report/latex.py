@@ -73,24 +73,32 @@ def _latin(text: str) -> str:
 
 def to_latex(report: Report) -> str:
     """Every table of the report; verdicts and notes as comments and small print."""
-    lines = [
-        r"% needs \usepackage[T1]{fontenc} and \usepackage{textcomp,booktabs,longtable}",
-        f"% {literal(report.title)}",
-    ]
+    lines = [latex_preamble(), latex_comment(report.title)]
     for section in sections(report):
         lines += ["", f"% {literal(section.heading)}", *(f"% {literal(sentence)}" for sentence in section.sentences)]
         lines += [f"% note: {literal(note)}" for note in (*section.notes, *section.warnings)]
         for table in section.tables:
-            lines += ["", *_table(table, section.heading)]
+            lines += ["", *latex_table(table, section.heading)]
     return "\n".join(lines) + "\n"
 
 
-def _table(table: Table, where: str) -> list[str]:
+def latex_preamble() -> str:
+    """What a document must load for these tables, as a comment."""
+    return r"% needs \usepackage[T1]{fontenc} and \usepackage{textcomp,booktabs,longtable}"
+
+
+def latex_comment(text: str) -> str:
+    """A line that LaTeX leaves out."""
+    return f"% {literal(text)}"
+
+
+def latex_table(table: Table, where: str = "") -> list[str]:
+    """The lines of a table with its notes; ``where`` follows its title in brackets."""
     kept = [k for k, column in enumerate(table.columns) if column.heading not in _NOT_IN_PRINT]
     spec = "".join("r" if table.columns[k].numeric else "l" for k in kept)
     heading = _row(latex_text(table.columns[k].heading) for k in kept)
     rows = [_row(_cell(row[k]) for k in kept) for row in table.rows]
-    caption = rf"\caption{{{latex_text(table.title)} ({latex_text(where)})}}"
+    caption = rf"\caption{{{latex_text(table.title)}{f' ({latex_text(where)})' if where else ''}}}"
     notes = [rf"\par\footnotesize {latex_text(note)}" for note in table.notes]
     if not rows:
         return [f"% {literal(table.title)}: {literal(table.empty)}"]

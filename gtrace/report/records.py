@@ -41,9 +41,9 @@ def table_records(report: Report) -> list[Record]:
     Raises:
         UsageError: sweeps and run logs together, or neither: their columns have nothing in common.
     """
-    if bool(report.sweeps) == bool(report.runs) or report.traces:
+    if bool(report.sweeps) == bool(report.runs) or report.traces or report.plans:
         raise UsageError(
-            "-o .csv and .parquet hold one kind of table: pass sweeps alone or run logs alone, no traces; "
+            "-o .csv and .parquet hold one kind of table: pass sweeps alone or run logs alone, no traces or plans; "
             ".jsonl holds everything"
         )
     tables = csv_tables(report)
@@ -164,6 +164,9 @@ def all_records(report: Report) -> Iterator[Record]:
         yield from _labelled(savings.name, ({"record": "saving", **row} for row in savings_records(savings)))
     for trace in report.traces:
         yield from _labelled(trace.name, ({"record": "tensor", **dataclasses.asdict(t)} for t in trace.tensors))
+    for plan in report.plans:
+        yield {"record": "plan", "results": plan.name, "budget": plan.budget, **dataclasses.asdict(plan.totals)}
+        yield from _labelled(plan.name, ({"record": "planned", **dataclasses.asdict(row)} for row in plan.tensors))
 
 
 def _whose(sweep: SweepAnalysis) -> Record:

@@ -63,6 +63,15 @@ def print_table(table: Table, sentences: Iterable[str], console: Console) -> Non
     page.table(table)
 
 
+def print_tables(tables: Iterable[Table], notes: Iterable[str], console: Console) -> None:
+    """Print tables as in a report, and notes below them."""
+    page = _Page(console)
+    for table in tables:
+        page.table(table)
+    console.print()
+    page.lines(notes, "note")
+
+
 class _Page:
     """Writes to a console what it can show."""
 

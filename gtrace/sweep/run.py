@@ -17,6 +17,7 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.codecs import AdaptiveCodec, Codec, expecting
+from gtrace.codecs.installed import package_versions
 from gtrace.codecs.table import CodecTable, coding_of
 from gtrace.errors import UsageError
 from gtrace.sweep.allocation import Allocation
@@ -145,6 +146,7 @@ def run_sweep(
         planned = {
             info.name: [table.planned(info.name, info.size) for table in tables] for info in gradients.infos if tables
         }
+        everything = [*chosen, *(item for items in planned.values() for item in items)]
         chosen, alone = _split_by_memory(gradients, wanted_steps, chosen, draws)
         if alone and not (leave_out and chosen):
             raise UsageError(f"sweep: {gaps_line(alone)}")
@@ -169,9 +171,8 @@ def run_sweep(
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
-            "versions": versions(),
+            "versions": versions() | package_versions(everything),
         }
-        everything = [*chosen, *(item for items in planned.values() for item in items)]
         limits = Limits(gradients.infos, everything, draws)
         limits.check()
         runner = _runner(stack, scheduler, opened, tensors, gradients, settings, chosen, chunk, jobs)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import gtrace
 from gtrace.codecs import codec, expecting
+from gtrace.codecs.installed import origin_of, require_installed, source_digest
 from gtrace.codecs.plugin import load_plugin, plugin_of
 from gtrace.errors import GtraceError, TraceError, UsageError
 from gtrace.sweep.allocation import Allocation
@@ -76,6 +77,7 @@ class Session:
         settings: of the rows.
         allocating: specs of the codecs that share something out among tensors.
         plugins: name and source of the files that codecs come from.
+        packages: name, package and digest of the codecs that packages bring, which a worker must have too.
         build: what the sender runs, see :func:`build`.
     """
 
@@ -87,6 +89,7 @@ class Session:
     settings: Settings
     allocating: tuple[str, ...]
     plugins: tuple[tuple[str, bytes], ...]
+    packages: tuple[tuple[str, str, str], ...]
     build: str
 
     @classmethod
@@ -106,6 +109,7 @@ class Session:
         """
         if trace.location is None:
             raise UsageError("--scheduler: a trace in memory cannot be sent to workers; write it with create_trace")
+        plugins, packages = _brought(codecs)
         return cls(
             trace.location,
             trace.fingerprint,
@@ -114,28 +118,32 @@ class Session:
             chunk,
             settings,
             tuple(str(item) for item in codecs if item.allocates),
-            tuple(_plugins(codecs)),
+            plugins,
+            packages,
             build(),
         )
 
 
-def _plugins(codecs: Iterable[Codec]) -> Iterator[tuple[str, bytes]]:
-    """The files that codecs come from that are not gtrace's own."""
+def _brought(codecs: Iterable[Codec]) -> tuple[tuple[tuple[str, bytes], ...], tuple[tuple[str, str, str], ...]]:
+    """The files and the packages that those codecs come from that are not gtrace's own."""
     files: dict[Path, None] = {}
+    packages: dict[tuple[str, str, str], None] = {}
     for item in codecs:
         part: Codec | None = item
         while part is not None:
-            file = plugin_of(type(part))
+            kind = type(part)
+            file, origin = plugin_of(kind), origin_of(kind)
             if file is not None:
                 files[file] = None
-            elif not type(part).__module__.startswith("gtrace."):
+            elif origin is not None:
+                packages[origin.name, origin.package, source_digest(kind)] = None
+            elif not kind.__module__.startswith("gtrace."):
                 raise UsageError(
-                    f"--scheduler: workers do not know the codec {part.name}, a class of {type(part).__module__}; "
+                    f"--scheduler: workers do not know the codec {part.name}, a class of {kind.__module__}; "
                     "put it into a file and pass --plugin FILE (gtrace.codecs.load_plugin)"
                 )
             part = getattr(part, "inner", None)
-    for file in files:
-        yield file.name, file.read_bytes()
+    return tuple((file.name, file.read_bytes()) for file in files), tuple(packages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,8 @@ class Bench:
         if obstacle is not None:
             raise UsageError(obstacle)
         _load(session.plugins)
+        for name, package, digest in session.packages:
+            require_installed(name, package, digest)
         try:
             self._trace = open_trace(session.trace)
         except GtraceError as error:

@@ -178,13 +178,35 @@ def test_zeros_instead_of_nan(net):
     assert torch.isfinite(weights(net)).all()
 
 
-def test_a_closure_is_refused(net):
+@pytest.mark.parametrize("keyword", [False, True])
+def test_every_evaluation_of_a_closure_is_compressed(net, keyword):
+    twin = copy.deepcopy(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with compress(optimizer, SPEC):
-        for arguments in (((lambda: 1.0),), ()):
-            keywords = {} if arguments else {"closure": lambda: 1.0}
-            with pytest.raises(UsageError, match="closure"):
-                optimizer.step(*arguments, **keywords)
+    with compress(optimizer, SPEC) as compression:
+
+        def closure():
+            optimizer.zero_grad()
+            return backward(net, 0)
+
+        optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+    other = torch.optim.SGD(twin.parameters(), lr=0.1)
+    with compress(other, SPEC):
+        backward(twin, 0)
+        other.step()
+    assert torch.equal(weights(net), weights(twin))
+    assert compression.steps == 1
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    evaluations = []
+    with compress(optimizer, SPEC) as compression:
+
+        def counted():
+            evaluations.append(None)
+            optimizer.zero_grad()
+            backward(net, 0)
+            return 1.0 - 0.1 * len(evaluations)
+
+        optimizer.step(counted)
+    assert compression.steps == len(evaluations) > 1
 
 
 def test_sparse_gradients_are_refused():

@@ -7,13 +7,22 @@ from gtrace.online import load_task, task_names
 from gtrace.online.tasks import data, describe_task
 
 
-@pytest.fixture(params=["digits-cnn", "digits-mlp", "char-lstm"])
+@pytest.fixture(params=["digits-cnn", "digits-mlp", "char-lstm", "char-transformer"])
 def task(request):
     return load_task(request.param)
 
 
 def test_the_built_in_tasks_are_known():
-    ours = {"digits-cnn", "digits-mlp", "char-lstm", "word-lstm", "ptb-lstm", "fashion-resnet8", "fashion-cnn"}
+    ours = {
+        "digits-cnn",
+        "digits-mlp",
+        "char-lstm",
+        "char-transformer",
+        "word-lstm",
+        "ptb-lstm",
+        "fashion-resnet8",
+        "fashion-cnn",
+    }
     assert ours <= set(task_names())
     assert all(describe_task(name) for name in task_names())
 
@@ -48,7 +57,7 @@ def test_an_untrained_model_knows_nothing_and_can_learn(task):
     with torch.no_grad():
         found = task.evaluate(model.eval())
     assert found.loss == pytest.approx(np.log(classes), rel=0.1)
-    if task.name == "char-lstm":
+    if task.name.startswith("char-"):
         assert found.accuracy is None
     else:
         assert 0 <= found.accuracy < 0.3

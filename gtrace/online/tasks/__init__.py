@@ -29,6 +29,11 @@ _TASKS = {
         "CharLSTM",
         "character-level LSTM on Shakespeare's sonnets, AdamW, clipped gradients",
     ),
+    "char-transformer": (
+        "gtrace.online.tasks.text",
+        "CharTransformer",
+        "character-level transformer on Shakespeare's sonnets, AdamW, clipped gradients",
+    ),
     "word-lstm": (
         "gtrace.online.tasks.words",
         "WordLSTM",

@@ -1,4 +1,4 @@
-"""A task on text: predict the next character of Shakespeare's sonnets, the last tenth of them held out."""
+"""Tasks on text: predict the next character of Shakespeare's sonnets, the last tenth of them held out."""
 
 from __future__ import annotations
 
@@ -35,11 +35,33 @@ class _Network(nn.Module):
         return scores
 
 
-class CharLSTM(Task):
-    """One LSTM layer of 128 units. The loss is in nats per character; there is no accuracy."""
+class _Transformer(nn.Module):
+    """Characters and their places to the scores of the next one: attention to what came before, two blocks."""
 
-    name: ClassVar[str] = "char-lstm"
-    recipe: ClassVar[Recipe] = Recipe(steps=200, batch_size=4, lr=4e-3, clip=1.0)
+    def __init__(self, characters: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, 64)
+        self.places = nn.Embedding(LENGTH, 64)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+            for _ in range(2)
+        )
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, characters)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """int64[n, t] -> float32[n, t, characters], t at most LENGTH."""
+        length = codes.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=codes.device)
+        x: Tensor = self.embedding(codes) + self.places.weight[:length]
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        scores: Tensor = self.head(self.norm(x))
+        return scores
+
+
+class _Characters(Task):
+    """The text and the loss, in nats per character; there is no accuracy."""
 
     def __init__(self) -> None:
         raw = sample_file("sonnets.txt").read_text(encoding="ascii")
@@ -47,10 +69,6 @@ class CharLSTM(Task):
         text = torch.from_numpy(codes.astype(np.int64))
         held_out = len(text) // 10
         self._train, self._test = text[:-held_out], text[-held_out:]
-
-    def model(self) -> nn.Module:
-        """A fresh network."""
-        return _Network(len(self._alphabet))
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """AdamW."""
@@ -66,7 +84,35 @@ class CharLSTM(Task):
         """Cross-entropy in nats per character."""
         return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
+
+class CharLSTM(_Characters):
+    """One LSTM layer of 128 units."""
+
+    name: ClassVar[str] = "char-lstm"
+    recipe: ClassVar[Recipe] = Recipe(steps=200, batch_size=4, lr=4e-3, clip=1.0)
+
+    def model(self) -> nn.Module:
+        """A fresh network."""
+        return _Network(len(self._alphabet))
+
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per character over the held-out text, read in one piece."""
         scores = model(self._test[None, :-1])[0]
         return Evaluation(functional.cross_entropy(scores, self._test[1:]).item(), None)
+
+
+class CharTransformer(_Characters):
+    """Two blocks of attention, four heads each, on 64 features."""
+
+    name: ClassVar[str] = "char-transformer"
+    recipe: ClassVar[Recipe] = Recipe(steps=300, batch_size=8, lr=2e-3, clip=1.0)
+
+    def model(self) -> nn.Module:
+        """A fresh network."""
+        return _Transformer(len(self._alphabet))
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Nats per character over the held-out text, in windows of their own."""
+        count = (len(self._test) - 1) // LENGTH
+        codes, targets = (self._test[k : k + count * LENGTH].view(count, LENGTH) for k in (0, 1))
+        return Evaluation(functional.cross_entropy(model(codes).flatten(0, 1), targets.flatten()).item(), None)

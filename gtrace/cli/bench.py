@@ -1,0 +1,96 @@
+"""``gtrace bench``: a codec of one's own against every built-in one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gtrace.cli.completion import complete_spec
+from gtrace.cli.options import check_output, load_plugins, print_json
+from gtrace.errors import UsageError
+
+
+@click.command("bench")
+@click.argument("codecs", nargs=-1, required=True, metavar="CODEC...", shell_complete=complete_spec)
+@click.option(
+    "--plugin",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A Python file with codecs of your own; it is run.",
+)
+@click.option(
+    "--at", type=click.FloatRange(min=0.01, max=32), default=None, help="Bits of the first table.  [default: 3]"
+)
+@click.option("--quick", is_flag=True, help="A smoke test in seconds, on one small network; for no paper.")
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Threads.  [default: all processors]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), multiple=True, help="Also write the tables: x.md or x.tex."
+)
+@click.option("--force", is_flag=True, help="Overwrite.")
+@click.option("--json", "as_json", is_flag=True, help="Print every number as JSON instead.")
+def command(
+    codecs: tuple[str, ...],
+    *,
+    plugin: tuple[Path, ...],
+    at: float | None,
+    quick: bool,
+    jobs: int | None,
+    output: tuple[Path, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Compare CODEC with every built-in codec at equal measured bits, by a fixed protocol.
+
+    CODEC is a spec: of a file given with --plugin, of an installed package, or built in. What it leaves open, as
+    bits, runs over the protocol's ranges. Gradients are those of a CNN, an LSTM and a transformer, early and late in
+    training, trained here with fixed seeds; they and the rows of built-in codecs are kept in the cache folder. Without
+    PyTorch gradients are made by formulas, and the output says so.
+
+    \b
+    Examples:
+      gtrace bench dither --plugin dither.py
+      gtrace bench dither:bits=4 qsgdinf:bucket_size=64 --plugin dither.py -o dither.md -o dither.tex
+      gtrace bench qsgdinf --quick
+    """
+    for path in output:
+        if path.suffix not in (".md", ".tex"):
+            raise UsageError(f"{path}: tables are written as .md or .tex")
+        check_output(path, force=force)
+    load_plugins(plugin)
+    from gtrace.codecs import split_specs
+    from gtrace.report.export import markdown_table
+    from gtrace.report.latex import latex_comment, latex_preamble, latex_table
+    from gtrace.report.write import put
+    from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, run_bench
+
+    specs = [spec for text in codecs for spec in split_specs(text)]
+    result = run_bench(specs, QUICK if quick else FULL, at=at, jobs=jobs, say=_progress)
+    _progress("")
+    tables, lines = bench_tables(result), bench_lines(result)
+    for path in output:
+        if path.suffix == ".md":
+            text = [f"# {', '.join(result.mine)} against the built-in codecs", ""]
+            text += [line for table in tables for line in markdown_table(table)]
+            text += [f"{line}\n" for line in lines]
+        else:
+            text = [latex_preamble(), *map(latex_comment, lines)]
+            text += [line for table in tables for line in ("", *latex_table(table))]
+        put(path, ("\n".join(text).rstrip("\n") + "\n").encode())
+    if as_json:
+        print_json(bench_json(result))
+        return
+    from rich.console import Console
+
+    from gtrace.report.text import print_tables
+
+    print_tables(tables, lines, Console())
+    for path in output:
+        click.echo(path)
+
+
+def _progress(line: str) -> None:
+    """One line that the next replaces, on a terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{line[:100]}", nl=False, err=True)

@@ -1,0 +1,168 @@
+"""Run the protocol: the built-in codecs once, their rows kept; the codecs in question every time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gtrace.codecs import codec_class, parse_spec
+from gtrace.codecs.installed import origin_of
+from gtrace.codecs.plugin import plugin_of
+from gtrace.errors import UsageError
+from gtrace.report.analysis import analyze
+from gtrace.sweep import run_sweep
+from gtrace.sweep.run import versions
+from gtrace.sweep.tasks import build
+from gtrace.workflows.bench.compare import Duel, duel
+from gtrace.workflows.bench.traces import cache_folder, standard_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gtrace.codecs import Codec
+    from gtrace.report.analysis import Family, SweepAnalysis
+    from gtrace.sweep import SweepResult
+    from gtrace.workflows.bench.protocol import Protocol
+    from gtrace.workflows.bench.traces import StandardTrace
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What the protocol measured.
+
+    Attributes:
+        protocol: that was run.
+        specs: the codecs in question, as given.
+        mine: their families, a label each.
+        others: labels of the built-in families.
+        traces: that were used.
+        analyses: one per trace, in their order.
+        duels: (mine, other) -> one duel per trace.
+        targets: (mine) -> one number of bits per trace at which the first table compares.
+        versions: of what the numbers depend on.
+    """
+
+    protocol: Protocol
+    specs: tuple[str, ...]
+    mine: tuple[str, ...]
+    others: tuple[str, ...]
+    traces: tuple[StandardTrace, ...]
+    analyses: tuple[SweepAnalysis, ...]
+    duels: dict[tuple[str, str], tuple[Duel, ...]]
+    targets: dict[str, tuple[float, ...]]
+    versions: dict[str, str]
+
+
+def run_bench(
+    specs: Sequence[str],
+    protocol: Protocol,
+    *,
+    at: float | None = None,
+    jobs: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> BenchResult:
+    """Compare codecs with every built-in one at equal measured bits.
+
+    Args:
+        specs: of the codecs in question; what a spec leaves open runs over the protocol's ranges.
+        protocol: what is measured.
+        at: measured bits per coordinate of the first table; the protocol's by default. A codec of one configuration
+            is compared at its own bits.
+        jobs: threads; numbers do not depend on them.
+        say: called with a line before whatever takes long.
+
+    Raises:
+        UsageError: an unknown codec or parameter.
+        ScriptError: a codec's own code failed.
+        TraceError: a kept trace or result is damaged.
+    """
+    if not specs:
+        raise UsageError("bench: name a codec, as in gtrace bench dither --plugin dither.py")
+    asked = [protocol.configurations(spec) for spec in specs]
+    built_in = protocol.built_in()
+    own = {str(item) for items in asked for item in items}
+    with cache_folder() as folder:
+        traces = standard_traces(protocol, folder, say)
+        results = []
+        for trace in traces:
+            say(f"{trace.name}: {len(own)} configurations in question, {len(built_in)} built in")
+            results.append(_sweep(trace, protocol, built_in, [c for items in asked for c in items], folder, jobs))
+    targets = (protocol.at if at is None else at,)
+    analyses = tuple(analyze(result, trace.name, targets) for result, trace in zip(results, traces, strict=True))
+    labels = list(dict.fromkeys(family.label for analysis in analyses for family in analysis.families))
+    mine = tuple(label for label in labels if own & {c for a in analyses for c in _specs(a, label)})
+    others = tuple(label for label in labels if label not in mine)
+    # Each trace again, with the bits of codecs that have no others to choose.
+    single = {label: [_only_bits(analysis, label) for analysis in analyses] for label in mine}
+    wanted = {label: tuple(bits or targets[0] for bits in single[label]) for label in mine}
+    analyses = tuple(
+        analyze(result, trace.name, sorted({targets[0], *(wanted[label][k] for label in mine)}))
+        for k, (result, trace) in enumerate(zip(results, traces, strict=True))
+    )
+    curves = [{family.label: _points(analysis, family) for family in analysis.families} for analysis in analyses]
+    duels = {
+        (one, other): tuple(duel(found.get(one, []), found.get(other, [])) for found in curves)
+        for one in mine
+        for other in others
+    }
+    return BenchResult(
+        protocol, tuple(specs), mine, others, tuple(traces), analyses, duels, wanted, _versions(specs, traces)
+    )
+
+
+def _sweep(
+    trace: StandardTrace,
+    protocol: Protocol,
+    built_in: Sequence[Codec],
+    asked: Sequence[Codec],
+    folder: Path,
+    jobs: int | None,
+) -> SweepResult:
+    """Rows of all codecs on a trace. Those of built-in ones are kept; others may have changed since the last time."""
+    kept = folder / f"{trace.path.stem}-{protocol.name}-{build().replace('+', '-')}.sweep.db"
+    with tempfile.TemporaryDirectory(prefix=".running-", dir=folder) as name:
+        path = Path(name) / kept.name
+        if kept.exists():
+            shutil.copy(kept, path)
+
+        def run(codecs: Sequence[Codec]) -> SweepResult:
+            return run_sweep(
+                trace.path, codecs, draws=protocol.draws, seed=protocol.seed, optimal=False, jobs=jobs, output=path
+            )
+
+        if not kept.exists():
+            run(built_in)
+            beside = Path(name) / "kept"
+            shutil.copy(path, beside)
+            os.replace(beside, kept)
+        return run([*built_in, *asked])
+
+
+def _specs(analysis: SweepAnalysis, label: str) -> set[str]:
+    return {c.spec for c in analysis.configurations if c.family == label}
+
+
+def _points(analysis: SweepAnalysis, family: Family) -> list[tuple[float, float]]:
+    members = [analysis.configurations[i] for i in family.members]
+    return [(c.bits, c.relative_variance) for c in members]
+
+
+def _only_bits(analysis: SweepAnalysis, label: str) -> float:
+    """Measured bits of a family of one configuration, 0 for others."""
+    members = [c for c in analysis.configurations if c.family == label]
+    return members[0].bits if len(members) == 1 else 0.0
+
+
+def _versions(specs: Sequence[str], traces: Sequence[StandardTrace]) -> dict[str, str]:
+    found = {**versions(), "source": build().partition("+")[2]}
+    for spec in specs:
+        parsed = parse_spec(spec)
+        cls = codec_class(parsed.name)
+        origin, file = origin_of(cls), plugin_of(cls)
+        if origin is not None or file is not None:
+            found[parsed.name] = origin.package if origin is not None else file.name  # type: ignore[union-attr]
+    return found | {"gradients": traces[0].source}

@@ -1,0 +1,94 @@
+"""The samples that use gtrace from Python: each runs, small, and says what its page says."""
+
+import importlib.util
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from helpers_capture import SAMPLES
+from helpers_installed import write_sample
+
+import gtrace
+from gtrace.codecs import installed
+from gtrace.testing import check_codec
+
+FOLDER = SAMPLES / "my_codec"
+PAGE = (SAMPLES.parent / "docs" / "own-codec.md").read_text()
+
+
+def run(script, *args):
+    done = subprocess.run(
+        [sys.executable, str(SAMPLES / script), *args], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_notebook_records_sweeps_and_reports(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["notebook_style.py", "--steps", "12", "--folder", str(tmp_path)])
+    runpy.run_path(str(SAMPLES / "notebook_style.py"))
+    said = capsys.readouterr().out
+    variances = re.findall(r"^(\w+) +relative variance ([\d.]+) at 2 measured bits", said, re.MULTILINE)
+    assert {name for name, _ in variances} == {"qsgdinf", "nuqsgd", "alq"}
+    assert [float(v) for _, v in variances] == sorted(float(v) for _, v in variances)
+    assert (tmp_path / "digits.report.html").stat().st_size > 50_000
+
+
+def test_two_ranks_train_through_the_hook():
+    said = run("ddp.py", "--steps", "6")
+    assert "2 ranks, qsgdinf:bits=4: loss" in said
+    assert "after 6 steps" in said
+    assert float(re.search(r"([\d.]+) times fewer bits", said)[1]) > 8
+
+
+def test_lightning_trains_through_a_codec():
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed: pip install lightning")
+    said = run("lightning_sample.py", "--steps", "6")
+    assert float(re.search(r"6 steps with qsgdinf:bits=4: ([\d.]+) times fewer bits", said)[1]) > 8
+
+
+@pytest.fixture
+def dither(tmp_path, monkeypatch):
+    """The sample as an installed package, which needs no network to fake."""
+    monkeypatch.syspath_prepend(str(write_sample(tmp_path)))
+    monkeypatch.setattr(installed, "_LOADED", {})
+    yield gtrace.codecs.codec_class("dither")
+    sys.modules.pop("dither", None)
+
+
+def test_the_codec_obeys_the_laws(dither):
+    check_codec(dither)
+    check_codec(dither(bits=2), spike=False)
+    check_codec(dither(bits=8), spike=False)
+
+
+def test_the_codec_has_at_most_sixty_lines_and_the_page_shows_them():
+    source = (FOLDER / "dither.py").read_text().rstrip("\n")
+    assert source.count("\n") < 60
+    assert f"```python\n{source}\n```" in PAGE
+    project = (FOLDER / "pyproject.toml").read_text().rstrip("\n")
+    assert f"```toml\n{project}\n```" in PAGE
+    assert tomllib.loads(project)["project"]["entry-points"]["gtrace.codecs"] == {"dither": "dither:Dither"}
+
+
+def test_the_other_code_of_the_page_runs(dither):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile(blocks[1], "own-codec.md", "exec"), {})
+
+
+def test_the_failure_that_the_page_shows_is_the_one_that_is_raised(tmp_path):
+    line = "x.astype(np.float64) / largest * top"
+    source = (FOLDER / "dither.py").read_text()
+    assert line in source
+    (tmp_path / "dither.py").write_text(source.replace(line, "x * (top / largest)"))
+    shown = re.search(r"^    (dither:bits=4 on \w+: .*)$", PAGE, re.MULTILINE)[1]
+    code = "from dither import Dither\nfrom gtrace.testing import check_codec\ncheck_codec(Dither)"
+    asked = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=asked)
+    assert done.stderr.splitlines()[-1] == f"AssertionError: {shown}"

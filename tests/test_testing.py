@@ -1,0 +1,97 @@
+"""The laws run on somebody's own codec: by class or instance, and a failure says what is wrong."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.codecs import Codec, Fp16, QsgdInf, parameter
+from gtrace.testing import check_codec, check_mean, tensors
+
+
+class Bare(Codec):
+    """No dataclass."""
+
+    name: ClassVar[str] = "bare"
+    bits: int = parameter(3, "bits")
+
+    def encode(self, state, values, key):
+        return b""
+
+    def decode(self, shared, payload, size):
+        return np.zeros(size, np.float32)
+
+
+@dataclass(frozen=True)
+class Dividing(Fp16):
+    """Fails in its own code."""
+
+    name: ClassVar[str] = "dividing"
+
+    def decode(self, shared, payload, size):
+        return np.zeros(size, np.float32) / 0
+
+
+@dataclass(frozen=True)
+class Needy(Fp16):
+    """A field that is no parameter."""
+
+    name: ClassVar[str] = "needy"
+    levels: int = 3
+
+
+@dataclass(frozen=True)
+class Taken(QsgdInf):
+    """A name that is taken."""
+
+
+class Unfinished(Codec):
+    """Nothing in it."""
+
+
+@dataclass(frozen=True)
+class Boastful(Fp16):
+    """Says that it is unbiased, and shrinks by three per cent."""
+
+    name: ClassVar[str] = "boastful"
+    unbiased: ClassVar[bool] = True
+
+    def decode(self, shared, payload, size):
+        return super().decode(shared, payload, size) * np.float32(0.97)
+
+
+@dataclass(frozen=True)
+class Honest(Fp16):
+    """float16 under another name."""
+
+    name: ClassVar[str] = "honest"
+
+
+def test_a_class_is_taken_as_well_as_an_instance():
+    check_codec(Honest)
+    check_codec(Honest())
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (Bare, "Bare: bits is no parameter yet; put @dataclass"),
+        (Unfinished, "Unfinished: it must define decode, encode"),
+        (Needy, r"Needy: write levels as gtrace.codecs.parameter\("),
+        (Taken, "another codec has this name, gtrace.codecs.qsgd.QsgdInf"),
+        (Dividing, r"dividing on one element: RuntimeWarning: .* \(test_testing.py, line \d+\)"),
+        (int, "int: give a class that extends gtrace.codecs.Codec"),
+    ],
+)
+def test_a_failure_says_what_is_wrong(what, said):
+    with pytest.raises(AssertionError, match=said):
+        check_codec(what)
+
+
+def test_a_bias_that_is_denied_is_noticed():
+    heavy = dict(tensors())["heavy"]
+    check_mean(gtrace.codec("rotate:minmax"), "heavy", heavy)
+    with pytest.raises(AssertionError, match="mean shrinkage; unbiased = False says so"):
+        check_mean(Boastful(), "heavy", heavy)

@@ -1,0 +1,249 @@
+"""A codec against the built-in ones: the protocol, the numbers, the tables, and what is kept."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gtrace
+from gtrace.cli import gtrace as program
+from gtrace.codecs import Codec, plugin, registry
+from gtrace.codecs.plugin import load_plugin
+from gtrace.errors import UsageError
+from gtrace.workflows import bench
+from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, duel, run_bench, traces
+from gtrace.workflows.bench.protocol import Protocol
+
+DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
+BUILT_IN = ("qsgdinf", "topk", "terngrad", "none")
+
+
+class Small(Protocol):
+    """The quick protocol with few built-in codecs."""
+
+    def built_in(self) -> list[Codec]:
+        return [item for name in BUILT_IN for item in self.configurations(name)]
+
+
+SMALL = Small("small", QUICK.models, {"early": range(1, 3), "late": range(5, 7)}, ranges=QUICK.ranges)
+
+
+@pytest.fixture(autouse=True)
+def _forget_plugins():
+    """A plugin's codecs are known to the whole process."""
+    before = set(gtrace.codec_names())
+    yield
+    for name in set(gtrace.codec_names()) - before:
+        registry.unregister(name)
+    plugin._LOADED.clear()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gtrace" / "bench"
+
+
+@pytest.fixture
+def dither():
+    load_plugin(DITHER)
+
+
+def rows_of(table):
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+
+
+def test_what_a_spec_leaves_open_runs_over_the_ranges_that_it_takes(dither):
+    def specs(text):
+        return [str(item) for item in FULL.configurations(text)]
+
+    assert specs("dither") == [f"dither:bits={b}" for b in (2, 3, 4, 5, 6, 8)]
+    assert specs("dither:bits=3") == ["dither:bits=3"]
+    assert specs("ef:topk") == [f"ef:topk{r}" for r in ("", ":ratio=0.03", ":ratio=0.1", ":ratio=0.3")]
+    assert specs("terngrad") == ["terngrad"]
+    assert specs("alqg") == [f"alqg:bits={b}" for b in (2, 3, 4)]
+    with pytest.raises(UsageError, match="did you mean dither"):
+        specs("dihter")
+
+
+def test_every_built_in_codec_takes_part():
+    assert {item.name for item in FULL.built_in()} == set(gtrace.codec_names()) - {"none"}
+
+
+def test_bits_that_a_codec_refuses_are_left_out(tmp_path):
+    source = DITHER.read_text().replace("maximum=8", "maximum=5").replace('"dither"', '"narrow"')
+    (tmp_path / "narrow.py").write_text(source)
+    load_plugin(tmp_path / "narrow.py")
+    assert [item.parameters["bits"] for item in FULL.configurations("narrow")] == [2, 3, 4, 5]
+
+
+CURVE = st.lists(
+    st.tuples(st.floats(0.5, 16), st.floats(1e-6, 10)), min_size=1, max_size=6, unique_by=lambda point: point[0]
+)
+
+
+@given(CURVE, CURVE)
+def test_a_duel_seen_from_the_other_side_is_its_inverse(one, other):
+    here, there = duel(one, other), duel(other, one)
+    if np.isnan(here.error):
+        assert np.isnan(there.error)
+    else:
+        assert here.error == pytest.approx(1 / there.error, rel=1e-6)
+        assert (here.low, here.high) == (there.low, there.high)
+
+
+@given(CURVE, st.floats(0.01, 100))
+def test_a_duel_finds_the_factor_between_two_curves(curve, factor):
+    assert duel([(b, v * factor) for b, v in curve], curve).error == pytest.approx(factor, rel=1e-6)
+
+
+def test_a_duel_is_held_where_both_are_and_nowhere_else():
+    curve = [(2.0, 0.8), (4.0, 0.2)]
+    assert duel([(3.0, 0.1)], curve)[:3] == (pytest.approx(0.25), 3.0, 3.0)
+    assert np.isnan(duel([(5.0, 0.1)], curve).error)
+    assert np.isnan(duel([], curve).error)
+    assert np.isnan(duel([(4.5, 0.1), (6.0, 0.01)], curve).error)
+    # Half the rate at every error.
+    base = [(float(b), 0.5**b) for b in (2, 3, 4, 6)]
+    assert duel([(b / 2, v) for b, v in base], base).rate == pytest.approx(0.5)
+
+
+def test_a_result_and_its_tables(cache, dither):
+    result = run_bench(["dither"], SMALL, jobs=1)
+    assert (result.mine, set(result.others)) == (("dither",), {"qsgdinf", "topk", "terngrad", "none"})
+    assert [trace.name for trace in result.traces] == ["CNN early", "CNN late"]
+    first, against = bench_tables(result)
+    assert first.title == "Relative variance at 3 measured bits per coordinate"
+    found = {c.spec: c for c in result.analyses[0].configurations}
+    low, high = found["dither:bits=2"], found["dither:bits=4"]
+    part = (3 - low.bits) / (high.bits - low.bits)
+    expected = low.relative_variance ** (1 - part) * high.relative_variance**part
+    assert float(rows_of(first)["dither"][0]) == pytest.approx(expected, rel=0.01)
+    terngrad = result.duels["dither", "terngrad"][0]
+    # dither takes two bits and more, terngrad fewer: there is nothing to compare.
+    assert np.isnan(terngrad.error)
+    assert "No bits that both reach: none, terngrad." in " ".join(against.notes).replace(
+        "terngrad, none", "none, terngrad"
+    )
+    ours, others = (
+        [(c.bits, c.relative_variance) for c in found.values() if c.family == f] for f in ("dither", "topk")
+    )
+    assert result.duels["dither", "topk"][0] == duel(ours, others)
+    said = " ".join(bench_lines(result))
+    assert "Protocol small" in said
+    assert f"gtrace {gtrace.__version__}" in said
+    assert "dither dither.py" in said
+    assert result.traces[0].fingerprint[:12] in said
+
+
+def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(cache):
+    result = run_bench(["terngrad:clip=2.5"], SMALL, jobs=1)
+    (mine,) = result.mine
+    bits = [next(c.bits for c in a.configurations if c.family == mine) for a in result.analyses]
+    assert result.targets[mine] == tuple(bits)
+    assert bench_tables(result)[0].title.startswith("Relative variance at the measured bits of terngrad")
+    assert all(d.low == d.high == b for d, b in zip(result.duels[mine, "topk"], bits, strict=True))
+
+
+def test_a_second_run_trains_nothing_and_says_the_same(cache, dither, monkeypatch):
+    first = bench_json(run_bench(["dither"], SMALL, jobs=1))
+    kept = sorted(path.name for path in cache.iterdir())
+    assert len(kept) == 4  # two traces, and the rows of the built-in codecs on them
+
+    def fail(*arguments, **more):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr("gtrace.online.standard.record_task", fail)
+    lines = []
+    again = bench_json(run_bench(["dither"], SMALL, jobs=2, say=lines.append))
+    assert json.dumps(again) == json.dumps(first)
+    assert not any("training" in line for line in lines)
+    assert sorted(path.name for path in cache.iterdir()) == kept
+
+
+def test_an_edited_codec_is_measured_anew(cache, tmp_path):
+    file = tmp_path / "dither.py"
+    file.write_text(DITHER.read_text())
+    load_plugin(file)
+    before = run_bench(["dither"], SMALL, jobs=1).duels["dither", "topk"]
+    file.write_text(DITHER.read_text().replace("- 0.5", "- 0.25"))
+    load_plugin(file)
+    assert run_bench(["dither"], SMALL, jobs=1).duels["dither", "topk"] != before
+
+
+def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_path):
+    real = traces.util.find_spec
+    monkeypatch.setattr(traces.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    result = run_bench(["qsgdinf:bits=4"], SMALL, jobs=1)
+    assert "formulas" in " ".join(bench_lines(result))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    again = run_bench(["qsgdinf:bits=4"], SMALL, jobs=1)
+    assert [t.fingerprint for t in again.traces] == [t.fingerprint for t in result.traces]
+    assert len({t.fingerprint for t in result.traces}) == 2
+
+
+def test_made_gradients_are_there_for_every_model(tmp_path):
+    from gtrace.workflows.bench.made import LAYERS, make_trace
+
+    assert set(LAYERS) == {model.task for model in FULL.models}
+    for task, layers in LAYERS.items():
+        make_trace(task, tmp_path / f"{task}.zarr", [4, 5], late=True, batch_size=8, seed=0)
+        with gtrace.open_trace(tmp_path / f"{task}.zarr") as trace:
+            assert {info.name: tuple(info.shape) for info in trace.tensors} == layers
+            for name in layers:
+                values = trace.read(name, 5)
+                assert np.isfinite(values).all()
+                assert values.std() > 0
+
+
+def test_where_nothing_can_be_kept_it_runs_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with traces.cache_folder() as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def run(*words, env=None):
+    return CliRunner(env={"COLUMNS": "100", **(env or {})}).invoke(program, ["bench", *map(str, words)])
+
+
+def test_the_command_prints_and_writes_tables(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "QUICK", replace(SMALL, name="small-quick"))
+    files = [tmp_path / "a.md", tmp_path / "a.tex"]
+    done = run("dither", "--plugin", DITHER, "--quick", "-o", files[0], "-o", files[1])
+    assert done.exit_code == 0, done.output
+    assert "dither against the built-in codecs" in done.output
+    assert "These numbers belong in no paper." in " ".join(done.output.split())
+    markdown, latex = (file.read_text() for file in files)
+    assert "| **dither** |" in markdown
+    assert r"\textbf{dither}" in latex
+    for block in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
+        lines = [line for line in block[1].splitlines() if line.endswith(r"\\")]
+        assert {line.count(" & ") + 1 for line in lines} == {len(block[0])}
+    done = run("dither", "--plugin", DITHER, "--quick", "--json")
+    told = json.loads(done.stdout)
+    assert told["protocol"]["name"] == "small-quick"
+    assert {row["codec"] for row in told["against"]} == {"dither"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["dihter", "--quick"], "no codec 'dihter'"),
+        (["qsgd:bist=3", "--quick"], "no parameter 'bist'; did you mean bits"),
+        (["qsgd", "-o", "x.pdf"], "x.pdf: tables are written as .md or .tex"),
+        (["qsgd", "-o", "nowhere/x.md"], "the folder nowhere does not exist"),
+        (["qsgd", "--plugin", "nowhere.py"], "plugin nowhere.py: no such file"),
+    ],
+)
+def test_mistakes_are_answered_before_anything_is_trained(cache, words, said):
+    done = run(*words)
+    assert said in str(done.exception)
+    assert not cache.exists() or not list(cache.iterdir())

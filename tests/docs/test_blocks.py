@@ -84,9 +84,7 @@ def test_what_is_not_run_is_well_formed(page):
                 f"{where}: {test} does not name the page"
             )
         if block.language in ("bash", "console", "fish", "python", "sh", "zsh"):
-            assert block.language == "python" or block.commands or block.reason, (
-                f"{where}: not run; say why"
-            )
+            assert block.language == "python" or block.commands or block.reason, f"{where}: not run; say why"
         if not block.is_shell:
             continue
         for words, _ in block.commands:

@@ -36,6 +36,7 @@ html_theme_options = {"navigation_with_keys": True}
 nitpick_ignore_regex = [("py:class", r"(?!gtrace\.).*")]
 suppress_warnings = ["ref.python"]
 
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"

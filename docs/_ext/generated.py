@@ -90,7 +90,7 @@ def _codec(name: str) -> str:
         )
     )
     shown = name + (":" if name in wrapper_names() else "")
-    parts = [f"## `{shown}`\n\n{prose(cls.summary)}.\n\n```text\n{cls.formula}\n```\n"]
+    parts = [f"## `{shown}`\n\n{prose(cls.summary[:1].upper() + cls.summary[1:])}.\n\n```text\n{cls.formula}\n```\n"]
     if cls.paper != "-":
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")

@@ -93,7 +93,7 @@ class Codec(ABC):
     stateful: ClassVar[bool] = False
     #: the payload's length is what the method says it sends; decoding needs more than these bytes
     declared: ClassVar[bool] = False
-    #: the parameter that a word without = sets: fp:e3m2
+    #: the parameter that a word without = sets, as e3m2 does in a spec of fp
     word: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

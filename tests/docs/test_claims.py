@@ -53,6 +53,15 @@ def test_extras_that_pages_name_are_there():
         assert set(re.findall(r"gtrace\[(\w+)\]", page.read_text())) <= set(extras)
 
 
+def test_layers_are_those_that_are_checked():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (layers,) = [c["layers"] for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "Layers"]
+    drawn = (ROOT / "docs" / "architecture.md").read_text().split("\n\n    cli\n")[1].split("\n\n")[0]
+    assert ["cli", *(re.split(r" {3,}", line.strip())[0] for line in drawn.splitlines())] == layers
+    told = re.search(r"^    (cli > .*?)\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+    assert " ".join(told.split()).split(" > ") == layers
+
+
 def test_the_two_commands_are_there():
     makefile = (ROOT / "Makefile").read_text()
     for target in ("demo", "test"):

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint benchmarks contract clean
+.PHONY: demo test lint docs benchmarks contract clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gtrace needs Python 3.11 or newer; set PYTHON=")'
@@ -37,6 +37,10 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -E -W --keep-going -q -n -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
 benchmarks: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -q
 
@@ -44,4 +48,4 @@ contract: $(VENV)/.installed
 	$(BIN)/python -m pytest benchmarks/bench_contract.py --benchmark-enable --benchmark-only --benchmark-quiet -q
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo docs/_build

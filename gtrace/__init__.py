@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtrace import capture, codecs, fitting, online
     from gtrace.codecs import codec, codec_names
+    from gtrace.planning import load_plan
     from gtrace.sketch import MomentSketch
     from gtrace.sweep import SweepResult, run_sweep
     from gtrace.trace import Trace, TraceWriter, create_trace, open_trace, sketch_trace
@@ -25,6 +26,7 @@ _HOMES = {
     "codec": "gtrace.codecs",
     "codec_names": "gtrace.codecs",
     "create_trace": "gtrace.trace",
+    "load_plan": "gtrace.planning",
     "open_trace": "gtrace.trace",
     "run_sweep": "gtrace.sweep",
     "sketch_trace": "gtrace.trace",
@@ -43,6 +45,7 @@ __all__ = [
     "codecs",
     "create_trace",
     "fitting",
+    "load_plan",
     "online",
     "open_trace",
     "run_sweep",

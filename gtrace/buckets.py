@@ -26,6 +26,7 @@ BASE_UNIT = ((1023 - OCTAVES) << MANTISSA) - 2
 ROWS_UNIT = (OCTAVES << MANTISSA) + 3
 BASE_FREE = ((1023 - 149) << MANTISSA) - 2
 ROWS_FREE = ((149 + 128) << MANTISSA) + 2
+_UNWEIGHTED = np.empty(0)
 
 _NORM_CODES: dict[str, int] = {
     "l2": _norms.L2,
@@ -65,6 +66,20 @@ def as_levels(levels: ArrayLike, *, zero: bool) -> NDArray[np.float64]:
     if not zero and grid[0] == 0:
         raise UsageError("levels: with zero=False 0 is no level; drop it or pass zero=True")
     return grid
+
+
+def as_weights(weights: ArrayLike, size: int) -> NDArray[np.float64]:
+    """One finite weight for each of ``size`` values, none of them negative, as contiguous float64[size].
+
+    Raises:
+        UsageError: they are not.
+    """
+    array = np.ascontiguousarray(weights, dtype=np.float64).reshape(-1)
+    if array.size != size:
+        raise UsageError(f"weights: {array.size} of them for {size} values")
+    if size and not 0.0 <= float(array.min()) <= float(array.max()) < math.inf:
+        raise UsageError("weights: must be finite and not negative")
+    return array
 
 
 def bucket_scales(x: NDArray[np.float32], norm: str, bucket_size: int | None) -> NDArray[np.float32]:
@@ -159,14 +174,15 @@ class Bins:
         self.size, self.buckets, self.dead = 0, 0, 0
         self.scales = np.empty(0, np.float32)
 
-    def add(self, x: NDArray[np.float32]) -> None:
-        """Count a part, finite float32[n]."""
+    def add(self, x: NDArray[np.float32], weights: NDArray[np.float64] | None = None) -> None:
+        """Count a part, finite float32[n]; ``weights``, float64[n], multiply the squared scales."""
+        heavy = _UNWEIGHTED if weights is None else weights
         bucket = self._bucket or max(1, x.size)
         self.scales = bucket_scales(x, self._norm, self._bucket) if self._scale is None else self._scale
         start = 0
         while start < x.size:
             stop = min(x.size, start + _norms.BLOCK - self.size % _norms.BLOCK)
-            low, high = _sketching.accumulate(x, start, stop, bucket, self.scales, self._base, self._table)
+            low, high = _sketching.accumulate(x, start, stop, bucket, self.scales, self._base, heavy, self._table)
             self._block = min(self._block[0], low), max(self._block[1], high)
             self.size += stop - start
             start = stop

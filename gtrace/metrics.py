@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gtrace.buckets import as_values
 from gtrace.errors import UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
+from gtrace.kernels.weighting import adam_weights, weighted_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,7 @@ class Comparison:
         w1_normalized: w1 / mean |g|.
         w1_mcgq: Wasserstein-1 of g / ||g||_1 and q / ||q||_1.
         sparsity: fraction of q that is exactly zero.
+        update_error: sum w (q - g)^2 / sum w g^2, with the reference's weights; NaN without.
     """
 
     squared_error: float
@@ -48,6 +50,7 @@ class Comparison:
     w1_normalized: float
     w1_mcgq: float
     sparsity: float
+    update_error: float = math.nan
 
 
 class Reference:
@@ -55,10 +58,12 @@ class Reference:
 
     Args:
         values: finite real numbers, any shape, taken as float32.
+        weights: float64[n], how much the squared error of each counts in ``update_error``; None for unknown.
     """
 
-    def __init__(self, values: ArrayLike) -> None:
+    def __init__(self, values: ArrayLike, weights: NDArray[np.float64] | None = None) -> None:
         self.values = as_values(values)
+        self.weights = weights
         self.energy = float(_norms.power_sum(self.values, 2))
         self.norm1 = float(_norms.power_sum(self.values, 1))
 
@@ -71,6 +76,11 @@ class Reference:
     def mean_abs(self) -> float:
         """Mean |g|, in gradient units."""
         return self.norm1 / max(1, self.size)
+
+    @cached_property
+    def weighted_energy(self) -> float:
+        """sum w g^2; NaN without weights."""
+        return math.nan if self.weights is None else weighted_sums(self.values, self.values, self.weights)[1]
 
     @cached_property
     def _sorted(self) -> NDArray[np.float32]:
@@ -93,22 +103,20 @@ class Reference:
         w1_mcgq = math.nan
         if self.norm1 > 0 and norm1 > 0:
             w1_mcgq = float(_compare.distance(self._sorted, ordered, 1.0 / self.norm1, 1.0 / norm1))
-        return _comparison(sums, q.size, self.energy, self.norm1, w1, w1_mcgq)
+        update_error = math.nan
+        if self.weights is not None:
+            update_error = relative(weighted_sums(self.values, q, self.weights)[0], self.weighted_energy)
+        return _comparison(sums, q.size, self.energy, self.norm1, w1, w1_mcgq, update_error)
 
 
 class Blocks:
-    """Cuts arrays that arrive in parts into the fixed blocks that float sums run over, whatever the parts' lengths.
+    """Cuts arrays that arrive together in parts into the fixed blocks of float sums, whatever the parts' lengths."""
 
-    Args:
-        count: how many arrays of equal length arrive together.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._held: list[NDArray[np.float32]] = []
+    def __init__(self) -> None:
+        self._held: list[NDArray[Any]] = []
         self._filled = 0
 
-    def add(self, *arrays: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], ...]]:
+    def add(self, *arrays: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
         """The blocks that these values complete; they hold until the next call."""
         at, size = 0, arrays[0].size
         while at < size:
@@ -117,7 +125,7 @@ class Blocks:
                 yield tuple(array[at : at + take] for array in arrays)
             else:
                 if not self._held:
-                    self._held = [np.empty(_norms.BLOCK, np.float32) for _ in range(self._count)]
+                    self._held = [np.empty(_norms.BLOCK, array.dtype) for array in arrays]
                 for held, array in zip(self._held, arrays, strict=True):
                     held[self._filled : self._filled + take] = array[at : at + take]
                 self._filled += take
@@ -126,7 +134,7 @@ class Blocks:
                     yield tuple(self._held)
             at += take
 
-    def rest(self) -> Iterator[tuple[NDArray[np.float32], ...]]:
+    def rest(self) -> Iterator[tuple[NDArray[Any], ...]]:
         """The last block, which is shorter, where there is one."""
         if self._filled:
             yield tuple(held[: self._filled] for held in self._held)
@@ -225,13 +233,19 @@ class RunningComparison:
     def __init__(self, exact: Histogram, energy: float, norm1: float) -> None:
         self._exact, self._energy, self._norm1 = exact, energy, norm1
         self._decoded = Histogram()
-        self._blocks = Blocks(2)
+        self._blocks = Blocks()
         self._sums = np.zeros(_compare.SUMS)
         self._decoded1 = 0.0
         self._size = 0
+        self._weighted: WeightedSums | None = None
 
-    def add(self, values: NDArray[np.float32], decoded: NDArray[np.float32]) -> None:
-        """The next part: two float32[n]."""
+    def add(
+        self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64] | None = None
+    ) -> None:
+        """The next part: two float32[n], and with every part or with none its weights, float64[n]."""
+        if weights is not None:
+            self._weighted = self._weighted or WeightedSums()
+            self._weighted.add(values, decoded, weights)
         self._size += values.size
         self._decoded.add(decoded)
         for g, q in self._blocks.add(values, decoded):
@@ -254,11 +268,36 @@ class RunningComparison:
         w1_mcgq = math.nan
         if self._norm1 > 0 and self._decoded1 > 0:
             w1_mcgq = scaled_distance(self._exact, self._decoded, 1 / self._norm1, 1 / self._decoded1)
-        return _comparison(self._sums, self._size, self._energy, self._norm1, w1, w1_mcgq), doubt
+        update_error = math.nan if self._weighted is None else relative(*self._weighted.finish())
+        return _comparison(self._sums, self._size, self._energy, self._norm1, w1, w1_mcgq, update_error), doubt
+
+
+class WeightedSums:
+    """sum w (q - g)^2 and sum w g^2 of what arrives in parts, to the last bit as of the whole."""
+
+    def __init__(self) -> None:
+        self._blocks = Blocks()
+        self._error, self._energy = 0.0, 0.0
+
+    def add(self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64]) -> None:
+        """The next part: two float32[n] and float64[n]."""
+        for block in self._blocks.add(values, decoded, weights):
+            self._block(*block)
+
+    def _block(self, values: NDArray[np.float32], decoded: NDArray[np.float32], weights: NDArray[np.float64]) -> None:
+        error, energy = weighted_sums(values, decoded, weights)
+        self._error += error
+        self._energy += energy
+
+    def finish(self) -> tuple[float, float]:
+        """The two sums."""
+        for block in self._blocks.rest():
+            self._block(*block)
+        return self._error, self._energy
 
 
 def _comparison(
-    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: float, w1_mcgq: float
+    sums: NDArray[np.float64], size: int, energy: float, norm1: float, w1: float, w1_mcgq: float, update_error: float
 ) -> Comparison:
     error, absolute, relative, inner, decoded_energy, zeros, alive = sums.tolist()
     n = max(1, size)
@@ -273,12 +312,43 @@ def _comparison(
         w1_normalized=ratio(w1, norm1 / n),
         w1_mcgq=w1_mcgq,
         sparsity=zeros / n,
+        update_error=update_error,
     )
 
 
 def ratio(numerator: float, denominator: float) -> float:
     """numerator / denominator; NaN where the denominator is zero."""
     return numerator / denominator if denominator else math.nan
+
+
+def update_weights(
+    values: NDArray[np.float32], moments: NDArray[np.float32], decay: float, eps: float, done: float
+) -> NDArray[np.float64]:
+    """How much the squared error of each element of a gradient counts in Adam's step: 1 / d^2.
+
+    Adam (Kingma and Ba 2015, algorithm 1) moves element i by the learning rate times m_i / d_i, where
+    d = sqrt(v / (1 - decay^t)) + eps and v already holds the step's own gradient. It is formed here:
+    v = decay moments + (1 - decay) values^2, so an element whose gradient was zero so far is divided by its own size.
+
+    Args:
+        values: float32[n], finite, the gradient.
+        moments: float32[n], running mean of squared gradients as the step finds it.
+        decay: of that mean, Adam's second beta.
+        eps: added to the root.
+        done: steps before this one; NaN where unknown, for no correction of the mean's start at zero.
+
+    Returns:
+        float64[n]; 0 where d is zero.
+    """
+    correction = 1.0 - decay ** (done + 1.0) if math.isfinite(done) and decay < 1.0 else 1.0
+    out = np.empty(values.size)
+    adam_weights(values, moments, decay, correction, eps, out)
+    return out
+
+
+def relative(part: float, whole: float) -> float:
+    """A part of a whole; no error at all is 0 even of a zero gradient."""
+    return 0.0 if part == 0 else ratio(part, whole)
 
 
 def snr_db(energy: float, error: float) -> float:

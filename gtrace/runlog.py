@@ -20,6 +20,12 @@ Records, by their ``type``:
   ``down_bits`` (of the server's average on its way back, one copy). A run whose bits are chosen is called
   ``CODEC@POLICY``.
   ``weight_error`` is ||quantized weights - weights||^2 / ||weights||^2, in runs that quantize them.
+- ``measure``: ``run``, ``seed``, ``step``, and about the workers' averaged gradient of this step, before the optimizer
+  used it: ``relative_variance``, ``noise_ratio`` (all of its squared error, bias included, over tr Cov of the exact
+  gradients / workers), ``update_error`` (of optimizers that keep Adam's second moments; else null), ``step_error``
+  (the same with each gradient over its own d, into which its own square has gone), ``w1``
+  (Wasserstein-1 of the values of each tensor, summed over all values, over ||exact||_1), ``cosine`` (of the whole
+  model's gradients).
 - ``shadow``: ``run``, ``seed``, ``step``, ``tensor`` (a weight gradient), and how far it is from the exact one of the
   same batch: ``cosine_alone``, ``error_alone`` (||compressed - exact|| / ||exact||) where only the gradients of this
   layer's own outputs are compressed, ``cosine``, ``error`` where those of all layers are.

@@ -20,6 +20,7 @@ from gtrace.buckets import (
     Bins,
     as_levels,
     as_values,
+    as_weights,
     bucket_moments,
     clip_values,
 )
@@ -27,6 +28,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 from gtrace.kernels import symbols as _symbols
+from gtrace.kernels.weighting import weighted_sums
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class MomentSketch:
         *,
         tail: str = "quantized",
         clip: float | None = None,
+        weights: ArrayLike | None = None,
     ) -> MomentSketch:
         """Sketch a tensor in one pass.
 
@@ -115,9 +118,14 @@ class MomentSketch:
             bucket_size: consecutive values that share a scale; None for all of them.
             tail: "quantized", or "exact" when a short last bucket is sent in full precision.
             clip: clip at this many standard deviations of the tensor before norms are taken.
+            weights: how much the squared error of each value counts; None for all alike. ``energy`` and
+                ``expected_error`` are then weighted sums, and levels fitted to the sketch those of least
+                weighted error; counts, probabilities and bits stay those of the values (with norm "none", whose
+                codecs ask for the plain sums, all sums are weighted).
 
         Raises:
-            UsageError: unknown norm, a bucket size below 1, or values that are not real numbers.
+            UsageError: unknown norm, a bucket size below 1, values that are not real numbers, or weights that are
+                not one finite number from 0 up for each.
 
         >>> sketch = MomentSketch.of([3.0, -4.0, 0.0, 0.0], norm="l2")
         >>> round(sketch.energy, 9), sketch.zeros
@@ -125,10 +133,16 @@ class MomentSketch:
         """
         if tail not in ("quantized", "exact"):
             raise UsageError(f"tail: '{tail}' is unknown; choose quantized or exact")
-        return cls.from_spec(values, SummarySpec(norm, bucket_size, tail, clip))  # type: ignore[arg-type]
+        return cls.from_spec(values, SummarySpec(norm, bucket_size, tail, clip), weights=weights)  # type: ignore[arg-type]
 
     @classmethod
-    def from_spec(cls, values: ArrayLike, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> MomentSketch:
+    def from_spec(
+        cls,
+        values: ArrayLike,
+        spec: SummarySpec,
+        scale: NDArray[np.float32] | None = None,
+        weights: ArrayLike | None = None,
+    ) -> MomentSketch:
         """Sketch a tensor as ``spec`` (a codec's ``needs``) says; see :meth:`of`.
 
         ``scale`` is the norm, float32[1], of a tensor that is one bucket and of which ``values`` are a part.
@@ -138,34 +152,44 @@ class MomentSketch:
         if spec.bucket_size is not None and spec.bucket_size < 1:
             raise UsageError(f"bucket size: {spec.bucket_size} is below 1; give a positive number or none")
         x = as_values(values)
+        heavy = None if weights is None else as_weights(weights, x.size)
         bad = int(_norms.count_nonfinite(x))
         if bad:
             x = np.where(np.isfinite(x), x, np.float32(0))
         clipped, clip_error = 0, 0.0
         if spec.clip is not None:
+            before = x
             x, clipped, clip_error = clip_values(x, spec.clip)
+            if heavy is not None:
+                clip_error = weighted_sums(before, x, heavy)[0]
         quantized = x.size - (x.size % (spec.bucket_size or 1) if spec.tail == "exact" else 0)
         exact, x = x[quantized:], x[:quantized]
+        tail = None if heavy is None else heavy[quantized:]
         bins = Bins(spec.norm, spec.bucket_size, workspace=True)
-        bins.add(x)
+        bins.add(x, None if heavy is None else heavy[:quantized])
         return cls.of_bins(
             spec,
             bins,
             bad,
             exact=exact.size,
-            exact_energy=float(_norms.power_sum(exact, 2)),
+            exact_energy=float(_norms.power_sum(exact, 2)) if tail is None else weighted_sums(exact, exact, tail)[1],
             exact_zeros=exact.size - int(np.count_nonzero(exact)),
             clipped=clipped,
             clip_error=clip_error,
             bucket_moments=bucket_moments(x, spec.bucket_size or max(1, x.size), bins.scales)
             if spec.bucket_moments
             else None,
+            weighted=heavy is not None,
         )
 
     @classmethod
-    def of_bins(cls, spec: SummarySpec, bins: Bins, bad: int = 0, **rest: Any) -> MomentSketch:
+    def of_bins(
+        cls, spec: SummarySpec, bins: Bins, bad: int = 0, *, weighted: bool = False, **rest: Any
+    ) -> MomentSketch:
         """The sketch of what was counted, ``bad`` values that are not finite as zeros; ``rest``: other attributes."""
         rows, sums, zeros, zero_weight = bins.take()
+        if weighted and spec.norm == "none":
+            sums[:, :3] = sums[:, 3:]
         return cls(
             spec=spec,
             rows=rows,
@@ -414,33 +438,3 @@ def _lower_edges(rows: NDArray[np.int32], base: int) -> NDArray[np.float64]:
     edges = ((rows.astype(np.int64) + base) << _sketching.SHIFT).view(np.float64)
     edges[rows == 1] = 0.0
     return edges
-
-
-class PartialSketch:
-    """The sketch of a finite tensor that arrives in parts, to the last bit that of the tensor as a whole.
-
-    ``spec`` asks for no clipping and no moments of buckets, and parts, but for the last, are multiples of its bucket
-    size; ``scale``, float32[1], is the norm of all values where the tensor is one bucket.
-    """
-
-    def __init__(self, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> None:
-        self._spec = spec
-        self._bins = Bins(spec.norm, spec.bucket_size, scale)
-        self._exact = np.empty(0, np.float32)
-
-    def add(self, values: NDArray[np.float32]) -> None:
-        """The next part, finite float32[n]."""
-        rest = values.size % (self._spec.bucket_size or 1) if self._spec.tail == "exact" else 0
-        self._bins.add(values[: values.size - rest])
-        self._exact = values[values.size - rest :].copy()
-
-    def finish(self) -> MomentSketch:
-        """The sketch."""
-        exact = self._exact
-        return MomentSketch.of_bins(
-            self._spec,
-            self._bins,
-            exact=exact.size,
-            exact_energy=float(_norms.power_sum(exact, 2)),
-            exact_zeros=exact.size - int(np.count_nonzero(exact)),
-        )

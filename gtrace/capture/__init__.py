@@ -47,6 +47,7 @@ def record(
     max_elements: int | None = None,
     drop: bool = False,
     optimizer_state: bool = False,
+    second_moments: bool = False,
     noise: bool = False,
     verbose: bool = False,
     reduced: bool = False,
@@ -74,6 +75,8 @@ def record(
         drop: leave out steps while 256 MiB of gradients wait to be written, instead of making training wait; the
             trace's attribute ``capture`` says which.
         optimizer_state: record the sum of Adam's second moments (``exp_avg_sq``) of each tensor, too.
+        second_moments: record all their elements, too, in as many bytes as the gradients take; update errors of
+            codecs can then be told.
         noise: record how the gradients of a step's micro-batches scatter, too.
         verbose: print a line to stderr for every 100 recorded steps.
         reduced: of several processes that train together, record the average instead of each one's own gradients.
@@ -101,6 +104,7 @@ def record(
         max_elements=max_elements,
         drop=drop,
         optimizer_state=optimizer_state,
+        second_moments=second_moments,
         noise=noise,
         verbose=verbose,
         reduced=reduced,

@@ -47,6 +47,7 @@ class CaptureOptions:
         max_elements: elements that are kept of one gradient: of a weight's in whole blocks, None for all; of a module's
             output drawn one by one, None for the usual number.
         optimizer_state: record the sums of Adam's second moments.
+        second_moments: record all elements of Adam's second moments.
         noise: record how the gradients of micro-batches scatter.
         verbose: tell about progress while it goes on.
         sketch: sketches to keep of large gradients instead of their values, ``l2:8192,linf:8192,none``.
@@ -70,6 +71,7 @@ class CaptureOptions:
     kind: str = "weight"
     max_elements: int | None = None
     optimizer_state: bool = False
+    second_moments: bool = False
     noise: bool = False
     verbose: bool = False
     sketch: str | None = None
@@ -89,6 +91,7 @@ class CaptureOptions:
             "kind": self.kind,
             **({} if self.max_elements is None else {"max_elements": self.max_elements}),
             **({"optimizer_state": True} if self.optimizer_state else {}),
+            **({"second_moments": True} if self.second_moments else {}),
             **({"noise": True} if self.noise else {}),
             "drop": self.drop,
             **({} if self.sketch is None else {"sketch": self.sketch}),
@@ -111,6 +114,7 @@ def capture_options(
     max_elements: int | None = None,
     drop: bool = False,
     optimizer_state: bool = False,
+    second_moments: bool = False,
     noise: bool = False,
     verbose: bool = False,
     sketch: str | None = None,
@@ -127,9 +131,12 @@ def capture_options(
     policy = step_policy(steps, every)
     if kind not in KINDS:
         raise UsageError(f"--kind: '{kind}' is no kind of gradient; {suggest(kind, KINDS)}")
-    if kind == "neural" and (optimizer_state or noise):
-        what = "--optimizer-state" if optimizer_state else "--noise"
+    beside = {"--optimizer-state": optimizer_state, "--second-moments": second_moments, "--noise": noise}
+    if kind == "neural" and any(beside.values()):
+        what = next(name for name, wanted in beside.items() if wanted)
         raise UsageError(f"{what} is about gradients of weights; use --kind weight or both")
+    if second_moments and sketch is not None:
+        raise UsageError("--second-moments needs the gradients' values beside them; leave --sketch out")
     if max_elements is not None and max_elements < 1:
         raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
     _check_sketch(sketch, sketch_mantissa)
@@ -154,6 +161,7 @@ def capture_options(
         kind=kind,
         max_elements=MAX_ELEMENTS if max_elements is None and kind == "neural" else max_elements,
         optimizer_state=optimizer_state,
+        second_moments=second_moments,
         noise=noise,
         verbose=verbose,
         drop=drop,

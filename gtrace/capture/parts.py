@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.session import CaptureSummary, disk_usage
 from gtrace.trace import open_trace
+from gtrace.trace.format import KINDS
 from gtrace.trace.shared import parts
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
         TraceError: the trace cannot be read.
     """
     with open_trace(path) as trace:
-        counts = {kind: Counter[int]() for kind in ("weight", "neural")}
+        counts = {kind: Counter[int]() for kind in KINDS}
         for key in trace.streams:
             counts[key.kind][key.rank] += trace.scalars(**key._asdict())["step"].size
         tensors = trace.tensors

@@ -8,6 +8,7 @@ import queue
 import sys
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,11 +16,12 @@ import torch
 from gtrace.capture.gaps import Gaps
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.policy import AutomaticSteps
-from gtrace.capture.state import second_moments
+from gtrace.capture.state import moments_of, second_moments
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.errors import size_text
 from gtrace.host.naming import Names
 from gtrace.trace.blocks import BLOCK
+from gtrace.trace.format import SECOND_MOMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from gtrace.capture.layout import Slot
     from gtrace.capture.neural import NeuralGradients
     from gtrace.capture.policy import StepPolicy, TensorSelection
+    from gtrace.capture.state import MomentsOf
     from gtrace.host.hooks import OptimizerStep
     from gtrace.host.naming import ParameterName
     from gtrace.host.rounds import Rounds
@@ -58,7 +61,8 @@ class Recorder:
         weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
         plan: which sketches the trace keeps of large gradients, None where it keeps their values.
         max_elements: elements to keep of a weight's gradient, rounded up to whole blocks; None for all.
-        optimizer_state: record Adam's second moments, too.
+        optimizer_state: record the sums of Adam's second moments, too.
+        second_moments: record all their elements, too.
         noise: record how gradients of micro-batches scatter, too.
         tell: prints one line about how it goes: a first one, and with ``verbose`` further ones.
         verbose: tell about every 100th row.
@@ -80,6 +84,7 @@ class Recorder:
         plan: SketchPlan | None = None,
         max_elements: int | None = None,
         optimizer_state: bool = False,
+        second_moments: bool = False,
         noise: bool = False,
         tell: Callable[[str], None] = lambda _text: None,
         verbose: bool = False,
@@ -115,6 +120,7 @@ class Recorder:
         self._classes: dict[str, None] = {}
         self._max_elements = max_elements
         self._optimizer_state = optimizer_state
+        self._second_moments = second_moments
         self._noise = noise
         self._verbose = verbose
         self._tell = tell
@@ -244,8 +250,11 @@ class Recorder:
 
     def _row_bytes(self) -> int:
         """What a step takes of which every tensor is recorded."""
-        row = sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
+        row = self._weights_bytes() * (1 + self._second_moments)
         return row + (self.neural.row_bytes if self.neural is not None else 0)
+
+    def _weights_bytes(self) -> int:
+        return sum(layout.row_bytes(self._cost) for layout in self._layouts.values())
 
     @torch.no_grad()
     def _take(self, step: OptimizerStep) -> None:
@@ -259,6 +268,8 @@ class Recorder:
             weakref.finalize(step.optimizer, layout.release).atexit = False
         slots, gradients, parameters = layout.gradients(step) if self._weights else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
+        moments = moments_of(step.optimizer, parameters) if self._second_moments else []
+        size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
             self.over_budget = True
@@ -288,6 +299,8 @@ class Recorder:
                 scalars = {**scalars, "grad_scale": step.loss_scale}
             self._recorded.add(step.stream)
             self._submit(Row(step.stream, step.step, row.slots, row, step.loss_scale, scalars, "neural"), 0.0)
+        # After the others, whose bytes the first line tells.
+        self._take_moments(step, slots, moments, scalars)
 
     def _take_weights(
         self,
@@ -309,6 +322,30 @@ class Recorder:
         self._recorded.add(step.stream)
         row = Row(step.stream, step.step, slots, buffer, step.grad_scale, scalars, "weight", numbers)
         self._submit(row, time.perf_counter() - started)
+
+    def _take_moments(
+        self,
+        step: OptimizerStep,
+        slots: Sequence[Slot],
+        moments: Sequence[MomentsOf | None],
+        scalars: Mapping[str, float],
+    ) -> None:
+        """Second moments are rows of their own, beside those of the gradients and in as many bytes."""
+        there = [(slot, found) for slot, found in zip(slots, moments, strict=bool(moments)) if found is not None]
+        pool = self._layouts[step.stream].pool
+        # Without room the gradients are recorded all the same: their numbers do not need these.
+        buffer = pool.acquire(wait=not self._drop) if there and pool is not None else None
+        if buffer is None:
+            return
+        try:
+            buffer.fill([slot.index for slot, _ in there], [found.mean for _, found in there])
+        except BaseException:
+            buffer.release()
+            raise
+        self.moments += len(there)
+        own = [replace(s, dtype=_dtype(m.mean), attrs={**s.attrs, "decay": m.decay, "eps": m.eps}) for s, m in there]
+        numbers = {slot.index: {"optimizer_step": found.done} for slot, found in there}
+        self._writer.submit(Row(step.stream, step.step, own, buffer, 1.0, scalars, SECOND_MOMENT, numbers))
 
     def _numbers(
         self, step: OptimizerStep, slots: Sequence[Slot], parameters: Sequence[torch.Tensor]
@@ -334,9 +371,13 @@ class Recorder:
 
     def _written(self, row: Row) -> None:
         """A row is in the trace; called in the writer's thread."""
-        count = self._writer.rows.total()
+        if row.kind == SECOND_MOMENT:
+            return
+        count = self._writer.rows.total() - self._writer.rows[SECOND_MOMENT]
         if count == self._first_rows and self._prediction is not None:
-            self._news.put(f"gtrace: recording {self._prediction(self._writer.stored)}")
+            # Second moments come with the second step at the latest.
+            stored = self._writer.stored + (self._weights_bytes() if self._second_moments else 0)
+            self._news.put(f"gtrace: recording {self._prediction(stored)}")
         elif self._verbose and count % _TOLD_ROWS == 0:
             self._news.put(
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
@@ -384,6 +425,10 @@ class Recorder:
 
     def _keeps(self, entry: ParameterName) -> bool:
         return self.selection.keeps(entry.name, entry.aliases)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _stored_bytes(plan: SketchPlan | None, most: int | None, size: int) -> int:

@@ -145,6 +145,7 @@ class CaptureSession:
             plan=self._plan(),
             max_elements=self._options.max_elements,
             optimizer_state=self._options.optimizer_state,
+            second_moments=self._options.second_moments,
             noise=self._options.noise,
             tell=self._tell,
             verbose=self._options.verbose,
@@ -282,7 +283,7 @@ class CaptureSession:
     def _without(self, recorder: Recorder) -> list[str]:
         """What was asked for beside the gradients and never there."""
         out = []
-        if self._options.optimizer_state and not recorder.moments:
+        if (self._options.optimizer_state or self._options.second_moments) and not recorder.moments:
             out.append("no second moments: the optimizer keeps no exp_avg_sq, or took one step")
         if self._options.noise and not recorder.replicated:
             out.append("no noise: one micro-batch in each step")

@@ -145,7 +145,7 @@ class AsyncWriter:
                 gradient /= row.grad_scale
             numbers = dict(row.numbers.get(slot.index, {}))
             about = {**self._description(row, slot), **slot.numbers}
-            if row.kind == "weight" and self._most is not None:
+            if row.kind != "neural" and self._most is not None:
                 gradient = self._cut(slot, gradient, self._most, about, numbers)
             self._trace.append(row.step, slot.name, gradient, numbers=numbers, **place, **about)
         self._trace.commit(row.step, **{**place, **row.scalars})

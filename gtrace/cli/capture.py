@@ -88,6 +88,11 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     "single elements.  [default: all; 262144]",
 )
 @click.option("--optimizer-state", is_flag=True, help="Record the sums of Adam's second moments, too.")
+@click.option(
+    "--second-moments",
+    is_flag=True,
+    help="Record Adam's second moments element by element, as many bytes as the gradients, for update errors.",
+)
 @click.option("--noise", is_flag=True, help="Record how the gradients of a step's micro-batches scatter, too.")
 @click.option("--verbose", is_flag=True, help="Say something after every 100 recorded steps.")
 @click.option(
@@ -120,6 +125,7 @@ def command(
     kind: str,
     max_elements: int | None,
     optimizer_state: bool,
+    second_moments: bool,
     noise: bool,
     verbose: bool,
     drop: bool,
@@ -165,6 +171,7 @@ def command(
         "kind": kind,
         "max_elements": max_elements,
         "optimizer_state": optimizer_state,
+        "second_moments": second_moments,
         "noise": noise,
         "verbose": verbose,
         "drop": drop,

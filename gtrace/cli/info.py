@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 @click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
 @click.argument("trace", type=TracePath())
 @click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
-@click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")
+@click.option(
+    "--kind",
+    type=click.Choice(["weight", "neural", "second_moment"]),
+    help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
+)
 @click.option("--optimizer", type=int, metavar="N", help="Only tensors that this optimizer steps.")
 @click.option("--rank", type=int, metavar="N", help="Only this process of several.")
 @click.option(
@@ -218,6 +222,7 @@ def show(trace: Trace, rows: Sequence[Row], console: Console) -> None:
 
 def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
     from gtrace.report.names import count, number
+    from gtrace.trace.format import SECOND_MOMENT
 
     streams = _streams(trace)
     attrs = trace.attrs
@@ -235,7 +240,8 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         if stream.first_loss is not None and stream.last_loss is not None:
             text += f", loss {number(stream.first_loss)} to {number(stream.last_loss)}"
         if len(streams) > 1:
-            text += f" ({stream.kind} gradients, optimizer {stream.optimizer}, rank {stream.rank})"
+            what = "second moments" if stream.kind == SECOND_MOMENT else f"{stream.kind} gradients"
+            text += f" ({what}, optimizer {stream.optimizer}, rank {stream.rank})"
         lines.append(("steps", text))
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:

@@ -17,6 +17,8 @@ from gtrace.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gtrace.codecs.table import TableLike
+
 _REFITS = ("previous", "each", "once")
 
 
@@ -24,10 +26,9 @@ _REFITS = ("previous", "each", "once")
 @click.argument("trace", type=TracePath())
 @click.option(
     "--methods",
-    default="all",
-    show_default=True,
+    default=None,
     shell_complete=complete_specs,
-    help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.",
+    help="Codec specs, as in qsgd,nuqsgd:p=0.3; or all.  [default: all]",
 )
 @click.option(
     "--bits", type=Integers(), default="2-8", show_default=True, help="Nominal bits of codecs that have them."
@@ -39,6 +40,14 @@ _REFITS = ("previous", "each", "once")
     "--sparsity", type=Fractions("0.05"), default=None, help="Zeros that pruning aims at, as in 0.5-0.95 or 0.8,0.9."
 )
 @click.option("--amount", type=Fractions(), default=None, help="Samples per value of mcgq, as in 0.01-1.")
+@click.option(
+    "--plan",
+    "plans",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A plan, whose rows are called plan:NAME; may be repeated. Without --methods: only plans.",
+)
 @codec_options
 @click.option("--bucket-size", default=None, help="Values per norm: a range such as 128,8192; none for a tensor.")
 @click.option("--norm", default=None, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
@@ -122,11 +131,12 @@ def command(**options: Any) -> None:
 def run(
     *,
     trace: Path | str,
-    methods: str,
+    methods: str | None,
     bits: tuple[int, ...],
     ratio: tuple[float, ...] | None,
     sparsity: tuple[float, ...] | None,
     amount: tuple[float, ...] | None,
+    plans: tuple[Path, ...],
     error_feedback: bool,
     plugin: tuple[Path, ...],
     bucket_size: str | None,
@@ -169,7 +179,14 @@ def run(
     for name, text in (("norm", norm), ("scope", scope)):
         if text:
             ranges[name] = [part.strip() for part in text.split(",")]
-    codecs = expand(methods, ranges, prefix="ef:" if error_feedback else "")
+    methods = methods or ("" if plans else "all")
+    codecs: list[TableLike] = []
+    if methods:
+        codecs += expand(methods, ranges, prefix="ef:" if error_feedback else "")
+    if plans:
+        from gtrace.planning import load_plan
+
+        codecs += [load_plan(path).table for path in plans]
     path = output or Path(f"{stem_of(trace)}.sweep.db")
     with _progress(as_json=as_json) as progress:
         result = run_sweep(
@@ -183,7 +200,7 @@ def run(
             refit=_refit(refit),  # type: ignore[arg-type]
             nonfinite=nonfinite,  # type: ignore[arg-type]
             optimal=optimal,
-            leave_out="all" in split_specs(methods),
+            leave_out=bool(methods) and "all" in split_specs(methods),
             chunk=chunk,
             jobs=jobs,
             scheduler=scheduler,

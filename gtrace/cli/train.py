@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.cluster import CLUSTER, chosen_cluster, cluster_options, simulated_network, simulation_options
 from gtrace.cli.completion import complete_task
 from gtrace.cli.options import check_output, codec_options, load_plugins
+from gtrace.cli.train_choice import choice_options
 from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
-from gtrace.cli.train_options import choice_options
+from gtrace.cli.train_measures import measure_options
+from gtrace.cli.train_options import script_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
 from gtrace.online.linear import LINEAR_TASKS
@@ -20,11 +23,13 @@ from gtrace.online.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
     from gtrace.codecs import Codec
-    from gtrace.online.network import Network
+    from gtrace.codecs.table import CodecTable, Coding
+    from gtrace.costs import Cluster, Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
 
 DEFAULT_TASK = "digits-cnn"
+DEFAULT_WORKERS = 4
 _TASKS = "".join(
     f"  {name:17}{line}\n" for name, line in [*((n, describe_task(n)) for n in task_names()), *LINEAR_TASKS.items()]
 )
@@ -102,24 +107,8 @@ _TASKS = "".join(
     metavar="N",
     help="With --quantize model: levels of a weight, negative ones and zero among them.  [default: 2^bits - 1]",
 )
-@click.option(
-    "--network", metavar="RATE", help="For a task: what steps would take over links of this speed, as in 1Gbit/s."
-)
-@click.option("--latency", default="0s", show_default=True, metavar="TIME", help="Of a message there, as in 50us.")
-@click.option(
-    "--topology",
-    type=click.Choice(["ring", "allgather", "ps"]),
-    default="ring",
-    show_default=True,
-    help="How gradients travel there: ring (all-reduce of exact ones, all-gather of payloads), all-gather, or a "
-    "parameter server.",
-)
-@click.option(
-    "--compute-time",
-    metavar="TIME",
-    help="Computing and coding of a step there, as in 5s, in the place of measured times.  "
-    "[default: measured; 5s with --policy mqgrad]",
-)
+@cluster_options
+@simulation_options
 @click.option(
     "--policy",
     "policies",
@@ -147,56 +136,16 @@ _TASKS = "".join(
     "[default: skip; for a SCRIPT pass]",
 )
 @click.option(
-    "--rule",
-    "rules",
-    multiple=True,
-    metavar="GLOB=CODEC",
-    help="For a SCRIPT: another codec for some tensors, as in bias=none; the first that fits counts.",
-)
-@click.option(
     "--min-size",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
     help="Tensors with fewer elements go uncompressed.",
 )
-@click.option(
-    "--exchange",
-    type=click.Choice(["allgather", "two-shot"]),
-    default="allgather",
-    show_default=True,
-    help="For a SCRIPT whose ranks train together: every payload to all, or to the rank that sums a piece up.",
-)
-@click.option(
-    "--levels",
-    metavar="NAME",
-    help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
-    "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of weights "
-    "also several, with commas.  [default: optimal; uniform for linear tasks]",
-)
-@click.option(
-    "--compare-every",
-    type=click.IntRange(min=0),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; 0: never.",
-)
+@script_options
 @linear_options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
-@click.option(
-    "--eval-every",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Steps between two tests.  [default: a tenth of the steps]",
-)
-@click.option(
-    "--shadow",
-    type=click.IntRange(min=1),
-    default=None,
-    metavar="K",
-    help="With --kind neural: every K steps run the backward pass exactly too, and compare the weight gradients.",
-)
+@measure_options
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=None, help="Run log.  [default: TASK-CODEC.jsonl]"
 )
@@ -218,6 +167,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
     DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
 
+    For a task, --network says what its steps would take over simulated links. With --step-time, and --ranks where they
+    are not the workers, the end says what the codec saves between such machines.
+
     \b
     Examples:
       gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn
@@ -226,7 +178,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --quantize model --levels optimal,uniform --weight-levels 5 --task fashion-cnn
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
+      gtrace train --codec alq --bits 3 --workers 8 --network 1Gbit/s --step-time 20ms
       gtrace train --task linear --quantize samples --bits 5 --sampling double
+      gtrace train --plan plan.yaml --compare qsgdinf:bits=3 --task digits-cnn
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
@@ -241,14 +195,18 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     weights = chosen_levels(options) if script is None else []
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
-        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec at a time")
+        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec or --plan at a time")
     if script is None:
         if options["levels"] is not None:
             raise UsageError("--levels is for a SCRIPT, or for --quantize")
         _refuse(options, _OF_SCRIPTS, "is for a SCRIPT")
         if is_module:
             raise UsageError("-m: name the module that is to be run")
-        run(chosen, weights=weights, **{name: options[name] for name in options if name not in _OF_SCRIPTS})
+        network, cluster = simulated_network(options), chosen_cluster(options, options["workers"] or DEFAULT_WORKERS)
+        if cluster is not None and options["kind"] != "weight":
+            raise UsageError("--step-time: neural gradients do not travel between workers; choose --kind weight")
+        left = {k: v for k, v in options.items() if k not in (*_OF_SCRIPTS, *CLUSTER, "topology", "compute_time")}
+        run(chosen, weights=weights, network=network, cluster=cluster, **left)
         return None
     if options["policies"]:
         raise UsageError(
@@ -261,9 +219,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
         raise UsageError(f"--levels {options['levels']}: between the ranks of a SCRIPT, choose own or common")
     from gtrace.cli.train_script import run_script
 
-    return run_script(
-        chosen[0], script, args, is_module=is_module, **{k: v for k, v in options.items() if k not in _OF_TASKS}
-    )
+    cluster = chosen_cluster(options)
+    left = {name: value for name, value in options.items() if name not in (*_OF_TASKS, *CLUSTER)}
+    return run_script(chosen[0], script, args, is_module=is_module, cluster=cluster, **left)
 
 
 #: options that only one of the two kinds of training has, with the values that mean "not given"
@@ -282,11 +240,10 @@ _OF_TASKS: dict[str, Any] = {
     "lr": None,
     "eval_every": None,
     "shadow": None,
+    "measure": None,
     "seeds": 1,
     "optimizer": None,
     "clip": None,
-    "network": None,
-    "latency": "0s",
     "topology": "ring",
     "compute_time": None,
     "policies": (),
@@ -297,7 +254,7 @@ _OF_TASKS: dict[str, Any] = {
 
 
 #: options that may be given again, by the name that stands for all
-_REPEATED = {"rules": "rule", "policies": "policy"}
+_REPEATED = {"rules": "rule", "policies": "policy", "plans": "plan"}
 
 
 def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
@@ -306,28 +263,42 @@ def _refuse(options: dict[str, Any], names: dict[str, Any], why: str) -> None:
             raise UsageError(f"--{_REPEATED.get(name, name.replace('_', '-'))} {why}")
 
 
-def _chosen(options: dict[str, Any]) -> list[Codec]:
-    """The codecs of the options, which are taken out."""
+def _chosen(options: dict[str, Any]) -> list[Coding]:
+    """The codecs and plans of the options, which are taken out."""
     # Whatever can be wrong in the arguments is said before torch takes its seconds to load.
     plugin = options["plugin"]
     load_plugins(plugin)
     spec, given = options.pop("codec"), {name: options.pop(name) for name in ("bits", "sparsity")}
     RefitSchedule.parse(options["refit"])
     several, feedback = options.pop("compare"), options.pop("error_feedback")
-    if (spec is None) == (several is None):
-        raise UsageError("--codec or --compare: give one of them" + (", not both" if spec else ""))
+    planned = _planned(options.pop("plans"))
+    if (spec is not None and several is not None) or not (spec or several or planned):
+        raise UsageError("--codec, --compare or --plan: give one of them" + (", not both" if spec else ""))
     if several is None:
-        specs = [spec]
+        specs = [] if spec is None else [spec]
     else:
         from gtrace.codecs import split_specs
 
         specs = split_specs(several)
         given = {"bits": None, "sparsity": None} if len(specs) > 1 and not any(given.values()) else given
-    return [_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs]
+    if planned and not specs:
+        _refuse(
+            {"error_feedback": feedback, **given}, {"error_feedback": False, **dict.fromkeys(given)}, "is for --codec"
+        )
+    return [*(_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
+
+
+def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
+    """The tables of the plans, one a file."""
+    if not paths:
+        return []
+    from gtrace.planning import load_plan
+
+    return [load_plan(path).table for path in paths]
 
 
 def run(
-    chosen: list[Codec],
+    chosen: list[Coding],
     *,
     weights: list[str],
     plugin: tuple[Path, ...],
@@ -343,13 +314,12 @@ def run(
     nonfinite: str | None,
     eval_every: int | None,
     shadow: int | None,
+    measure: int | None,
     seeds: int,
     optimizer: str | None,
     clip: float | None,
-    network: str | None,
-    latency: str,
-    topology: str,
-    compute_time: str | None,
+    network: Network | None,
+    cluster: Cluster | None,
     policies: tuple[str, ...],
     min_size: int,
     down: str | None,
@@ -369,7 +339,6 @@ def run(
     if weights:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
-    links = _network(network, latency, topology, compute_time)
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
     check_output(path, force=force or path.with_name(path.name + ".checkpoint").exists())
 
@@ -390,10 +359,11 @@ def run(
         nonfinite=nonfinite or "skip",  # type: ignore[arg-type]
         eval_every=eval_every,
         shadow=shadow,
+        measure=measure,
         seeds=seeds,
         optimizer=optimizer or "",
         clip=clip,
-        network=links,
+        network=network,
         policies=choosing,
         min_size=min_size,
         down=down or "",
@@ -406,21 +376,9 @@ def run(
             study.run(path, force=force, on_record=on_record)
     except KeyboardInterrupt:
         if study.results[0].steps:
-            show(study, path, as_json=as_json)
+            show(study, path, cluster, as_json=as_json)
         raise
-    show(study, path, as_json=as_json)
-
-
-def _network(rate: str | None, latency: str, topology: str, compute: str | None) -> Network | None:
-    from gtrace.online.network import Network
-
-    if rate is None:
-        if latency != "0s" or topology != "ring" or compute is not None:
-            raise UsageError(
-                "--latency, --topology and --compute-time are of a --network; give its speed, as in --network 1Gbit/s"
-            )
-        return None
-    return Network.parse(rate, latency, topology, compute)
+    show(study, path, cluster, as_json=as_json)
 
 
 def _codec(spec: str, options: dict[str, float | None]) -> Codec:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gtrace.cli.cluster import CLUSTER
 from gtrace.cli.options import check_output, load_plugins, print_json
 from gtrace.errors import UsageError
 
@@ -44,6 +45,7 @@ OF_LINEAR: dict[str, Any] = {
 }
 #: options of other tasks that they have no use for
 _OF_OTHERS: dict[str, Any] = {
+    "plans": (),
     "error_feedback": False,
     "kind": "weight",
     "layers": "inner",
@@ -51,8 +53,7 @@ _OF_OTHERS: dict[str, Any] = {
     "steps": None,
     "optimizer": None,
     "clip": None,
-    "network": None,
-    "latency": "0s",
+    **dict.fromkeys(CLUSTER),
     "topology": "ring",
     "compute_time": None,
     "policies": (),
@@ -61,6 +62,7 @@ _OF_OTHERS: dict[str, Any] = {
     "nonfinite": None,
     "eval_every": None,
     "shadow": None,
+    "measure": None,
     "weight_levels": None,
     "is_module": False,
 }

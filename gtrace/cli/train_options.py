@@ -1,12 +1,10 @@
-"""Options of ``gtrace train`` that choose the codec."""
+"""Options of ``gtrace train`` that are about a SCRIPT."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from gtrace.cli.completion import complete_spec, complete_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,26 +13,40 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 _OPTIONS = (
     click.option(
-        "--codec", shell_complete=complete_spec, help="A codec or its spec, as in qsgdinf:bits=3,bucket_size=512."
+        "--rule",
+        "rules",
+        multiple=True,
+        metavar="GLOB=CODEC",
+        help="For a SCRIPT: another codec for some tensors, as in bias=none; the first that fits counts.",
     ),
     click.option(
-        "--compare",
-        metavar="CODECS",
-        shell_complete=complete_specs,
-        help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
+        "--exchange",
+        type=click.Choice(["allgather", "two-shot"]),
+        default="allgather",
+        show_default=True,
+        help="For a SCRIPT whose ranks train together: every payload to all, or to the rank that sums a piece up.",
     ),
     click.option(
-        "--bits",
-        type=int,
-        default=None,
-        help="Nominal bits of a codec that has them; with --quantize, of the weights.",
+        "--levels",
+        metavar="NAME",
+        help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
+        "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of "
+        "weights also several, with commas.  [default: optimal; uniform for linear tasks]",
     ),
-    click.option("--sparsity", type=float, default=None, help="Sparsity of a codec that has it, as in 0.8."),
+    click.option(
+        "--compare-every",
+        type=click.IntRange(min=0),
+        default=100,
+        show_default=True,
+        metavar="N",
+        help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; "
+        "0: never.",
+    ),
 )
 
 
-def choice_options(function: F) -> F:
-    """``--codec``, ``--compare``, ``--bits`` and ``--sparsity``."""
+def script_options(function: F) -> F:
+    """The options of a SCRIPT, in the order of the help."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.cluster import print_savings, savings_of_log
 from gtrace.cli.options import check_output, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
-    from gtrace.codecs import Codec
+    from gtrace.codecs.table import Coding
+    from gtrace.costs import Cluster
     from gtrace.host.launcher import Outcome, Program
     from gtrace.online.script import ScriptSummary, ScriptTraining
+    from gtrace.report.savings import Savings
 
 
 def run_script(
-    chosen: Codec,
+    chosen: Coding,
     script: str,
     args: tuple[str, ...],
     *,
@@ -33,6 +36,7 @@ def run_script(
     as_json: bool,
     workers: int | None,
     nonfinite: str | None,
+    cluster: Cluster | None,
     **options: Any,
 ) -> int:
     """Run the program; returns the exit code.
@@ -43,12 +47,15 @@ def run_script(
         UsageError: no such program, a rule that cannot be read, or nothing that was trained.
     """
     from gtrace.cli.train import file_name
+    from gtrace.codecs.table import CodecTable
     from gtrace.host.children import watch_no_more
     from gtrace.host.exits import before_abrupt_exit
     from gtrace.host.imports import after_import
     from gtrace.host.launcher import Outcome, Program, run_program
     from gtrace.host.processes import launch_token, launched_place
 
+    if isinstance(chosen, CodecTable) and (rules or options["min_size"]):
+        raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
     program = Program(script, args, is_module)
     program.check()
     watch_no_more()
@@ -59,6 +66,8 @@ def run_script(
         "log": str(log.resolve()),
         "codec": str(chosen),
         "rules": _rules(rules),
+        "table": chosen.describe() if isinstance(chosen, CodecTable) else None,
+        "plan": str(Path(chosen.source).resolve()) if isinstance(chosen, CodecTable) else "",
         "workers": workers or 1,
         "nonfinite": nonfinite or "pass",
         "argv": ["-m", script, *args] if is_module else [script, *args],
@@ -75,7 +84,7 @@ def run_script(
         trainings[0].start()
 
     def conclude(outcome: Outcome) -> int:
-        return _conclude(program, outcome, trainings, told, log, as_json=as_json)
+        return _conclude(program, outcome, trainings, told, log, cluster, as_json=as_json)
 
     def leave(exit_code: int) -> int:
         try:
@@ -130,6 +139,7 @@ def _conclude(
     trainings: list[ScriptTraining],
     told: dict[str, Any],
     log: Path,
+    cluster: Cluster | None,
     *,
     as_json: bool,
 ) -> int:
@@ -143,13 +153,16 @@ def _conclude(
     rank = launched_place().rank
     trained = summary is not None and summary.steps > 0
     if trained and not rank and summary is not None:
+        savings = savings_of_log(summary.log, cluster) if summary.log is not None else None
         if as_json:
-            print_json(_as_dict(summary, told))
+            print_json(_as_dict(summary, told, savings))
         for line in _lines(summary, told):
             click.echo(line, err=True)
-    elif not trained and rank is None:
-        for line in _of_children(log, told):
+        print_savings(savings, err=True)
+    elif not trained and rank is None and (lines := _of_children(log, told)):
+        for line in lines:
             click.echo(line, err=True)
+        print_savings(savings_of_log(log, cluster), err=True)
     if outcome.interrupted:
         raise click.Abort
     if outcome.exit_code:
@@ -245,7 +258,9 @@ def _near(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _as_dict(summary: ScriptSummary, told: dict[str, Any]) -> dict[str, Any]:
+def _as_dict(summary: ScriptSummary, told: dict[str, Any], savings: Savings | None) -> dict[str, Any]:
+    from gtrace.report.savings_tables import savings_json
+
     tally = summary.tally
     return {
         "output": None if summary.log is None else str(summary.log),
@@ -271,5 +286,6 @@ def _as_dict(summary: ScriptSummary, told: dict[str, Any]) -> dict[str, Any]:
         "seconds": summary.seconds,
         "codec_seconds": tally.codec_seconds,
         "wire_seconds": tally.wire_seconds,
+        "savings": savings_json(savings) if savings is not None else None,
         "warnings": summary.warnings,
     }

@@ -79,7 +79,7 @@ class Codec(ABC):
     """
 
     name: ClassVar[str] = ""
-    #: one line: what it does
+    #: what it does, in one line
     summary: ClassVar[str] = ""
     #: how a value becomes bytes, as a formula
     formula: ClassVar[str] = ""
@@ -269,6 +269,17 @@ class ExpectingCodec(Codec):
         Raises:
             UsageError: the sketch was built otherwise.
         """
+
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """E sum w (Q(v) - v)^2 of one encoding, where each element's squared error counts w.
+
+        Args:
+            state: as of :meth:`expect`.
+            sketch: as of :meth:`expect`.
+            weighted: the same with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
+        """
+        del sketch
+        return self.expect(state, weighted).squared_error
 
 
 def expecting(item: Codec) -> TypeGuard[ExpectingCodec]:

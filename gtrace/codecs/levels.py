@@ -302,6 +302,11 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             model_error=self.model_error(state, sketch),
         )
 
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """The weighted sums alone: symbols and bits are those of the plain sketch."""
+        del sketch
+        return weighted.expected_error(self.levels(state), self.has_zero)
+
     def quantized(self, size: int) -> int:
         """How many of ``size`` values are rounded; the rest is sent as it is."""
         if self.tail == "exact" and self.bucket_size is not None:

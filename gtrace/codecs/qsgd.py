@@ -11,6 +11,7 @@ from gtrace.codecs.base import parameter
 from gtrace.codecs.levels import LevelCodec
 from gtrace.codecs.registry import register
 from gtrace.codecs.rule import Rule
+from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UniformCodec(LevelCodec):
-    """What qsgd and qsgdinf share: ``bits`` and ``zero`` make a uniform grid."""
+    """What qsgd and qsgdinf share: ``bits`` and ``zero`` make a uniform grid, ``steps`` one in between."""
 
     bits: int = parameter(4, "2^(bits - 1) magnitudes and a sign", minimum=2, maximum=15)
     zero: bool = parameter(True, "0 is a level; without it the grid is mirrored around 0")
+    steps: int | None = parameter(
+        None, "intervals of the grid, as many as the bits can tell apart by default; for grids with 0", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and not (self.zero and self.steps < 1 << self.bits - 1):
+            wanted = f"bits={max(2, self.steps.bit_length() + 1)} or more" if self.zero else "zero=true"
+            raise UsageError(f"codec {self.name}: steps={self.steps} goes with {wanted}")
 
     @property
     def has_zero(self) -> bool:
@@ -32,6 +42,8 @@ class UniformCodec(LevelCodec):
 
     @property
     def _steps(self) -> int:
+        if self.steps is not None:
+            return self.steps
         return (1 << self.bits - 1) - 1 if self.zero else (1 << self.bits) - 1
 
     def levels(self, state: State) -> NDArray[np.float32]:

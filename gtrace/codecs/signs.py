@@ -157,7 +157,7 @@ class SignSgd(_VotingCodec, PartwiseCodec, ExpectingCodec):
         n, energy = sketch.size, sketch.energy
         if not energy:
             return Expectation(0.0, sparsity=1.0, bits_fixed=0.0, bits_entropy=0.0, bits_huffman=0.0, bits_payload=0.0)
-        magnitude = float(np.sum(sketch.sums[:, 0] * sketch.lower + sketch.sums[:, 1]))
+        magnitude = _norm1(sketch)
         s = _scale(self.scale, (magnitude, energy), n)
         error = max(0.0, energy - 2 * s * magnitude + n * s * s)
         head = 0.0 if self.scale == "none" else 32.0 / n
@@ -172,6 +172,13 @@ class SignSgd(_VotingCodec, PartwiseCodec, ExpectingCodec):
             bits_norms=head,
             probabilities=np.array([0.5, 0.5]),
         )
+
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """sum w v^2 - 2 s sum w |v| + s^2 sum w, with the scale of the values themselves."""
+        del state
+        s = _scale(self.scale, (_norm1(sketch), sketch.energy), sketch.size) if sketch.energy else 0.0
+        weight = float(weighted.sums[:, 3].sum()) + weighted.zero_weight
+        return max(0.0, weighted.energy - 2 * s * _norm1(weighted) + weight * s * s)
 
 
 @register
@@ -237,6 +244,11 @@ class EfSignSgd(_SignCodec, ResidualCodec):
 def _sums(x: NDArray[np.float32]) -> tuple[float, float]:
     """||x||_1 and ||x||_2^2 in float64."""
     return float(power_sum(x, 1)), float(power_sum(x, 2))
+
+
+def _norm1(sketch: MomentSketch) -> float:
+    """Sum of the magnitudes; the weighted one of a sketch with weights."""
+    return float(np.sum(sketch.sums[:, 3] * sketch.lower + sketch.sums[:, 4]))
 
 
 def _scale(scale: Scale, sums: tuple[float, float], size: int) -> float:

@@ -22,7 +22,8 @@ def bucket_moments(values: ArrayLike, spec: SummarySpec) -> NDArray[np.float64]:
 
     Args:
         values: any shape; taken as float32 in C order. NaN and infinite values count as 0.
-        spec: norm, bucket size, tail and clip, as for :meth:`MomentSketch.from_spec`; an exact tail is left out.
+        spec: norm, bucket size, tail and clip, as for :meth:`gtrace.sketch.MomentSketch.from_spec`; an exact tail
+            is left out.
 
     Returns:
         float64[buckets, 3]: mean and standard deviation (n - 1, 0 for a single value) of the bucket's signed

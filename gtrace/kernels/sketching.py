@@ -29,17 +29,20 @@ def accumulate(
     bucket: int,
     scales: NDArray[np.float32],
     base: int,
+    weights: NDArray[np.float64],
     table: NDArray[np.float64],
 ) -> tuple[int, int]:
     """Add the elements start..stop of ``x`` to the bins of ``table``; returns the lowest and highest row touched.
 
-    Row 0 takes zeros, row k > 0 the values whose float64 pattern, cut after ten bits of mantissa, is base + k;
-    smaller values go to row 1. Loops are split in two: the first, without branches, is vectorized, the
-    second scatters.
+    ``weights``, one for each element or none at all, multiply the squared scales. Row 0 takes zeros, row k > 0 the
+    values whose float64 pattern, cut after ten bits of mantissa, is base + k; smaller values go to row 1. Loops are
+    split in two: the first, without branches, is vectorized, the second scatters.
     """
     r = np.empty(_CHUNK)
     edge = np.empty(_CHUNK)
     row = np.empty(_CHUNK, np.int64)
+    heavy = np.empty(_CHUNK)
+    own = weights.size > 0
     r_bits = r.view(np.int64)
     edge_bits = edge.view(np.int64)
     low, high = table.shape[0], -1
@@ -50,6 +53,8 @@ def accumulate(
         end = min(stop, (b + 1) * bucket)
         scale = np.float64(scales[b])
         weight = scale * scale
+        if not own:
+            heavy[:] = weight
         divisor = scale if scale > 0.0 else 1.0
         while p < end:
             q = min(p + _CHUNK, end)
@@ -67,15 +72,20 @@ def accumulate(
             for i in range(m):
                 low = min(low, row[i])
                 high = max(high, row[i])
+            if own:
+                wb = weights[p:q]
+                for i in range(m):
+                    heavy[i] = weight * wb[i]
             for i in range(m):
                 d = edge[i]
+                w = heavy[i]
                 cell = table[row[i]]
                 cell[0] += 1.0
                 cell[1] += d
                 cell[2] += d * d
-                cell[3] += weight
-                cell[4] += weight * d
-                cell[5] += weight * d * d
+                cell[3] += w
+                cell[4] += w * d
+                cell[5] += w * d * d
             p = q
     return low, high
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from gtrace.online.requirement import require_torch
 
 if TYPE_CHECKING:
+    from gtrace.codecs.table import CodecTable
     from gtrace.online.clock import ParameterServerClock
     from gtrace.online.compression import Compression, compress
     from gtrace.online.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
     from gtrace.online.hook import ddp_comm_hook
-    from gtrace.online.links import CodecRules
     from gtrace.online.mqgrad import MQGrad
     from gtrace.online.plain import PlainTraining
     from gtrace.online.ranks import State
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gtrace.online.tasks.base import Evaluation, Recipe, Task
 
 _HOMES = {
-    "CodecRules": "links",
+    "CodecTable": "gtrace.codecs.table",
     "Evaluation": "tasks.base",
     "Exchange": "exchange",
     "Exchanged": "exchange",
@@ -61,7 +61,7 @@ _TORCH_HOMES = {
 }
 
 __all__ = [
-    "CodecRules",
+    "CodecTable",
     "Compression",
     "Evaluation",
     "Exchange",
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gtrace.online' has no attribute {name!r}")
     if name in _TORCH_HOMES:
         require_torch()
-    return getattr(importlib.import_module(f"gtrace.online.{home}"), name)
+    return getattr(importlib.import_module(home if "gtrace." in home else f"gtrace.online.{home}"), name)
 
 
 def __dir__() -> list[str]:

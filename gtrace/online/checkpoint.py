@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -64,3 +65,13 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise TraceError(f"{path}: no checkpoint of a training; remove it")
     return content
+
+
+def path_of(log: Path) -> Path:
+    """Where the checkpoint of a study with this log lies."""
+    return log.with_name(log.name + ".checkpoint")
+
+
+def plain(record: dict[str, Any]) -> Any:
+    """A record as it comes back from the log."""
+    return json.loads(json.dumps(record))

@@ -9,8 +9,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gtrace.codecs import Codec
-from gtrace.codecs import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.host.naming import name_parameters
 from gtrace.online.checkpoint import as_arrays, as_tensors
@@ -22,6 +20,7 @@ from gtrace.online.schedule import DEFAULT_REFIT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gtrace.codecs.table import TableLike
     from gtrace.online.exchange import Exchanged
 
 _WARNINGS = 3
@@ -121,7 +120,7 @@ class Compression:
 
 def compress(
     optimizer_or_model: Optimizer | nn.Module,
-    codec: str | Codec,
+    codec: TableLike,
     *,
     seed: int = 0,
     refit: str = DEFAULT_REFIT,
@@ -135,7 +134,7 @@ def compress(
 
     Args:
         optimizer_or_model: an optimizer, or a model (then every optimizer's steps on its parameters).
-        codec: a codec or its spec.
+        codec: a codec or its spec, or a table or plan that names one for each tensor.
         seed: of the rounding.
         refit: when the codec is fitted to the gradients; steps are those of this compression.
         nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` does not update the tensor
@@ -150,5 +149,4 @@ def compress(
     """
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
-    chosen = build_codec(codec) if isinstance(codec, str) else codec
-    return Compression(optimizer_or_model, Exchange(chosen, seed=seed, refit=refit, nonfinite=nonfinite))
+    return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite))

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from gtrace.codecs.base import Codec
+from gtrace.codecs.table import CodecTable
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.online import vectors
-from gtrace.online.links import CodecRules, Receiver, Sender
+from gtrace.online.links import Receiver, Sender
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from gtrace.codecs.table import TableLike
     from gtrace.online.links import Message
     from gtrace.online.vectors import Vector
     from gtrace.types import Role
@@ -153,7 +155,7 @@ class Exchange:
     Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon.
 
     Args:
-        codec: what every worker uses, or rules on what it uses for which tensor.
+        codec: what every worker uses, or a table or plan of what it uses for which tensor.
         workers: how many there are.
         seed: of the rounding.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
@@ -169,7 +171,7 @@ class Exchange:
 
     def __init__(
         self,
-        codec: Codec | CodecRules,
+        codec: TableLike,
         workers: int = 1,
         *,
         seed: int = 0,
@@ -181,14 +183,14 @@ class Exchange:
             raise UsageError(f"workers: {workers} is below 1")
         if nonfinite not in NONFINITE:
             raise UsageError(f"nonfinite: '{nonfinite}' is unknown; {suggest(str(nonfinite), NONFINITE)}")
-        self.rules = CodecRules.of(codec)
+        self.rules = CodecTable.of(codec)
         self.workers = workers
         self._seed = seed
         self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._nonfinite = nonfinite
         self._down = down
         self._whole = any(one.needs is not None and one.needs.scope == "model" for one in self.rules.codecs)
-        if self._whole and (self.rules.rules or self.rules.min_size):
+        if self._whole and (len(self.rules.codecs) > 1 or self.rules.min_size):
             raise UsageError("exchange: a codec over the whole model leaves no tensor to another codec")
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
@@ -201,13 +203,20 @@ class Exchange:
         """
         self.rules = replace(self.rules, codec=codec)
 
-    def step(self, step: int, gradients: Sequence[Mapping[str, Vector]]) -> Exchanged:
+    def step(
+        self,
+        step: int,
+        gradients: Sequence[Mapping[str, Vector]],
+        watch: Callable[[str, Sequence[Vector], Vector], None] | None = None,
+    ) -> Exchanged:
         """Send every worker's gradients and aggregate what arrives.
 
         Args:
             step: number of the training step, part of the keys.
             gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
                 aggregated over the others. Tensors of torch on an accelerator are encoded there if the codec can be.
+            watch: told of each tensor (``*`` for the whole model) the exact gradients that were sent, and the
+                aggregate that arrived.
 
         Raises:
             UsageError: not one mapping per worker, or a tensor that changed its shape.
@@ -241,6 +250,8 @@ class Exchange:
                 if self._down is not None:
                     aggregated[name] = self._send_on(name, aggregated[name], step, tally)
                 _measure(tally, exact, decoded, aggregated[name])
+                if watch is not None:
+                    watch(name, exact, aggregated[name])
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
 
@@ -268,7 +279,7 @@ class Exchange:
         link = self._links.get((name, worker))
         rules = self.rules
         if worker == _SERVER and isinstance(self._down, Codec):
-            rules = replace(rules, codec=self._down)
+            rules = replace(rules, codec=self._down, tensors={})
         codec = rules.choose(name, size)
         if link is None:
             role: Role = "down" if worker == _SERVER else "up"

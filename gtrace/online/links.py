@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.codecs import Identity
-from gtrace.codecs import codec as build_codec
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
@@ -24,73 +21,13 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, Role, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     import torch
 
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
     from gtrace.types import SummarySpec
-
-
-@dataclass(frozen=True, slots=True)
-class CodecRules:
-    """Which codec each tensor goes through.
-
-    Attributes:
-        codec: for all tensors that no rule is about.
-        rules: (pattern, codec), the first that fits counts. A shell pattern of the whole name or of its last part, so
-            that ``bias`` means every bias.
-        min_size: tensors with fewer elements go uncompressed, unless a rule is about them.
-    """
-
-    codec: Codec
-    rules: tuple[tuple[str, Codec], ...] = ()
-    min_size: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        codec: str | Codec | CodecRules,
-        rules: Mapping[str, str | Codec] | Iterable[tuple[str, str | Codec]] = (),
-        min_size: int = 0,
-    ) -> CodecRules:
-        """Build from specs; rules that are built already are taken as they are.
-
-        Raises:
-            UsageError: an unknown codec, or a negative size.
-        """
-        if isinstance(codec, CodecRules):
-            return codec
-        if min_size < 0:
-            raise UsageError(f"min-size: {min_size} is below 0")
-        pairs = rules.items() if hasattr(rules, "items") else rules
-        return cls(_built(codec), tuple((pattern, _built(item)) for pattern, item in pairs), min_size)
-
-    def choose(self, name: str, size: int) -> Codec:
-        """The codec of a tensor with this name and so many elements."""
-        last = name.rpartition(".")[2]
-        for pattern, codec in self.rules:
-            if fnmatchcase(name, pattern) or fnmatchcase(last, pattern):
-                return codec
-        return self.codec if size >= self.min_size else Identity()
-
-    @property
-    def codecs(self) -> tuple[Codec, ...]:
-        """All that may be chosen."""
-        return (self.codec, *(codec for _, codec in self.rules))
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values, for logs and checkpoints."""
-        return {
-            "codec": str(self.codec),
-            "rules": [[pattern, str(codec)] for pattern, codec in self.rules],
-            "min_size": self.min_size,
-        }
-
-
-def _built(item: str | Codec) -> Codec:
-    return build_codec(item) if isinstance(item, str) else item
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from gtrace.codecs import Identity
+from gtrace.codecs import Codec, Identity
 from gtrace.codecs import codec as build_codec
+from gtrace.costs import Network
 from gtrace.errors import UsageError
-from gtrace.online.network import Network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs.table import Coding
     from gtrace.online.policy import PolicySpec
     from gtrace.online.weights import WeightLevels
 
@@ -32,13 +32,13 @@ class Plan(NamedTuple):
         weights: levels that forward and backward see in the place of weights; None for the weights themselves.
     """
 
-    codec: Codec
+    codec: Coding
     policy: PolicySpec | None = None
     weights: WeightLevels | None = None
 
 
 def plan_runs(
-    codecs: Sequence[Codec], policies: Sequence[PolicySpec], weights: Sequence[WeightLevels], kind: str
+    codecs: Sequence[Coding], policies: Sequence[PolicySpec], weights: Sequence[WeightLevels], kind: str
 ) -> list[Plan]:
     """Each codec that has bits with each policy, the others once; policies in the outer order of the codecs.
 
@@ -58,12 +58,12 @@ def plan_runs(
     choosing = [policy for policy in policies if policy.chooses]
     if choosing and kind != "weight":
         raise UsageError(f"policy {choosing[0].name}: chooses bits of what travels between workers; choose kind weight")
-    flexible = [codec for codec in codecs if "bits" in codec.parameters]
+    flexible = [codec for codec in codecs if isinstance(codec, Codec) and "bits" in codec.parameters]
     if choosing and not flexible:
         raise UsageError(f"policy {choosing[0].name}: no codec with bits to choose; take one such as minmax or qsgdinf")
     plans: dict[tuple[str, str], Plan] = {}
     for codec in codecs:
-        if codec not in flexible:
+        if not isinstance(codec, Codec) or codec not in flexible:
             plans[str(codec), ""] = Plan(codec)
             continue
         for policy in policies:
@@ -84,7 +84,7 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
     return chosen if chosen.compute is not None else dataclasses.replace(chosen, compute=DEFAULT_COMPUTE)
 
 
-def run_name(codec: Codec, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
+def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
     """What a run is called: its codec's spec, behind an @ the policy that chooses its bits, then its levels of weights.
 
     >>> from gtrace.codecs import codec

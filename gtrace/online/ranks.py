@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
+from gtrace.codecs.table import CodecTable
 from gtrace.errors import UsageError, suggest
 from gtrace.host.naming import name_parameters
 from gtrace.online import vectors
 from gtrace.online.collectives import Collectives
 from gtrace.online.exchange import NONFINITE, Nonfinite, NonfiniteGradientError, Tally
 from gtrace.online.frames import NOT_FINITE
-from gtrace.online.links import CodecRules
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.shots import Shots
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
     from gtrace.codecs import Codec
+    from gtrace.codecs.table import TableLike
     from gtrace.online.shots import Values
     from gtrace.online.vectors import Vector
 
@@ -82,7 +83,7 @@ class State:
     """What a communication hook keeps: every parameter's codec states, the step, and what it all cost.
 
     Args:
-        codec: a codec or its spec, for all tensors that no rule is about.
+        codec: a codec or its spec, for all tensors that no rule is about; or a table or plan, without rules.
         process_group: who exchanges; None for the default group.
         model: names the parameters; without it they are looked for among all live modules.
         exchange: ``allgather`` sends every rank's payload to all others; ``two-shot`` sends each rank a piece of every
@@ -90,14 +91,14 @@ class State:
             a second error, which is measured.
         levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: where
             the schedule says so, ranks exchange their sketches and all fit to the sum.
-        rules: pattern -> codec for some tensors: ``{"bias": "none"}``. See :class:`gtrace.online.links.CodecRules`.
+        rules: pattern -> codec for some tensors: ``{"bias": "none"}``. See :class:`gtrace.codecs.table.CodecTable`.
         min_size: tensors with fewer elements go uncompressed.
         seed: of the rounding; ranks and stages have keys of their own.
         refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
         nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
             as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
         compare_every: every so many steps the same gradients go through plain all-reduces in float32 and in bfloat16,
-            too, for :attr:`comparison`; 0 for never.
+            too, for ``comparison``; 0 for never.
         on_step: called with this state after the last bucket of each step.
 
     Attributes:
@@ -113,7 +114,7 @@ class State:
 
     def __init__(
         self,
-        codec: str | Codec | CodecRules,
+        codec: TableLike,
         process_group: dist.ProcessGroup | None = None,
         *,
         model: nn.Module | None = None,
@@ -136,7 +137,7 @@ class State:
                 raise UsageError(f"{what}: '{value}' is unknown; {suggest(str(value), allowed)}")
         if compare_every < 0:
             raise UsageError(f"compare_every: {compare_every} is below 0")
-        self.rules = CodecRules.of(codec, rules, min_size)
+        self.rules = CodecTable.of(codec, rules, min_size)
         for one in self.rules.codecs:
             if one.needs is not None and one.needs.scope == "model":
                 raise UsageError(

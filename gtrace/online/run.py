@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gtrace.codecs import Identity
+from gtrace.codecs import Codec, Identity
+from gtrace.codecs.table import CodecTable
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.control import BitControl
 from gtrace.online.exchange import Bad, Exchange, Tally
-from gtrace.online.links import CodecRules
+from gtrace.online.measure import Measurement
+from gtrace.online.network import simulated_step
 from gtrace.online.neural import NeuralGradients
 from gtrace.online.plans import down_codec, run_name
 from gtrace.online.settings import OPTIMIZERS
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs.table import Coding
     from gtrace.online.exchange import Nonfinite
     from gtrace.online.policy import PolicySpec
     from gtrace.online.settings import Kind, Settings
@@ -99,11 +101,13 @@ class Step:
 
     Attributes:
         record: for the run log.
+        measured: everything about the averaged gradient, where it was measured.
         shadow: errors of the weight gradients, where there was a shadow pass.
         bad: where there were NaN or infinities.
     """
 
     record: dict[str, Any]
+    measured: dict[str, float]
     shadow: tuple[ShadowError, ...]
     bad: tuple[Bad, ...]
 
@@ -130,7 +134,7 @@ class Run:
     def __init__(
         self,
         task: Task,
-        codec: Codec,
+        codec: Coding,
         settings: Settings,
         first_loss: float | None = None,
         policy: PolicySpec | None = None,
@@ -147,6 +151,7 @@ class Run:
         )
         self._neural: NeuralGradients | None = None
         if settings.kind == "neural":
+            assert isinstance(codec, Codec), "a study refuses plans of neural gradients"
             self._neural = NeuralGradients(
                 self._model,
                 codec,
@@ -158,7 +163,7 @@ class Run:
             )
         self._exchange = Exchange(
             # Where neural gradients are compressed, weight gradients are averaged exactly.
-            CodecRules(codec, min_size=settings.min_size) if self._neural is None else Identity(),
+            CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
             settings.workers,
             seed=settings.seed,
             refit=settings.refit,
@@ -166,7 +171,10 @@ class Run:
             down=down_codec(settings.down) if codec != Identity() else None,
         )
         chooser = None if policy is None else policy.begin(settings.seed)
-        self._control = None if chooser is None else BitControl(chooser, codec, self._exchange)
+        self._control: BitControl | None = None
+        if chooser is not None:
+            assert isinstance(codec, Codec), "a table has no policy"
+            self._control = BitControl(chooser, codec, self._exchange)
         self._variances: tuple[list[float], list[float]] = [], []
         self._bad: list[Bad] = []
         self._bad_steps = 0
@@ -195,7 +203,9 @@ class Run:
         # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
         loss = _mean([value for value in losses if math.isfinite(value)])
         chosen = {} if self._control is None else self._control.before(step, loss, gradients)
-        exchanged = self._exchange.step(step, gradients)
+        every = self._settings.measure
+        measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
+        exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
         tally, bad = exchanged.tally, exchanged.bad
         if self._neural is not None:
             tally, found = self._neural.collect()
@@ -208,6 +218,7 @@ class Run:
             torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
         self._optimizer.step()
         seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed)
+        seconds -= 0.0 if measurement is None else measurement.seconds
         result.steps = step + 1
         result.seconds += seconds
         result.tally.add(tally)
@@ -240,12 +251,12 @@ class Run:
         network = self._settings.network
         if network is not None:
             exact = self._codec == Identity()
-            simulated = network.step(self._settings.workers, tally, seconds, exact=exact)
+            simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact)
             result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
             record["sim_seconds"] = simulated
             if self._control is not None:
                 self._control.seconds = simulated
-        return Step(record, tuple(errors), bad)
+        return Step(record, {} if measurement is None else measurement.fields(), tuple(errors), bad)
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
         """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
@@ -337,9 +348,13 @@ class Run:
 
     def announce(self) -> list[str]:
         """Warnings before the first step."""
+        found = self._exchange.rules.unmatched(self.tensors)
         if not self._codec.declared:
-            return []
-        return [f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes"]
+            return found
+        return [
+            *found,
+            f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes",
+        ]
 
     def report(self, bad: Sequence[Bad], step: int) -> list[str]:
         """Warnings about NaN and infinities at a step, the first few one by one."""

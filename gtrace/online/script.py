@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
+from gtrace.codecs.table import CodecTable
 from gtrace.host.compiled import never_compiled
 from gtrace.host.hooks import OptimizerStep, TrainingHooks
 from gtrace.host.naming import Names
@@ -31,7 +32,6 @@ from gtrace.online.closures import after_closure
 from gtrace.online.exchange import Exchange, Nonfinite, Tally
 from gtrace.online.gradients import is_dense, read_gradient, write_gradient
 from gtrace.online.hook import ddp_comm_hook
-from gtrace.online.links import CodecRules
 from gtrace.online.ranks import Comparison, ExchangeKind, Levels, State
 from gtrace.online.schedule import DEFAULT_REFIT
 from gtrace.online.scriptlog import ScriptLog
@@ -52,7 +52,7 @@ class ScriptOptions:
 
     Attributes:
         log: path of the run log.
-        codec: spec.
+        codec: spec; of a table its name.
         rules: (pattern, spec) for some tensors.
         min_size: tensors with fewer elements go uncompressed.
         workers: independently keyed encodings of the same gradient that are averaged.
@@ -65,6 +65,8 @@ class ScriptOptions:
         argv: the program, for the log.
         launch: tells this launch from others, so that its processes do not overwrite each other's logs.
         plugins: files with codecs of the user's own.
+        table: what ``CodecTable.describe`` says of a table; None where there is one codec.
+        plan: the file that it is from.
     """
 
     log: str
@@ -81,6 +83,8 @@ class ScriptOptions:
     argv: tuple[str, ...] = ()
     launch: str = ""
     plugins: tuple[str, ...] = ()
+    table: dict[str, Any] | None = None
+    plan: str = ""
 
 
 @dataclass(slots=True)
@@ -142,7 +146,11 @@ class ScriptTraining:
         self.summary = ScriptSummary()
         self._options = options
         self._say = say
-        self._rules = CodecRules.of(options.codec, options.rules, options.min_size)
+        self._rules = (
+            CodecTable.of(options.codec, options.rules, options.min_size)
+            if options.table is None
+            else CodecTable.from_plain(options.table)
+        )
         self._exchange = Exchange(
             self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
         )
@@ -183,6 +191,8 @@ class ScriptTraining:
                     setattr(DistributedDataParallel, name, original)
             self._hooks.remove()
             self.summary.elements = sum(self._sizes.values())
+            for text in self._rules.unmatched(self._sizes) if self._sizes else ():
+                self._warn(text)
             self.summary.log = self._log.close(self.summary)
         return self.summary
 

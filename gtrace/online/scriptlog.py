@@ -19,9 +19,9 @@ from gtrace.runlog import RunLogWriter, read_runlog
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gtrace.codecs.table import CodecTable
     from gtrace.host.hooks import OptimizerStep
     from gtrace.online.exchange import Tally
-    from gtrace.online.links import CodecRules
     from gtrace.online.ranks import Comparison
     from gtrace.online.script import ScriptOptions, ScriptSummary
 
@@ -39,7 +39,7 @@ class ScriptLog:
     def __init__(
         self,
         options: ScriptOptions,
-        rules: CodecRules,
+        rules: CodecTable,
         on_record: Callable[[dict[str, Any]], None] | None,
         warn: Callable[[str], None],
     ) -> None:
@@ -47,7 +47,7 @@ class ScriptLog:
         self._on_record = on_record
         self._writer: RunLogWriter | None = None
         self._broken = False
-        self._label = {"run": str(rules.codec), "seed": options.seed}
+        self._label = {"run": str(rules), "seed": options.seed}
         self._loss = math.nan
 
     def step(
@@ -153,7 +153,7 @@ class ScriptLog:
     def _command(self) -> str:
         """The command line that repeats this training, launcher aside."""
         options, default = self._options, type(self._options)(log="", codec="")
-        words = ["gtrace", "train", "--codec", options.codec]
+        words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
         for pattern, spec in options.rules:
             words += ["--rule", f"{pattern}={spec}"]
         names = ("min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
@@ -164,6 +164,7 @@ class ScriptLog:
 
     def _study(self, tensors: Mapping[str, int], summary: ScriptSummary) -> dict[str, Any]:
         options = self._options
+        table = self._rules.describe()
         return {
             "command": self._command(),
             "task": next((word for word in options.argv if not word.startswith("-")), ""),
@@ -174,7 +175,8 @@ class ScriptLog:
             "seed": options.seed,
             "runs": [self._label["run"]],
             "steps": None,
-            **self._rules.describe(),
+            **{name: table[name] for name in ("codec", "rules", "min_size")},
+            "plans": [table] if self._rules.tensors else None,
             "refit": options.refit,
             "nonfinite": options.nonfinite,
             "kind": "weight",

@@ -13,8 +13,8 @@ from gtrace.errors import UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gtrace.costs import Network
     from gtrace.online.exchange import Nonfinite
-    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.schedule import RefitSchedule
 
@@ -54,6 +54,7 @@ class Settings:
         network: that simulated times are for; None for none.
         min_size: tensors with fewer elements go uncompressed, for kind weight.
         down: codec of the average on its way back, or ``same`` as the workers'; empty for none.
+        measure: steps between two at which everything about the averaged gradient is measured; None for none.
     """
 
     workers: int
@@ -72,9 +73,10 @@ class Settings:
     network: Network | None = None
     min_size: int = 0
     down: str = ""
+    measure: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "steps", "batch_size", "eval_every", "shadow"):
+        for name in ("workers", "steps", "batch_size", "eval_every", "shadow", "measure"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', ' ')}: {value} is below 1")
@@ -82,6 +84,8 @@ class Settings:
             raise UsageError(f"kind: '{self.kind}' is unknown; {suggest(str(self.kind), KINDS)}")
         if self.shadow is not None and self.kind != "neural":
             raise UsageError("shadow: compares weight gradients under compressed neural ones; choose kind neural")
+        if self.measure is not None and self.kind != "weight":
+            raise UsageError("measure: is about gradients between workers; choose kind weight")
         if self.seed < 0:
             raise UsageError(f"seed: {self.seed} is below 0")
         for name, number in (("lr", self.lr), ("clip", self.clip)):

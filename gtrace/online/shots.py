@@ -18,12 +18,13 @@ from gtrace.online import vectors
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Tally
 from gtrace.online.frames import HEADER_BYTES, NOT_FINITE, NotFinite, join, pack, split, unpack
-from gtrace.online.links import CodecRules, Message, Receiver, Sender
+from gtrace.online.links import Message, Receiver, Sender
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gtrace.codecs import Codec
+    from gtrace.codecs.table import CodecTable
     from gtrace.online.collectives import Collectives
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
@@ -72,7 +73,7 @@ class Shots:
         tally: what travelled since it was last replaced, of this rank.
     """
 
-    def __init__(self, rules: CodecRules, seed: int, refit: RefitSchedule, *, common: bool) -> None:
+    def __init__(self, rules: CodecTable, seed: int, refit: RefitSchedule, *, common: bool) -> None:
         self.tally = Tally()
         self._rules, self._seed, self._refit, self._common = rules, seed, refit, common
         self._senders: dict[tuple[Role, str], Sender] = {}

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import platform
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from gtrace import __version__
-from gtrace.codecs import Codec, Identity, codec
+from gtrace.codecs import Identity, codec
+from gtrace.codecs.table import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.online import checkpoint
 from gtrace.online.exchange import Exchange, Tally
 from gtrace.online.plain import one_thread
 from gtrace.online.plans import plan_runs, run_name, timed_network
 from gtrace.online.policy import FIXED, PolicySpec
+from gtrace.online.repeat import repeat_command
 from gtrace.online.run import Run, RunResult
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.online.settings import Settings
-from gtrace.online.tasks import load_task, task_names
+from gtrace.online.tasks import load_task
 from gtrace.online.weights import WeightLevels
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from gtrace.codecs.table import Coding, TableLike
+    from gtrace.costs import Network
     from gtrace.online.exchange import Nonfinite
-    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
     from gtrace.online.tasks.base import Task
@@ -50,7 +51,7 @@ class Study:
 
     Args:
         task: a built-in task's name, or a task.
-        codecs: codecs or their specs.
+        codecs: codecs or their specs; tables or plans that name one for each tensor.
         kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
             backward, see :mod:`gtrace.online.neural`; weight gradients are then averaged exactly.
         workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
@@ -73,6 +74,8 @@ class Study:
             time a constant.
         min_size: tensors with fewer elements go uncompressed.
         down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
+        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
+            None for never. Nothing of the training depends on it.
         weights: levels as in ``optimal5`` that forward and backward see in the place of the weights, see
             :mod:`gtrace.online.weights`; each of them is one run with each of the codecs, beside the exact one.
 
@@ -86,7 +89,7 @@ class Study:
     def __init__(
         self,
         task: str | Task,
-        codecs: Sequence[str | Codec],
+        codecs: Sequence[TableLike],
         *,
         kind: Kind = "weight",
         workers: int | None = None,
@@ -106,14 +109,17 @@ class Study:
         policies: Sequence[str | PolicySpec] = (FIXED,),
         min_size: int = 0,
         down: str = "",
+        measure: int | None = None,
         weights: Sequence[str | WeightLevels] = (),
     ) -> None:
-        chosen = [codec(item) if isinstance(item, str) else item for item in codecs]
+        chosen: list[Coding] = [coding_of(item) for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
         self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in policies)
         self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in weights]
+        if kind != "weight" and any(isinstance(item, CodecTable) for item in chosen):
+            raise UsageError("plan: it is about gradients of weights; choose kind weight")
         plans = plan_runs(chosen, self.policies, self._weights, kind)
         self.task = load_task(task) if isinstance(task, str) else task
         if seeds < 1:
@@ -137,6 +143,7 @@ class Study:
             network=timed_network(network, self.policies),
             min_size=min_size,
             down=down if down in ("", "same") else str(codec(down)),
+            measure=measure,
         )
         for plan in plans:
             _compile(plan.codec)
@@ -201,17 +208,18 @@ class Study:
                 if on_record is not None:
                     on_record(record)
         if log is not None:
-            checkpoint_of(log).unlink(missing_ok=True)
+            checkpoint.path_of(log).unlink(missing_ok=True)
 
     def can_resume(self, log: Path) -> bool:
         """Whether :meth:`run` would go on with this log: the same study, interrupted."""
-        if self.settings.kind != "weight" or not (log.exists() and checkpoint_of(log).exists()):
+        if self.settings.kind != "weight" or not (log.exists() and checkpoint.path_of(log).exists()):
             return False
-        return bool(plain(read_runlog(log)[0]) == plain({"type": "study", "version": VERSION, **self.describe()}))
+        own = {"type": "study", "version": VERSION, **self.describe()}
+        return bool(checkpoint.plain(read_runlog(log)[0]) == checkpoint.plain(own))
 
     def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
         if not force and self.can_resume(log):
-            place = checkpoint_of(log)
+            place = checkpoint.path_of(log)
             saved = checkpoint.load(place)
             try:
                 self._load(saved)
@@ -224,7 +232,7 @@ class Study:
                 raise TraceError(f"{place}: no checkpoint of this study ({told}); remove it") from error
             return RunLogWriter.reopen(log, written)
         writer = RunLogWriter(log, self.describe(), force=force)
-        checkpoint_of(log).unlink(missing_ok=True)
+        checkpoint.path_of(log).unlink(missing_ok=True)
         return writer
 
     def _save(self, writer: RunLogWriter) -> None:
@@ -232,7 +240,7 @@ class Study:
         for result in done:
             del result["shadow"]
         checkpoint.save(
-            checkpoint_of(writer.path),
+            checkpoint.path_of(writer.path),
             {
                 "log_bytes": writer.size,
                 "seed": self._seed,
@@ -254,50 +262,7 @@ class Study:
     @property
     def command(self) -> str:
         """The command line that repeats this study; empty where there is none."""
-        named = [str(item) for item in self._codecs[1:]] or [str(self._codecs[0])]
-        counts = {item.count for item in self._weights}
-        if self.task.name not in task_names() or len(counts) > 1:
-            return ""
-        settings = self.settings
-        options = {
-            **({"--codec": named[0]} if len(named) == 1 else {"--compare": ",".join(named)}),
-            "--task": self.task.name,
-            "--workers": settings.workers,
-            "--steps": settings.steps,
-            "--batch-size": settings.batch_size,
-            "--lr": settings.lr,
-            "--seed": settings.seed,
-            "--refit": settings.refit,
-            "--nonfinite": settings.nonfinite,
-            "--eval-every": settings.eval_every,
-        }
-        if len(self.seeds) > 1:
-            options["--seeds"] = len(self.seeds)
-        for name in ("optimizer", "clip"):
-            if getattr(settings, name):
-                options[f"--{name}"] = getattr(settings, name)
-        if self._weights:
-            placements = ",".join(item.placement for item in self._weights)
-            options |= {"--quantize": "model", "--levels": placements, "--weight-levels": counts.pop()}
-        if settings.network is not None:
-            network = settings.network
-            options |= {
-                "--network": f"{network.bandwidth:.12g}bit/s",
-                "--latency": f"{network.latency:.12g}s",
-                "--topology": network.topology,
-                **({} if network.compute is None else {"--compute-time": f"{network.compute:.12g}s"}),
-            }
-        if settings.min_size:
-            options["--min-size"] = settings.min_size
-        if settings.down:
-            options["--down"] = settings.down
-        if settings.kind != "weight":
-            options |= {"--kind": settings.kind, "--layers": settings.layers}
-        if settings.shadow is not None:
-            options["--shadow"] = settings.shadow
-        chosen = [] if self.policies == (PolicySpec(),) else [("--policy", policy) for policy in self.policies]
-        pairs = [*options.items(), *chosen]
-        return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])
+        return repeat_command(self.task.name, self._codecs, self.settings, self.seeds, self.policies, self._weights)
 
     def describe(self) -> dict[str, Any]:
         """The fields of the run log's study record."""
@@ -310,6 +275,7 @@ class Study:
             "seed": settings.seed,
             "seeds": list(self.seeds),
             "runs": [run_name(*plan) for plan in self._plans],
+            "plans": [item.describe() for item in self._codecs if isinstance(item, CodecTable)] or None,
             "steps": settings.steps,
             "batch_size": settings.batch_size,
             "lr": settings.lr,
@@ -317,6 +283,7 @@ class Study:
             "nonfinite": settings.nonfinite,
             "kind": settings.kind,
             "shadow": settings.shadow,
+            "measure": settings.measure,
             "layers": settings.layers if settings.kind == "neural" else None,
             "optimizer": settings.optimizer or None,
             "clip": settings.clip,
@@ -366,6 +333,8 @@ class Study:
         done = run.step(step)
         record = done.record
         yield record
+        if done.measured:
+            yield {"type": "measure", **run.label, "step": step, **done.measured}
         for error in done.shadow:
             yield {"type": "shadow", **run.label, "step": step, **dataclasses.asdict(error)}
         yield from self._warn(run.report(done.bad, step))
@@ -406,7 +375,7 @@ class Study:
 
 def train(
     task: str | Task,
-    codecs: Sequence[str | Codec],
+    codecs: Sequence[TableLike],
     *,
     log: Path | None = None,
     force: bool = False,
@@ -416,7 +385,7 @@ def train(
 
     Args:
         task: a built-in task's name, or a task.
-        codecs: codecs or their specs.
+        codecs: codecs, their specs, tables or plans.
         log: where the run log goes; None for nowhere.
         force: replace an existing log.
         settings: see :class:`Study`.
@@ -431,17 +400,8 @@ def train(
     return study
 
 
-def checkpoint_of(log: Path) -> Path:
-    """Where the checkpoint of a study with this log lies."""
-    return log.with_name(log.name + ".checkpoint")
-
-
-def plain(record: dict[str, Any]) -> Any:
-    """A record as it comes back from the log."""
-    return json.loads(json.dumps(record))
-
-
-def _compile(codec: Codec) -> None:
+def _compile(codec: Coding) -> None:
     """Exchange something small, so that no kernel is compiled while the clocks run."""
     values = np.linspace(-1, 1, 4096, dtype=np.float32) ** 5
-    Exchange(codec).step(0, [{"": values}])
+    for one in dict.fromkeys(CodecTable.of(codec).codecs):
+        Exchange(one).step(0, [{"": values}])

@@ -37,6 +37,7 @@ from gtrace.report.families import Labels, label
 from gtrace.report.fits import TensorFit, read_fits
 from gtrace.report.notes import sweep_notes
 from gtrace.report.runs import known_mean
+from gtrace.report.safety import Safety, judge
 from gtrace.report.statistics import UNKNOWN, Interval, bootstrap, step_weights, thirds
 from gtrace.report.sums import Source, Sums, common_cells, divide
 
@@ -160,6 +161,7 @@ class SweepAnalysis:
         layer_choices: tensors that another method than the leader suits better.
         layer_best: (tensors,) label of the method with the least error at the decisive target, at equal bits of the
             tensor itself; empty where fewer than two can be compared.
+        safety: errors beside the noise of the gradients.
         table: cells and logarithms by step, for further comparisons.
     """
 
@@ -188,6 +190,7 @@ class SweepAnalysis:
     bd_rates: tuple[BDRate, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
     layer_best: tuple[str, ...] = ()
+    safety: Safety = field(default_factory=Safety)
     table: StepTable | None = field(default=None, repr=False)
 
     @property
@@ -223,13 +226,16 @@ class SweepAnalysis:
         return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
 
 
-def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] = TARGETS) -> SweepAnalysis:
+def analyze(
+    result: SweepResult, name: str = "sweep", targets: Sequence[float] = TARGETS, batch: float = math.nan
+) -> SweepAnalysis:
     """Sum a sweep up.
 
     Args:
         result: any number of rows, also none; missing numbers are NaN.
         name: what the sweep is called in headings.
         targets: measured bits per coordinate at which methods are compared.
+        batch: samples of a step over all workers; NaN takes what the trace says.
     """
     table = read_cells(result)
     common, partial = common_cells(table)
@@ -281,6 +287,7 @@ def analyze(result: SweepResult, name: str = "sweep", targets: Sequence[float] =
         bd_rates=bd_rates(families, configurations),
         layer_choices=choices,
         layer_best=layer_best,
+        safety=judge(table, used, weights, order, result.provenance, batch),
         table=steps,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from gtrace.report.names import natural_order
 from gtrace.sweep import EXPECTATION
+from gtrace.sweep.yardstick import NOISE
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class CellTable:
         mean_abs_error: mean |Q(g) - g|, mean over draws.
         optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
         model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
+        noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
+        noise: (K,) gradient noise, tr Cov(g), NaN where not known.
+        signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
         fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``previous``,
             ``step N``; where several, the commonest that is not ``itself``; empty where nothing is fitted.
     """
@@ -77,6 +81,9 @@ class CellTable:
     mean_abs_error: NDArray[np.float64]
     optimal_variance: NDArray[np.float64]
     model_variance: NDArray[np.float64]
+    noise_ratio: NDArray[np.float64]
+    noise: NDArray[np.float64]
+    signal: NDArray[np.float64]
     fitted_on: tuple[str, ...]
 
     @property
@@ -175,6 +182,9 @@ def read_cells(result: SweepResult) -> CellTable:
         mean_abs_error=prefer(drawn["mean_abs_error"], closed["mean_abs_error"]),
         optimal_variance=where_any("optimal_variance"),
         model_variance=where_any("model_variance"),
+        noise_ratio=prefer(closed["noise_ratio"], drawn["noise_ratio"]),
+        noise=_of_cells(result, tensors, steps, keys, "variance"),
+        signal=_of_cells(result, tensors, steps, keys, "signal"),
         fitted_on=_fitted_on(config, result["fitted_on"], len(specs)),
     )
 
@@ -195,7 +205,25 @@ _BOTH = (
     "w1_normalized",
     "mean_abs",
     "mean_abs_error",
+    "noise_ratio",
 )
+
+
+def _of_cells(
+    result: SweepResult, tensors: list[str], steps: NDArray[np.int64], keys: NDArray[np.int64], name: str
+) -> NDArray[np.float64]:
+    """(K,) a number of the gradient noise of each cell, NaN where there is none."""
+    out = np.full(len(keys), np.nan)
+    place = {key: k for k, key in enumerate(keys.tolist())}
+    row = {tensor: (k + 1) * max(len(steps), 1) for k, tensor in enumerate(tensors)}
+    column = {step: k for k, step in enumerate(steps.tolist())}
+    for (tensor, step, what), found in result.details.items():
+        if what == NOISE and step in column:
+            # The whole model stands before all tensors, where it is not one itself.
+            k = place.get(row.get(tensor, 0) + column[step])
+            if k is not None and (tensor in row or tensor == WHOLE_MODEL):
+                out[k] = found[name]
+    return out
 
 
 class _Fill:

@@ -141,7 +141,7 @@ def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
         x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
         how = own.curve() | {"markevery": max(1, len(x) // _MARKED)}
         if curve.form == "points":
-            how["linestyle"] = "none"
+            how |= {"linestyle": "none", "markevery": 1}
         elif curve.form != "line":
             how |= {"marker": "none", "drawstyle": "steps-post" if curve.form == "steps" else "default"}
         axes.plot(x, y, **how, label=curve.label)

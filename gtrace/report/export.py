@@ -6,13 +6,16 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+from gtrace.planning.plan import to_plain
 from gtrace.report.comparison import OUTCOMES
 from gtrace.report.groups import group_json
 from gtrace.report.laws import section_json
 from gtrace.report.names import literal
 from gtrace.report.notes import averaged_over
+from gtrace.report.plans import plan_verdict
 from gtrace.report.records import flat, run_row
 from gtrace.report.records import to_csv as to_csv
+from gtrace.report.savings_tables import savings_json
 from gtrace.report.sections import sections
 from gtrace.report.verdict import runs_verdict, side_by_side_verdict, sweep_verdict
 
@@ -38,6 +41,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "groups": [[group_json(group) for group in found] for found in report.groups],
         "runs": [_run_log_json(run) for run in report.runs],
         "traces": [_trace_json(trace) for trace in report.traces],
+        "savings": [savings_json(savings) for savings in report.savings],
+        "plans": [{"verdict": plan_verdict(plan), **to_plain(plan)} for plan in report.plans],
         "pairs": [[flat(c) for c in found] for found in report.pairs],
         "side_by_side": [_pair_json(pair) for pair in report.side_by_side],
         "pooled_runs": [

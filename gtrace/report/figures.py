@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gtrace.report.labels import Label, label_curves, list_curves, make_room
 from gtrace.report.names import literal, number, shorten
+from gtrace.report.safety import SAFE_BIAS
 from gtrace.report.style import (
     FRONT,
     INK,
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
     from numpy.typing import NDArray
 
     from gtrace.report.analysis import Family, SweepAnalysis
+    from gtrace.report.safety import Safety
 
 VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
 BITS = "measured bits per coordinate"
@@ -48,6 +51,11 @@ _LEAST_SPAN = 3.0
 _MIDDLE, _FEWEST_STEPS = 0.8, 3
 #: A curve over many more steps than this has markers at some of them only.
 _MARKED = 12
+#: Lines of what is no codec.
+_DASHED = (0, (4, 2))
+
+#: one number, or one per step
+Values = TypeVar("Values", float, "NDArray[np.float64]")
 
 
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
@@ -80,6 +88,9 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
         for target in analysis.targets:
             axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+        for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
+            axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+            _name_line(axes, name, 0.995, value, axes.get_yaxis_transform())
         axes.set_xlabel(BITS)
         axes.set_ylabel(VARIANCE)
         _frame(axes, empty=not any(len(label.x) for label in labels))
@@ -109,8 +120,22 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
 def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
     """Relative variance over training steps, of each method's configuration nearest to ``near`` bits."""
     with styled():
-        figure, axes = _over_steps(analysis, analysis.per_step, near)
+        noise = _noise_levels(analysis.safety.noise_per_step, analysis.safety)
+        figure, axes = _over_steps(analysis, analysis.per_step, near, noise)
         axes.set_ylabel(VARIANCE)
+        return figure
+
+
+def equivalent_batch_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+    """Predicted equivalent batch size over training steps, of each method's configuration nearest to ``near`` bits."""
+    with styled():
+        safety = analysis.safety
+        told = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
+        sizes = np.where(told, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
+        full = np.full(len(analysis.steps), safety.stated_batch)
+        figure, axes = _over_steps(analysis, sizes, near, [("full precision", full)])
+        known = math.isfinite(safety.batch)
+        axes.set_ylabel("predicted equivalent batch size" if known else f"predicted batch, of {safety.stated_batch:g}")
         return figure
 
 
@@ -150,8 +175,34 @@ def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
         )
 
 
-def _over_steps(analysis: SweepAnalysis, values: NDArray[np.float64], near: float) -> tuple[Figure, Axes]:
-    """``values`` (configurations, steps) of each family's configuration nearest to ``near`` bits, on a log axis."""
+def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
+    """What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD)."""
+    if not safety.known:
+        return []
+    return [
+        ("SGD: gradient noise of one worker", values),
+        (f"{safety.workers} workers in full precision", values / safety.workers),
+    ]
+
+
+def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, rotation: float = 0) -> None:
+    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    aligned = "left" if rotation else "right"
+    axes.text(
+        x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", fontsize=7.5, color=INK, bbox=box
+    )
+
+
+def _over_steps(
+    analysis: SweepAnalysis,
+    values: NDArray[np.float64],
+    near: float,
+    others: Sequence[tuple[str, NDArray[np.float64]]] = (),
+) -> tuple[Figure, Axes]:
+    """``values`` (configurations, steps) of each family's configuration nearest to ``near`` bits, on a log axis.
+
+    ``others`` are named curves (steps,) of no family.
+    """
     figure = new_figure(8.2, 4.2 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
     axes = figure.add_subplot()
     looks = family_looks(analysis)
@@ -175,6 +226,11 @@ def _over_steps(analysis: SweepAnalysis, values: NDArray[np.float64], near: floa
         chosen = analysis.configurations[i]
         name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
         labels.append(Label(name, own.text, x, y))
+    for name, curve in others:
+        known = np.isfinite(curve) & (curve > 0)
+        x, y = analysis.steps[known].astype(np.float64), curve[known]
+        lines += axes.plot(x, y, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+        labels.append(Label(name, INK, x, y))
     axes.set_xlabel("training step")
     _frame(axes, empty=not any(len(label.x) for label in labels))
     step_axis(axes, analysis.steps)
@@ -204,6 +260,9 @@ def wasserstein(analysis: SweepAnalysis) -> Figure:
             ).reshape(-1, 2)
             lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)
             labels.append(Label(shorten(literal(family.label), _NAME), own.text, *points.T))
+        for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
+            axes.axvline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+            _name_line(axes, name, value, 0.01, axes.get_xaxis_transform(), rotation=90)
         axes.set_xlabel(VARIANCE)
         axes.set_ylabel("Wasserstein-1 of the values / mean |g|")
         empty = not any(len(label.x) for label in labels)

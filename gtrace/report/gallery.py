@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
-from gtrace.report import figures, heatmap, law_figures, levels, shadows, training
+from gtrace.report import figures, heatmap, law_figures, levels, plan_figures, shadows, training
+from gtrace.report.charts import draw_chart
 from gtrace.report.fits import common_count
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
+from gtrace.report.savings_tables import savings_chart
 from gtrace.report.tables import VIEW_BITS
 
 if TYPE_CHECKING:
@@ -23,22 +25,26 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from gtrace.planning import Plan
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.inputs import Report
     from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.savings import Savings
 
 #: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
 #: and with several inputs of one sort the input's name does.
 FIGURES = {
     "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
     "variance-over-steps": "sweep: relative variance over training",
+    "equivalent-batch": "sweep: predicted equivalent batch size over training",
     "layers": "sweep: relative variance of every tensor with every configuration",
     "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted anew",
     "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",
     "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
     "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
     "convergence": "sweep: objective of coordinate descent from every start",
+    "savings": "sweep or run log: error of each codec against the time of a step between ranks",
     "distribution": "trace: histograms of one gradient and Q-Q plots against two laws",
     "distances-over-steps": "trace: distance to each law over training",
     "mu-and-sigma": "trace: mu and sigma of log2 |g| over training",
@@ -50,6 +56,9 @@ FIGURES = {
     "training-bits": "run log: bits per value over training, and when levels and codes were fitted anew",
     "averaged-gradient": "run log: error of the averaged gradient over training",
     "neural-gradients": "run log: error of the neural gradients over training",
+    "plan-frontier": "plan: error against bits of plans of every budget, and of every single codec",
+    "plan-bits": "plan: bits of every tensor",
+    "plan-budgets": "plan: bits of the largest tensors at other budgets",
     "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
 }
 
@@ -91,7 +100,8 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "Error against measured bits",
                 "Lower and further left is better. Each point is one configuration, summed over tensors and "
                 "steps; its bar spans the middle 80 % of the steps, each by itself. Circled points are "
-                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn.",
+                "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn."
+                + _noise_in_words(analysis),
                 lambda: figures.rate_distortion(analysis),
             )
         )
@@ -101,8 +111,19 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
                 "variance-over-steps",
                 "Error over training",
                 f"For each method the configuration with measured bits nearest to {VIEW_BITS:g}, which stand "
-                "beside its name. Methods at different bits are not to be ranked here.",
+                "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: figures.variance_over_steps(analysis),
+            )
+        )
+    if np.isfinite(analysis.safety.ratio_per_step).any():
+        plates.append(
+            Plate(
+                "equivalent-batch",
+                "Equivalent batch size over training",
+                "A prediction: the batch in full precision whose gradients are as noisy as the compressed ones, "
+                "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
+                "before; codecs with a bias are left out.",
+                lambda: figures.equivalent_batch_over_steps(analysis),
             )
         )
     if (analysis.per_tensor > 0).any():
@@ -140,6 +161,15 @@ def sweep_plates(analysis: SweepAnalysis) -> list[Plate]:
             )
         )
     return plates + _fit_plates(analysis)
+
+
+def _noise_in_words(analysis: SweepAnalysis) -> str:
+    if not analysis.safety.known:
+        return ""
+    return (
+        " Dashed: the noise that gradients have without any codec, that of one worker, and that of the average over "
+        f"{analysis.safety.workers} workers."
+    )
 
 
 def _fit_plates(analysis: SweepAnalysis) -> list[Plate]:
@@ -307,6 +337,46 @@ def run_plates(analysis: RunLogAnalysis) -> list[Plate]:
     return plates
 
 
+def savings_plates(savings: Savings) -> list[Plate]:
+    """The figure of what codecs save between ranks, where their errors are known."""
+    chart = savings_chart(savings)
+    if not any(panel.curves for panel in chart.panels):
+        return []
+    return [Plate("savings", "Error against the time of a step", chart.caption, lambda: draw_chart(chart))]
+
+
+def plan_plates(plan: Plan) -> list[Plate]:
+    """The figures of a plan."""
+    plates = [
+        Plate(
+            "plan-frontier",
+            "Plans against single codecs",
+            "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
+            "the same codecs; each point is one codec for all tensors.",
+            lambda: plan_figures.frontier(plan),
+        ),
+        Plate(
+            "plan-bits",
+            "Bits of every tensor",
+            "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
+            "the middle 90 % of what the price of a bit picks on resampled steps."
+            + (f" The {plan_figures.MOST_BARS} largest tensors." if len(plan.tensors) > plan_figures.MOST_BARS else ""),
+            lambda: plan_figures.bits_per_tensor(plan),
+        ),
+    ]
+    if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
+        plates.append(
+            Plate(
+                "plan-budgets",
+                "What changes between budgets",
+                "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
+                "get what is added; 32 bits are exact.",
+                lambda: plan_figures.bits_by_budget(plan),
+            )
+        )
+    return plates
+
+
 def figure_names(report: Report | None = None) -> list[str]:
     """Names of the figures that a report has something to draw for; without a report, of all there are."""
     return list(FIGURES) if report is None else list(report_plates(report))
@@ -342,8 +412,10 @@ def report_plates(report: Report) -> dict[str, Plate]:
     """Every figure of a report by its name; the input's name stands before it where there are several of a sort."""
     found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
     found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
+    found += [(savings.name, savings_plates(savings), len(report.savings)) for savings in report.savings]
     for trace in report.traces:
         found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
+    found += [(plan.name, plan_plates(plan), len(report.plans)) for plan in report.plans]
     named: dict[str, Plate] = {}
     for section, plates, alike in found:
         for plate in plates:

@@ -71,7 +71,7 @@ def group_tensors(result: SweepResult, groups: Sequence[str]) -> list[TensorGrou
     tensors = [name for name in dict.fromkeys(column.tolist()) if name != WHOLE_MODEL]
     if not tensors:
         raise UsageError("--group: the sweep has no rows of single tensors, only of the whole model")
-    of_tensor = _assign(tensors, groups)
+    of_tensor = assign(tensors, groups)
     energies = {name: _energy(result, column == name) for name in tensors}
     total = sum(energies.values())
     found = []
@@ -86,7 +86,12 @@ def group_tensors(result: SweepResult, groups: Sequence[str]) -> list[TensorGrou
     return [group for group in found if group.name != OTHERS] + last
 
 
-def _assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
+def assign(tensors: Sequence[str], groups: Sequence[str]) -> dict[str, str]:
+    """Each tensor's group, as :func:`group_tensors` reads ``groups``; ``(others)`` for what is in none.
+
+    Raises:
+        UsageError: no such form, a name given twice, or a glob that matches no tensor.
+    """
     if list(groups) == [BY_TENSOR]:
         return {name: name for name in tensors}
     if list(groups) == [BY_LAYER]:

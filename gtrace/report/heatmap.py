@@ -40,8 +40,13 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
     with styled():
         columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
         values = analysis.per_tensor[columns].T
+        names = [literal(configuration_name(analysis.configurations[i])) for i in columns]
+        families = [analysis.configurations[i].family for i in columns]
+        if columns and analysis.safety.known:
+            values = np.column_stack([values, analysis.safety.noise_per_tensor])
+            names, families = [*names, "SGD: gradient noise"], [*families, ""]
         values = np.where(values > 0, values, np.nan)
-        layers, configurations = max(len(analysis.tensors), 1), max(len(columns), 1)
+        layers, configurations = max(len(analysis.tensors), 1), max(len(names), 1)
         cell_height = _row_height(layers)
         cell_width = float(np.clip(7.5 / configurations, 0.16, 0.6))
         rows = row_names(analysis.tensors)
@@ -61,8 +66,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
         image = axes.imshow(
             np.ma.masked_invalid(values), cmap="viridis_r", norm=scale, aspect="auto", interpolation="none"
         )
-        names = shorten_all([literal(configuration_name(analysis.configurations[i])) for i in columns], _NAME)
-        axes.set_xticks(range(len(columns)), names, rotation=90, fontsize=7)
+        axes.set_xticks(range(len(names)), shorten_all(names, _NAME), rotation=90, fontsize=7)
         axes.set_yticks([place for place, _ in rows], [name for _, name in rows], fontsize=7)
         tall = cell_height * layers > _SCREEN
         # Where one has to scroll, the columns are named at both ends.
@@ -71,7 +75,6 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
             axes.tick_params(axis="y", length=3)
         for spine in axes.spines.values():
             spine.set_visible(False)
-        families = [analysis.configurations[i].family for i in columns]
         for k in range(1, len(families)):
             if families[k] != families[k - 1]:
                 axes.axvline(k - 0.5, color=PAPER, linewidth=2)

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import gtrace
 from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
-from gtrace.report.gallery import law_plates, run_plates, sweep_plates
+from gtrace.report.gallery import law_plates, plan_plates, run_plates, savings_plates, sweep_plates
 from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.layer_sections import layer_sections
 from gtrace.report.markup import anchor, caution, details, figure, heading, table, text, verdict
 from gtrace.report.names import count
+from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
+from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
+from gtrace.report.savings_tables import savings_table, savings_verdict
 from gtrace.report.style import DARK
 from gtrace.report.svg import variable
 from gtrace.report.tables import (
@@ -34,6 +37,7 @@ from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gtrace.planning import Plan
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.gallery import Plate
@@ -84,9 +88,16 @@ def to_html(report: Report) -> str:
         said = seeds_verdict(pool.groups, pool.averaged, neural=pool.neural) or ["No run was finished."]
         found = seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes)
         sections.append(_words_and_table(f"p{k}", "Training", f"put together: {', '.join(pool.logs)}", said, found))
+    for k, savings in enumerate(report.savings):
+        section = _words_and_table(f"w{k}", savings.title, savings.name, [], savings_table(savings))
+        for plate in savings_plates(savings):
+            section.plate(plate)
+        sections.append(section)
     for k, trace in enumerate(report.traces):
         sections.append(_trace(trace, f"t{k}", alone=alone))
-    header = [f"<h1>{text(report.title)}</h1>", *([] if alone else _summary(report)), *_contents(sections)]
+    for k, plan in enumerate(report.plans):
+        sections.append(_plan(plan, f"n{k}", alone=alone))
+    header = [f"<h1>{text(report.title)}</h1>", *_summary(report, alone=alone), *_contents(sections)]
     main = [line for section in sections for line in ["<section>", *section.lines, "</section>"]]
     return document(report.title, header, main)
 
@@ -189,15 +200,18 @@ def _css() -> str:
     return f"{_asset('page.css')}:root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
-def _summary(report: Report) -> list[str]:
-    """The verdicts of all sections, so that the answer is on the first screen."""
+def _summary(report: Report, *, alone: bool) -> list[str]:
+    """The verdicts of all sections, so that the answer is on the first screen; of one ``alone``, what it saves."""
     several = len(report.sweeps) > 1
     sentences = []
-    for sweep in report.sweeps:
+    for sweep in () if alone else report.sweeps:
         first, *others = sweep_verdict(sweep)
         sentences.append((f"{sweep.name}: " if several else "") + first)
+        others += safety_sentences(sweep)
         sentences += [" ".join(others)] if others else []
-    return verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
+    sentences += [sentence for run in (() if alone else report.runs) for sentence in runs_verdict(run)]
+    sentences += [sentence for savings in report.savings for sentence in savings_verdict(savings)]
+    return verdict(sentences)
 
 
 def _words_and_table(prefix: str, kind: str, name: str, sentences: Sequence[str], content: Table) -> _Section:
@@ -221,13 +235,15 @@ def _sweep(
     if alone:
         named = [f"{pair.first} adds {compared_in_words(pair)}." for pair in pairs]
         first, *others = sweep_verdict(analysis)
-        section.lines += verdict([*named, first, *groups_in_words(groups), *others])
+        section.lines += verdict([*named, first, *groups_in_words(groups), *others, *safety_sentences(analysis)])
     section.lines += [*_made_by(analysis.provenance), *caution(analysis.notes)]
     if pairs:
         note = f"Each at its own bits. p is Holm's, corrected for the {count(len(pairs), 'pair')} named."
         section.table(pairs_table(_PAIRS, pairs, (note,)))
     if analysis.measured:
         section.table(equal_bits_table(analysis), "headline")
+    if analysis.safety.known:
+        section.table(safety_table(analysis))
     if groups:
         section.table(group_table(groups))
     if analysis.comparisons:
@@ -243,13 +259,16 @@ def _sweep(
         for plate in plates:
             if plate.name != "rate-distortion":
                 section.plate(plate)
+        if analysis.safety.known:
+            section.folded("Equivalent batch size per tensor", table(noise_table(analysis)))
         layers = layer_sections(analysis)
         if layers:
             section.heading("Layer by layer")
             section.lines += layers
         section.folded("Relative variance per tensor", table(layer_table(analysis)))
     _warnings(section, analysis.warnings)
-    _provenance(section, {"results": analysis.name, "rows": analysis.rows, **analysis.provenance})
+    made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
+    _provenance(section, {"results": analysis.name, "rows": analysis.rows, **made})
     return section
 
 
@@ -295,6 +314,19 @@ def _trace(summary: TraceSummary, prefix: str, *, alone: bool) -> _Section:
             for plate in plates:
                 if plate.beside == content.title:
                     section.plate(plate, laws.kind, 3)
+    return section
+
+
+def _plan(plan: Plan, prefix: str, *, alone: bool) -> _Section:
+    section = _Section(prefix, plan.name, 2 if alone else 3)
+    section.lines += [*_title("Plan", plan.name, alone=alone), *verdict(plan_verdict(plan)), *_made_by(plan.provenance)]
+    section.table(plan_table(plan))
+    for plate in plan_plates(plan):
+        section.plate(plate)
+    changing = budget_table(plan)
+    if changing is not None:
+        section.folded(changing.title, table(changing))
+    _provenance(section, plan.provenance)
     return section
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import TraceError, UsageError
+from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
 from gtrace.report.analysis import SweepAnalysis, analyze
 from gtrace.report.groups import TensorGroup, group_tensors
 from gtrace.report.runs import RunLogAnalysis, analyze_runs
+from gtrace.report.savings import Savings, savings_of_runs, savings_of_sweep
 from gtrace.report.seeds import RunPool, pool_runs
 from gtrace.report.side_by_side import SideBySide, side_by_side
 from gtrace.report.traces import TraceSummary, summarize_trace
@@ -20,6 +23,8 @@ from gtrace.sweep.results import ResultStore, SweepResult
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gtrace.costs import Cluster
+    from gtrace.planning import Plan
     from gtrace.report.evidence import Comparison
 
 SWEEP_SUFFIX = ".sweep.db"
@@ -37,25 +42,29 @@ class Report:
         sweeps: sections on codecs, in the order given.
         runs: sections on training.
         traces: sections on traces that nothing was measured on.
+        plans: sections on plans.
         side_by_side: every further sweep against the first.
         pools: run logs of the same task put together.
         pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
         groups: of tensors that the reader named, of each sweep likewise.
+        savings: what the codecs of the sweeps and run logs save between the ranks that the reader told of.
     """
 
     title: str
     sweeps: tuple[SweepAnalysis, ...] = ()
     runs: tuple[RunLogAnalysis, ...] = ()
     traces: tuple[TraceSummary, ...] = ()
+    plans: tuple[Plan, ...] = ()
     side_by_side: tuple[SideBySide, ...] = ()
     pools: tuple[RunPool, ...] = ()
     pairs: tuple[tuple[Comparison, ...], ...] = ()
     groups: tuple[tuple[TensorGroup, ...], ...] = ()
+    savings: tuple[Savings, ...] = ()
 
     @property
     def sections(self) -> int:
         """How many inputs there are."""
-        return len(self.sweeps) + len(self.runs) + len(self.traces)
+        return len(self.sweeps) + len(self.runs) + len(self.traces) + len(self.plans)
 
 
 def make_report(
@@ -65,6 +74,9 @@ def make_report(
     title: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
     groups: Sequence[str] = (),
+    batch: float = math.nan,
+    cluster: Cluster | None = None,
+    plans: Sequence[Path | str | Plan] = (),
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -75,10 +87,14 @@ def make_report(
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, as :func:`gtrace.report.groups.group_tensors` reads them, that every sweep is summed up by.
+        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
+        cluster: for which savings are computed; None for none.
+        plans: files, or plans that are in memory.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep.
+        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep; a
+            cluster, and nothing that travels between ranks.
     """
     named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
     if pairs and not sweeps:
@@ -92,7 +108,7 @@ def make_report(
             result, name = sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"
         else:
             result, name = ResultStore.load(Path(sweep)), named(sweep)
-        read_sweeps.append(analyze(result, name))
+        read_sweeps.append(analyze(result, name, batch=batch))
         if groups:
             grouped.append(tuple(group_tensors(result, groups)))
     read_runs = []
@@ -102,18 +118,37 @@ def make_report(
         else:
             read_runs.append(analyze_runs(run, f"run {k + 1}" if len(runs) > 1 else "run"))
     read_traces = [summarize_trace(Path(trace), named(trace)) for trace in traces]
+    read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
     names = [s.name for s in read_sweeps] + [r.name for r in read_runs] + [t.name for t in read_traces]
+    names += [plan.name for plan in read_plans]
     heading = title or f"gtrace report: {', '.join(names)}"
     return Report(
         heading,
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),
+        tuple(read_plans),
         side_by_side(read_sweeps),
         pool_runs(read_runs),
         tuple(sweep.compare(pairs) for sweep in read_sweeps) if pairs else (),
         tuple(grouped),
+        _savings(read_sweeps, read_runs, cluster),
     )
+
+
+def _savings(
+    sweeps: Sequence[SweepAnalysis], runs: Sequence[RunLogAnalysis], cluster: Cluster | None
+) -> tuple[Savings, ...]:
+    if cluster is None:
+        return ()
+    found = [*(savings_of_sweep(s, cluster) for s in sweeps), *(savings_of_runs(log, cluster) for log in runs)]
+    known = tuple(one for one in found if one is not None)
+    if not known:
+        raise UsageError(
+            "--ranks: these results hold no gradients of weights that went through a codec, and nothing else travels "
+            "between ranks; pass a .sweep.db or a run log of `gtrace train`"
+        )
+    return known
 
 
 def load_report(
@@ -121,6 +156,8 @@ def load_report(
     title: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
     groups: Sequence[str] = (),
+    batch: float = math.nan,
+    cluster: Cluster | None = None,
 ) -> Report:
     """Read paths of any kind; what each is, is told from its content.
 
@@ -129,10 +166,12 @@ def load_report(
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, see :func:`make_report`.
+        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
+        cluster: for which savings are computed; None for none.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: pairs or groups that the sweeps do not have.
+        UsageError: pairs or groups that the sweeps do not have, or a cluster as of :func:`make_report`.
     """
     kinds = [(path, kind_of(path)) for path in paths]
     return make_report(
@@ -142,11 +181,14 @@ def load_report(
         title=title,
         pairs=pairs,
         groups=groups,
+        batch=batch,
+        cluster=cluster,
+        plans=[path for path, kind in kinds if kind == "plan"],
     )
 
 
 def kind_of(path: Path) -> str:
-    """``sweep``, ``run`` or ``trace``, from the first bytes and not from the name.
+    """``sweep``, ``run``, ``trace`` or ``plan``, from the first bytes and not from the name.
 
     Raises:
         TraceError: there is nothing, or it cannot be read.
@@ -158,12 +200,14 @@ def kind_of(path: Path) -> str:
         raise TraceError(f"{path}: it is no file; pass a .sweep.db, a run log or a trace")
     try:
         with path.open("rb") as file:
-            start = file.read(len(_SQLITE))
+            start = file.read(64)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise TraceError(f"{path}: {reason}; pass a .sweep.db, a run log or a trace") from None
-    if start == _SQLITE or path.name.endswith(SWEEP_SUFFIX):
+    if start.startswith(_SQLITE) or path.name.endswith(SWEEP_SUFFIX):
         return "sweep"
+    if path.suffix in PLAN_SUFFIXES or is_plan(start):
+        return "plan"
     return "trace" if start.startswith(_HDF5) or path.suffix in (".h5", ".hdf5") else "run"
 
 

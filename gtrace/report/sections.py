@@ -9,7 +9,10 @@ from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_t
 from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count
+from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
+from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
+from gtrace.report.savings_tables import savings_table, savings_verdict
 from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
@@ -21,11 +24,13 @@ from gtrace.report.verdict import compared_in_words, runs_verdict, seeds_verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gtrace.planning import Plan
     from gtrace.report.analysis import SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.groups import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.savings import Savings
     from gtrace.report.tables import Table
     from gtrace.report.traces import TraceSummary
 
@@ -57,7 +62,7 @@ class Section:
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """The sections of a report: sweeps, sweeps side by side, training, training put together, traces.
+    """The sections of a report: sweeps, sweeps side by side, training, training put together, savings, traces, plans.
 
     Args:
         report: what to show.
@@ -79,14 +84,24 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
             (seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
         )
+    for savings in report.savings:
+        yield savings_section(savings, most_layers)
     for trace in report.traces:
         yield from _trace(trace)
+    for plan in report.plans:
+        yield _plan(plan, most_layers)
+
+
+def savings_section(savings: Savings, most: int | None = None) -> Section:
+    """What codecs save between ranks; ``most`` as of :func:`gtrace.report.savings_tables.savings_table`."""
+    heading = f"{savings.title} {savings.name}"
+    return Section("", heading, tuple(savings_verdict(savings)), (savings_table(savings, most),))
 
 
 def _sweep(
     sweep: SweepAnalysis, most_layers: int | None, named: tuple[Comparison, ...], groups: tuple[TensorGroup, ...]
 ) -> Section:
-    sentences = sweep_verdict(sweep)
+    sentences = [*sweep_verdict(sweep), *safety_sentences(sweep)]
     tables = []
     if named:
         sentences = [f"{c.first} adds {compared_in_words(c)}." for c in named] + sentences
@@ -95,6 +110,8 @@ def _sweep(
         tables.append(pairs_table(title, named, (note,)))
     if sweep.measured:
         tables.append(equal_bits_table(sweep))
+    if sweep.safety.known:
+        tables.append(safety_table(sweep))
     if groups:
         sentences = [*sentences, *groups_in_words(groups)]
         tables.append(group_table(groups))
@@ -104,6 +121,8 @@ def _sweep(
             tables.append(phase_table(sweep))
     if sweep.measured and len(sweep.tensors) > 1:
         tables.append(layer_table(sweep, most_layers))
+        if sweep.safety.known:
+            tables.append(noise_table(sweep, most_layers))
     if sweep.configurations:
         tables.append(configuration_table(sweep))
     return Section("Sweep", sweep.name, tuple(sentences), tuple(tables), sweep.notes, sweep.warnings)
@@ -124,3 +143,9 @@ def _trace(trace: TraceSummary) -> Iterator[Section]:
     yield Section("Trace", trace.name, (trace.sentence,), (trace_table(trace),))
     for laws in trace.laws:
         yield Section("", laws.title, tuple(laws.sentences), tuple(law_tables(laws)))
+
+
+def _plan(plan: Plan, most_layers: int | None) -> Section:
+    other = budget_table(plan, most_layers)
+    tables = (plan_table(plan, most_layers), *([] if other is None else [other]))
+    return Section("Plan", plan.name, tuple(plan_verdict(plan)), tables)

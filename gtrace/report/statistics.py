@@ -206,6 +206,26 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     return student(estimate, error, blocks - 1, steps=n, blocks=blocks)
 
 
+def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, key: Key) -> Interval:
+    """Interval of ``sum top / sum bottom``, by a bootstrap of what each step adds to the difference from it.
+
+    Args:
+        top: (S,) sums of each step in the order of training, weighted already.
+        bottom: (S,) likewise; a step whose sum is exactly 0 does not count.
+        key: as of :func:`bootstrap`.
+    """
+    a, b = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    known = np.isfinite(a) & np.isfinite(b) & (b != 0)
+    a, b = a[known], b[known]
+    mean = float(b.mean()) if len(b) else 0.0
+    if mean == 0:
+        return UNKNOWN
+    estimate = float(a.sum() / b.sum())
+    around = bootstrap((a - estimate * b) / mean, np.ones(len(a)), key)
+    low, high = estimate + around.low, estimate + around.high
+    return Interval(estimate, low, high, around.p, around.count, around.blocks, around.why)
+
+
 def student(estimate: float, error: float, freedom: float, *, steps: int, blocks: float) -> Interval:
     """Interval of an estimate with a standard error, by Student's t; an error of 0 is an exact number."""
     reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom)) * error

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, UsageError
+from gtrace.planning.plan import PLAN_SUFFIXES
 from gtrace.report.export import to_markdown
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
 from gtrace.report.latex import to_latex
@@ -126,7 +127,7 @@ def output_kind(output: Path) -> str:
 def default_page(first: Path) -> Path:
     """Where the page on these results goes when nobody says: ``NAME.report.html`` in the current folder."""
     name = first.resolve().name
-    for suffix in (SWEEP_SUFFIX, RUN_SUFFIX, ".zarr.zip", ".zarr", ".h5", ".hdf5"):
+    for suffix in (SWEEP_SUFFIX, RUN_SUFFIX, ".zarr.zip", ".zarr", ".h5", ".hdf5", *PLAN_SUFFIXES):
         if name.endswith(suffix) and name != suffix:
             name = name.removesuffix(suffix)
             break

@@ -95,7 +95,7 @@ def check_detail(what: str, value: Any) -> None:
         ValueError: it does not.
     """
     kind = what.partition(" ")[0]
-    if kind not in ("levels", "density", "convergence"):
+    if kind not in ("levels", "density", "convergence", "noise"):
         return
     fine = isinstance(value, dict)
     if fine and kind == "levels":
@@ -104,6 +104,8 @@ def check_detail(what: str, value: Any) -> None:
         classes = _numbers(value.get("share"))
         fine = classes > 0 and (_numbers(value.get("energy")), _numbers(value.get("edges"))) == (classes, classes + 1)
         fine = fine and _numbers([value.get("zeros"), value.get("below")]) == 2
+    elif fine and kind == "noise":
+        fine = _numbers([value.get(name) for name in ("variance", "signal", "freedom")]) == 3 and value["variance"] >= 0
     elif fine:
         curves = value.get("objective")
         fine = isinstance(curves, dict) and all(_numbers(curve) > 0 for curve in curves.values())

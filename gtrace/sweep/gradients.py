@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,12 +15,17 @@ from gtrace.buckets import bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite, power_sum
-from gtrace.metrics import Blocks
-from gtrace.sketch import MomentSketch, PartialSketch
+from gtrace.metrics import Blocks, WeightedSums
+from gtrace.noise import Noise, added
+from gtrace.sketch import MomentSketch
 from gtrace.sweep.large import spec_in_chunks
+from gtrace.sweep.moments import SecondMoments
+from gtrace.sweep.partial import PartialSketch
 from gtrace.sweep.replay import Totals
 from gtrace.sweep.sampled import Whole
 from gtrace.sweep.sketched import total
+from gtrace.sweep.yardstick import Yardstick
+from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.pieces import rechunk
 from gtrace.types import WHOLE_MODEL
 
@@ -67,6 +73,9 @@ class Gradients:
         kind: only gradients of this kind; None for those of weights where there are any.
         chunk: elements that are summarized at a time.
 
+    Attributes:
+        elements: of each tensor of this kind, whether it was chosen or not, in the trace's order.
+
     Raises:
         UsageError: a glob that matches nothing, or a kind that is not there.
     """
@@ -76,13 +85,16 @@ class Gradients:
         self._chunk = chunk
         self.kind: Kind = _choose_kind(trace, kind)
         self.infos = _choose_tensors(trace, globs, self.kind)
+        self.elements = {info.name: info.size for info in _choose_tensors(trace, None, self.kind)}
         others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
-        self.left_out = dict(Counter(other for other, _ in sorted(others)))
+        self.left_out = dict(Counter(other for other, _ in sorted(others) if other != SECOND_MOMENT))
         self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}
         self._streams = {info.name: _stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
+        self._moments = {info.name: SecondMoments(trace, info) for info in self.infos}
         self._present = {name: frozenset(steps) for name, steps in self.steps.items()}
+        self.yardstick = Yardstick(trace, self.infos, chunk)
 
     def size(self, name: str) -> int:
         """The most elements that a tensor, or the whole model, has at a step."""
@@ -137,9 +149,7 @@ class Gradients:
         The sketches are sums over chunks: what ``large.in_chunks`` admits. Non-finite values are taken as zero. Norms
         of the whole tensor take a pass before the one over its bins.
         """
-        sums = self._sums(name, step) if any(_one_bucket(spec) for spec in specs) else None
-        scales = [whole_scale(spec.norm, *sums[1:]) if sums and _one_bucket(spec) else None for spec in specs]
-        sketches = [PartialSketch(spec, scale) for spec, scale in zip(specs, scales, strict=True)]
+        sketches = self._partial(name, step, specs)
         running, bad = _Sums(), 0
         for piece in self._pieces(name, step):
             missing = int(count_nonfinite(piece))
@@ -155,6 +165,11 @@ class Gradients:
             [s.finish() for s in sketches],
         )
 
+    def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> list[PartialSketch]:
+        sums = self._sums(name, step) if any(_one_bucket(spec) for spec in specs) else None
+        scales = [whole_scale(spec.norm, *sums[1:]) if sums and _one_bucket(spec) else None for spec in specs]
+        return [PartialSketch(spec, scale) for spec, scale in zip(specs, scales, strict=True)]
+
     def _sums(self, name: str, step: int) -> TensorSums:
         running = _Sums()
         for values in self.chunks(name, step):
@@ -165,6 +180,44 @@ class Gradients:
         """A tensor's values, or the whole model's, a chunk at a time, non-finite ones taken as zero."""
         for piece in self._pieces(name, step):
             yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
+
+    def _has_moments(self, name: str, step: int) -> bool:
+        return all(self._moments[part].known(step) for part in (self._parts(step) if name == WHOLE_MODEL else [name]))
+
+    def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        """How much each element of :meth:`read` (finite) moves Adam's update, None where that is not known."""
+        parts = self._parts(step) if name == WHOLE_MODEL else [name]
+        if not self._has_moments(name, step):
+            return None
+        found, start = np.empty(values.size), 0
+        for part in parts:
+            stop = start + self._sizes[part]
+            found[start:stop] = self._moments[part].weights(step, values[start:stop])
+            start = stop
+        return found
+
+    def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
+        """What :meth:`chunks` gives, with what :meth:`update_weights` does."""
+        parts = self._parts(step) if name == WHOLE_MODEL else [name]
+        if not self._has_moments(name, step):
+            return zip(self.chunks(name, step), itertools.repeat(None))
+        weights = (
+            piece for part in parts for piece in self._moments[part].pieces(step, self._chunk, self.chunks(part, step))
+        )
+        return zip(self.chunks(name, step), rechunk(weights, self._chunk), strict=True)
+
+    def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
+        """sum w g^2 and weighted sketches, a chunk of values at a time as :meth:`scan`; None without weights."""
+        if not self._has_moments(name, step):
+            return None
+        sketches = self._partial(name, step, specs)
+        total = WeightedSums()
+        for values, weights in self.weighted_chunks(name, step):
+            assert weights is not None
+            total.add(values, values, weights)
+            for sketch in sketches:
+                sketch.add(values, weights)
+        return total.finish()[1], [sketch.finish() for sketch in sketches]
 
     def _pieces(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
         if name != WHOLE_MODEL:
@@ -197,6 +250,12 @@ class Gradients:
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
 
+    def noise(self, name: str, step: int) -> Noise | None:
+        """Gradient noise of a tensor, or of the whole model; None where it cannot be told."""
+        if name == WHOLE_MODEL:
+            return added([self.yardstick.noise(part, step) for part in self._parts(step)])
+        return self.yardstick.noise(name, step)
+
     def _parts(self, step: int) -> list[str]:
         """The tensors that are present at a step."""
         return [part for part, steps in self._present.items() if step in steps]
@@ -206,7 +265,7 @@ class _Sums:
     """Sums over values that arrive in parts, the same as over all of them at once."""
 
     def __init__(self) -> None:
-        self._blocks = Blocks(1)
+        self._blocks = Blocks()
         self._size, self._norm1, self._energy, self._largest = 0, 0.0, 0.0, 0.0
 
     def add(self, values: NDArray[np.float32]) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, TensorSums
+    from gtrace.noise import Noise
+    from gtrace.sketch import MomentSketch
     from gtrace.sweep.results import Table
     from gtrace.sweep.rows import Row
+    from gtrace.sweep.sampled import Whole
     from gtrace.trace.blocks import BlockSample
+    from gtrace.types import SummarySpec
 
 Refit = Literal["previous", "each", "once"]
 Nonfinite = Literal["skip", "zero", "error"]
@@ -107,3 +114,37 @@ class Settings:
             return 0
         due = [k for k in range(index + 1) if steps[k] in self.refit]
         return due[-1] if due else 0
+
+
+class Source(Protocol):
+    """What a replay needs of a trace."""
+
+    def read(self, name: str, step: int) -> NDArray[np.float32]:
+        """The tensor at a step, flat."""
+
+    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
+        """Its sketch, non-finite values taken as zero: the stored one where the trace keeps sketches."""
+
+    def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
+        """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
+
+    def chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
+        """Its values, a chunk at a time, non-finite ones taken as zero."""
+
+    def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        """How much each of its values counts in Adam's update, None where that is not known."""
+
+    def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
+        """What ``chunks`` and ``update_weights`` give, a chunk at a time."""
+
+    def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
+        """sum w g^2 and weighted sketches, one chunk of values at a time; None without weights."""
+
+    def totals(self, name: str, step: int) -> tuple[Totals, int]:
+        """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
+
+    def whole(self, name: str, step: int) -> Whole:
+        """What the trace knows of a tensor of which it keeps a sample of blocks."""
+
+    def noise(self, name: str, step: int) -> Noise | None:
+        """Gradient noise of the tensor at a step, None where it cannot be told."""

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import Codec, LevelCodec, expecting
+from gtrace.codecs import Codec, ExpectingCodec, LevelCodec, expecting
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.kernels.norms import count_nonfinite
-from gtrace.metrics import Reference
+from gtrace.metrics import Reference, relative
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
-from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Timing, Totals
+from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Source, Timing, Totals
 from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity
+from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity, relate_to_noise
 from gtrace.sweep.together import MANY, Schedule, Together, Wanted
+from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from gtrace.sweep.allocation import Allocation
     from gtrace.sweep.results import Table
-    from gtrace.sweep.sampled import Whole
     from gtrace.types import State, SummarySpec
 
 __all__ = [
@@ -48,28 +48,6 @@ __all__ = [
 ]
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
-
-
-class Source(Protocol):
-    """What a replay needs of a trace."""
-
-    def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """The tensor at a step, flat."""
-
-    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
-        """Its sketch, non-finite values taken as zero: the stored one where the trace keeps sketches."""
-
-    def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
-        """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
-
-    def chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
-        """Its values, a chunk at a time, non-finite ones taken as zero."""
-
-    def totals(self, name: str, step: int) -> tuple[Totals, int]:
-        """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
-
-    def whole(self, name: str, step: int) -> Whole:
-        """What the trace knows of a tensor of which it keeps a sample of blocks."""
 
 
 class Ready(NamedTuple):
@@ -106,6 +84,18 @@ class _Link(NamedTuple):
     shared: bytes
 
 
+class Weighed(NamedTuple):
+    """What Adam's update makes of a tensor at one step.
+
+    Attributes:
+        energy: sum w g^2.
+        sketches: weighted ones, by what codecs need.
+    """
+
+    energy: float
+    sketches: dict[SummarySpec, MomentSketch]
+
+
 class Replay:
     """A tensor's steps in order, with what neighbouring steps share: summaries, fitted states, memories.
 
@@ -128,6 +118,8 @@ class Replay:
         self._links: dict[tuple[str, int], _Link] = {}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
         self._together = Together(self._summary)
+        #: of the step that is gone through, None where second moments are not known
+        self._weighed: Weighed | None = None
 
     def blocks(self) -> Iterator[Block]:
         """Each wanted step's rows."""
@@ -144,6 +136,7 @@ class Replay:
         job, settings = self._job, self._settings
         step = job.steps[index]
         reference, bad = self._look(index)
+        self._weighed = None
         note, warnings = None, []
         if bad:
             taken = "taken as zero" if settings.nonfinite == "zero" else "skipped"
@@ -158,6 +151,7 @@ class Replay:
                 {**common, **self._identities[id(codec)], "draw": draw} for codec, draws in wanted for draw in draws
             ]
             return Block(skipped, [], warnings)
+        self._weighed = self._weigh(index, reference)
         common["energy"] = reference.energy
         common["mean_abs"] = reference.mean_abs
         rows: list[Row] = []
@@ -168,6 +162,10 @@ class Replay:
                 rows.append(row)
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
         details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
+        noise = self._source.noise(job.tensor, step)
+        if noise is not None:
+            relate_to_noise(rows, tables, wanted, noise)
+            details.append((job.tensor, step, NOISE, noise._asdict()))
         return Block(rows, times, warnings, details, tables)
 
     def _tables(
@@ -190,7 +188,10 @@ class Replay:
             clock = time.perf_counter()
             self._summary(index, group.sets.needs, values)
             sketched = time.perf_counter()
-            tables.append(self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits))
+            weighed = None
+            if self._weighed is not None:
+                weighed = self._weighted(group.sets.needs, reference), self._weighed.energy
+            tables.append(self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits, weighed))
             spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
             times.extend((self._job.tensor, common["step"], MANY, EXPECTATION, *stage) for stage in spent.items())
         return tables, rest
@@ -231,6 +232,8 @@ class Replay:
                 if self._settings.optimal and isinstance(codec, LevelCodec):
                     optimum = self._optimum(index, codec, codec.levels(ready.state).size)
                 row = expectation_row({**common, **fit}, expected, optimum, self._job.dtype_bits)
+                assert expecting(codec)
+                row["update_error"] = self._update_error(codec, ready.state, index, reference)
                 spent = {"fit": fitted - sketched}
                 yield row, {"sketch": sketched - clock, **spent} if built else spent
                 continue
@@ -271,10 +274,35 @@ class Replay:
             found["convergence"] = curves
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
 
+    def _update_error(
+        self, codec: ExpectingCodec, state: State, index: int, reference: Reference | Totals
+    ) -> float | None:
+        """Expected sum w (Q(g) - g)^2 over sum w g^2; None without second moments."""
+        if self._weighed is None or codec.needs is None:
+            return None
+        plain = self._summary(index, codec.needs)
+        error = codec.weighted_error(state, plain, self._weighted(codec.needs, reference))
+        return relative(error, self._weighed.energy)
+
+    def _weigh(self, index: int, reference: Reference | Totals) -> Weighed | None:
+        """Where to gather weighted sketches of a step, with those that need the tensor to be read once more."""
+        del index
+        assert isinstance(reference, Reference)
+        return None if reference.weights is None else Weighed(reference.weighted_energy, {})
+
+    def _weighted(self, spec: SummarySpec, reference: Reference | Totals) -> MomentSketch:
+        assert self._weighed is not None
+        found = self._weighed.sketches
+        if spec not in found:
+            assert isinstance(reference, Reference)
+            found[spec] = MomentSketch.from_spec(reference.values, spec, weights=reference.weights)
+        return found[spec]
+
     def _look(self, index: int) -> tuple[Reference | Totals, int]:
         """What rows of a step are compared with, and how many of its values are not finite."""
         values, bad = self._read(index)
-        return Reference(values), bad
+        step = self._job.steps[index]
+        return Reference(values, self._source.update_weights(self._job.tensor, step, values)), bad
 
     def _read(self, index: int) -> tuple[NDArray[np.float32], int]:
         values = self._source.read(self._job.tensor, self._job.steps[index])

@@ -64,7 +64,8 @@ class SweepResult:
         times: columns of the table of times, apart so that the rows are reproducible.
         details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
             ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
-            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.details``.
+            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.details``. At every step where it is
+            known, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -197,7 +198,7 @@ class ResultStore:
         if version < VERSION:
             with connection as sql:
                 sql.execute("BEGIN IMMEDIATE")
-                upgrade(sql)
+                upgrade(sql, version)
         return connection
 
     @staticmethod
@@ -213,6 +214,21 @@ class ResultStore:
         """Keys (tensor, step, codec, draw) of the rows that are there."""
         with _writing(self.path):
             return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM ({ROWS})"))  # noqa: S608
+
+    def check_plans(self, digests: Mapping[str, str]) -> None:
+        """Refuse to add rows of a plan beside those of another one of the same name.
+
+        Args:
+            digests: name as in the rows -> what tells tables apart.
+
+        Raises:
+            OutputExistsError: there are such rows.
+        """
+        for name, params in self._connection.execute("SELECT codec, params FROM codecs").fetchall():
+            if name in digests and json.loads(params).get("digest") != digests[name]:
+                raise OutputExistsError(
+                    f"{self.path}: holds rows of another {name}; pass --force or another -o, or rename the plan"
+                )
 
     def without_optimum(self) -> set[tuple[str, int, str, int]]:
         """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""
@@ -356,7 +372,7 @@ class ResultStore:
             sql.execute("BEGIN")
             limit = content_bytes(path)
             if meta["version"] < VERSION:
-                present(sql)
+                present(sql, meta["version"])
             columns = read_rows(sql, limit)
             warnings = sql.execute("SELECT CAST(text AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text")
             lines = tuple(text for (text,) in bounded(warnings, limit))

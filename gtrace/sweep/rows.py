@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.metrics import ratio, snr_db
+from gtrace.metrics import ratio, relative, snr_db
+from gtrace.noise import noise_ratio
 from gtrace.sweep.results import EXPECTATION, Table
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.codecs.level_sets import Expectations
     from gtrace.metrics import Comparison
+    from gtrace.noise import Noise
+    from gtrace.sweep.together import Wanted
     from gtrace.types import Expectation
 
 Row = dict[str, Any]
@@ -102,6 +105,7 @@ def expectation_table(
     fitted_on: Sequence[str],
     optima: Sequence[float | None] | None,
     dtype_bits: int,
+    update: tuple[NDArray[np.float64], float] | None = None,
 ) -> Table:
     """Many rows of closed forms at once: what :func:`expectation_row` makes of each codec.
 
@@ -113,6 +117,7 @@ def expectation_table(
         fitted_on: as the column of that name.
         optima: the least error of as many levels, where it was worked out.
         dtype_bits: bits per element of the run's own dtype.
+        update: weighted errors and the weighted energy, where second moments are known.
     """
     energy, count = common["energy"], len(identities)
     errors = expected.squared_error.tolist()
@@ -134,6 +139,8 @@ def expectation_table(
         "ratio_float32": _ratio(32.0, total),
         "ratio_dtype": _ratio(float(dtype_bits), total),
     }
+    if update is not None:
+        numbers["update_error"] = _relative(*update)
     if optima is not None:
         best = np.array([math.nan if error is None else relative(error, energy) for error in optima])
         numbers["optimal_variance"] = best
@@ -185,6 +192,7 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
         "w1_mcgq": found.w1_mcgq,
         "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
         "sparsity": found.sparsity,
+        "update_error": found.update_error,
         "saturated": saturated,
         "flushed": flushed,
         "bits_norms": norms,
@@ -200,9 +208,28 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
     return row
 
 
-def relative(value: float, whole: float) -> float:
-    """A part of a whole; no error at all is 0 even of a zero gradient."""
-    return 0.0 if value == 0 else ratio(value, whole)
+def relate_to_noise(rows: list[Row], tables: list[Table], wanted: Wanted, noise: Noise) -> None:
+    """Set the noise ratio of a step's rows, and of its tables, where bias and variance can be told apart.
+
+    Expectations know the bias. A draw of an unbiased codec is off by variance alone. Of a draw of a biased one nobody
+    can say how much of its error is which, and what a codec remembers comes back later.
+    """
+    clear = {identity(codec)["codec"]: (codec.unbiased, codec.stateful) for codec, _ in wanted}
+    for row in rows:
+        unbiased, stateful = clear[row["codec"]]
+        if "squared_error" not in row:
+            continue
+        if stateful or (row["draw"] != EXPECTATION and not unbiased):
+            why = "it remembers its error" if stateful else "a draw does not tell its bias"
+            row["note"] = "; ".join(filter(None, (row.get("note"), f"no noise ratio: {why}")))
+            continue
+        bias = 0.0 if unbiased else row["relative_bias"] * math.sqrt(row["energy"])
+        row["noise_ratio"] = float(noise_ratio(np.array([row["squared_error"]]), np.array([bias]), noise)[0])
+    for k, table in enumerate(tables):
+        bias = table.same["relative_bias"] * math.sqrt(table.same["energy"])
+        errors = table.numbers["squared_error"]
+        found = noise_ratio(errors, np.full(errors.shape, bias), noise)
+        tables[k] = table._replace(numbers={**table.numbers, "noise_ratio": found})
 
 
 def _rates(payload: float, shared: float, dtype_bits: int) -> Row:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import AdaptiveCodec, Codec, codec, expecting
+from gtrace.codecs import AdaptiveCodec, Codec, expecting
 from gtrace.codecs.installed import package_versions
+from gtrace.codecs.table import CodecTable, coding_of
 from gtrace.errors import UsageError
 from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.bursts import LEFT_OUT, any_burst, gaps_line
@@ -33,10 +34,11 @@ from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from distributed import Client
 
+    from gtrace.codecs.table import TableLike
     from gtrace.sweep.gradients import Kind
     from gtrace.trace import TensorInfo, Trace
 
@@ -63,7 +65,7 @@ def _together(gradients: Gradients, codecs: Sequence[Codec]) -> list[str]:
 
 def run_sweep(
     trace: Trace | str | os.PathLike[str],
-    codecs: Sequence[Codec | str],
+    codecs: Sequence[TableLike],
     *,
     steps: Sequence[int] | None = None,
     tensors: Sequence[str] | None = None,
@@ -86,7 +88,7 @@ def run_sweep(
 
     Args:
         trace: an open trace, or the path of one.
-        codecs: codecs or their specs.
+        codecs: codecs or their specs; plans and other tables of codecs, whose rows are called ``plan:NAME``.
         steps: only these steps; all by default.
         tensors: only tensors whose name matches one of these globs.
         kind: gradients of weights, or neural ones (of layer outputs); by default those of weights where there are any.
@@ -118,13 +120,17 @@ def run_sweep(
         TraceError: the trace cannot be read, here or by a worker.
         OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
     """
-    chosen = list({str(c): c for c in (codec(c) if isinstance(c, str) else c for c in codecs)}.values())
-    if not chosen:
+    given = {str(c): c for c in map(coding_of, codecs)}.values()
+    chosen = [c for c in given if isinstance(c, Codec)]
+    tables = [c for c in given if isinstance(c, CodecTable)]
+    if not given:
         raise UsageError("sweep: no codec given; name some with --methods, or write all")
     if draws < 0:
         raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
     if chunk < 1:
         raise UsageError(f"sweep: a chunk of {chunk} elements holds nothing; give a power of two such as {CHUNK}")
+    if scheduler is not None and tables:
+        raise UsageError(f"--scheduler: workers are told codecs and no plans; sweep {tables[0]} without it")
     if scheduler is not None and jobs is not None:
         raise UsageError("--jobs: counts threads here, and with --scheduler the cluster's workers bring theirs")
     with ExitStack() as stack:
@@ -137,6 +143,10 @@ def run_sweep(
         )
         gradients = Gradients(opened, tensors, kind, chunk)
         wanted_steps = gradients.choose(steps)
+        planned = {
+            info.name: [table.planned(info.name, info.size) for table in tables] for info in gradients.infos if tables
+        }
+        everything = [*chosen, *(item for items in planned.values() for item in items)]
         chosen, alone = _split_by_memory(gradients, wanted_steps, chosen, draws)
         if alone and not (leave_out and chosen):
             raise UsageError(f"sweep: {gaps_line(alone)}")
@@ -154,14 +164,16 @@ def run_sweep(
             "trace_attrs": opened.attrs,
             "kind": gradients.kind,
             "stages": sorted({info.stage for info in gradients.infos}),
+            "noise": gradients.yardstick.describe(),
+            "tensors": gradients.elements,
             "left_out": gradients.left_out,
             "left_out_codecs": [str(item) for item in alone],
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
-            "versions": versions() | package_versions(chosen),
+            "versions": versions() | package_versions(everything),
         }
-        limits = Limits(gradients.infos, chosen, draws)
+        limits = Limits(gradients.infos, everything, draws)
         limits.check()
         runner = _runner(stack, scheduler, opened, tensors, gradients, settings, chosen, chunk, jobs)
         store = ResultStore.create(path, provenance, fingerprint, force=force)
@@ -169,11 +181,12 @@ def run_sweep(
             cautions = [*_cautions(opened), *_together(gradients, chosen)]
             store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
             done = store.done()
+            store.check_plans({str(table): table.digest for table in tables})
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}
                 done -= {key for key in store.without_optimum() if key[2] in specs}
             large = Large(chunk, draws)
-            plan = _plan(gradients, wanted_steps, chosen, draws, done, limits, large)
+            plan = _plan(gradients, wanted_steps, chosen, draws, done, limits, large, planned)
             store.add([], warnings=[*limits.lines(), *large.lines()])
             total = sum(len(job.wanted) for job in plan)
             count = 0
@@ -189,6 +202,56 @@ def run_sweep(
         finally:
             store.close()
         return ResultStore.load(path)
+
+
+def expectations(
+    trace: Trace,
+    codecs: Sequence[Codec],
+    sink: Callable[[Block], None],
+    *,
+    steps: Sequence[int] | None = None,
+    tensors: Sequence[str] | None = None,
+    kind: Kind | None = None,
+    refit: Refit = "previous",
+    nonfinite: Nonfinite = "skip",
+    chunk: int = CHUNK,
+    jobs: int | None = None,
+) -> list[str]:
+    """The expectations of codecs on single tensors, handed over block by block; nothing is encoded or stored.
+
+    Args:
+        trace: an open trace.
+        codecs: with closed forms.
+        sink: called with each tensor at each step.
+        steps: as for :func:`run_sweep`, and so are the others.
+        tensors: only tensors whose name matches one of these globs.
+        kind: of gradients.
+        refit: which step's summary fits a codec.
+        nonfinite: what happens to a tensor with NaN or infinite gradients.
+        chunk: elements that are read at a time.
+        jobs: threads.
+
+    Returns:
+        what cannot be trusted, one line each.
+
+    Raises:
+        UsageError: a codec without closed forms or over the whole model, or an unknown tensor or step.
+        TraceError: the trace cannot be read.
+    """
+    for item in codecs:
+        if not expecting(item):
+            raise UsageError(f"{item}: its error has no closed form; sweep the trace with it first, and give the sweep")
+        if scope_of(item) == "model":
+            raise UsageError(f"{item}: runs over the whole model and leaves no tensor to another codec")
+    gradients = Gradients(trace, tensors, kind, chunk)
+    limits = Limits(gradients.infos, codecs, 0)
+    limits.check()
+    large = Large(chunk, 0)
+    plan = _plan(gradients, gradients.choose(steps), codecs, 0, set(), limits, large)
+    allocation = Allocation(gradients, gradients.steps, codecs)
+    settings = Settings(0, refit, nonfinite)
+    run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
+    return [*_cautions(trace), *limits.lines(), *large.lines()]
 
 
 def _runner(
@@ -244,6 +307,7 @@ def _plan(
     done: set[tuple[str, int, str, int]],
     limits: Limits,
     large: Large,
+    planned: Mapping[str, Sequence[Codec]] | None = None,
 ) -> list[Job]:
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
     model = [c for c in codecs if scope_of(c) == "model"]
@@ -266,7 +330,8 @@ def _plan(
         add(job, limits.for_model(model))
     for info in sorted(gradients.infos, key=lambda info: -info.size):
         job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
-        add(replace(job, size=info.size, sample=sample_of(info)), limits.for_tensor(info, alone))
+        own = [*alone, *(planned or {}).get(info.name, ())]
+        add(replace(job, size=info.size, sample=sample_of(info)), limits.for_tensor(info, own))
     return [job for job in jobs if job.wanted]
 
 

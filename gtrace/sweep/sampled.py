@@ -16,11 +16,10 @@ import numpy as np
 
 from gtrace.codecs import Codec, expecting
 from gtrace.coding import ENVELOPE_BYTES
-from gtrace.metrics import ratio, snr_db
+from gtrace.metrics import ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.replay import Replay
 from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import relative
 from gtrace.trace.blocks import BlockSample
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     import sqlite3
 
 FORMAT = "gtrace-sweep"
-VERSION = 2
+VERSION = 3
 
 #: version -> the tables that its files have
 TABLES = {
     1: ("meta", "warnings", "details", "rows", "times"),
     2: ("meta", "warnings", "details", "texts", "codecs", "cells", "spent"),
+    3: ("meta", "warnings", "details", "texts", "codecs", "cells", "spent"),
 }
 
 #: draw number of a row of expectations
@@ -43,6 +44,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "times_optimal": ("REAL", "relative_variance / optimal_variance"),
     "model_variance": ("REAL", "what a parametric law promised for the levels that were fitted to it"),
     "relative_bias": ("REAL", "||E Q(g) - g|| / ||g||"),
+    "noise_ratio": (
+        "REAL",
+        "squared error that averaging over workers shrinks / gradient noise: variance of Q(g) over tr Cov of one "
+        "worker's gradient",
+    ),
+    "update_error": ("REAL", "||(Q(g) - g) / sqrt(v)||^2 / ||g / sqrt(v)||^2 with Adam's second moments v"),
     "mean_relative_error": ("REAL", "mean |Q(g) - g| / |g| over non-zero g"),
     "mean_abs_error": ("REAL", "mean |Q(g) - g|"),
     "mean_abs": ("REAL", "mean |g|"),
@@ -76,6 +83,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "fitted_on": ("TEXT", "itself | previous | step N | - : the data that levels and codes were fitted on"),
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
+#: columns that no file before version 3 has
+_SINCE_3 = ("noise_ratio", "update_error")
 KEY = ("tensor", "step", "codec", "draw")
 #: columns that hang on the codec alone
 OF_CODEC = ("method", "bits", "params")
@@ -123,6 +132,7 @@ INSERT OR IGNORE INTO codecs (codec) SELECT codec FROM {{times}};
 def _numbered(columns: tuple[str, ...], texts: tuple[str, ...], table: str) -> str:
     """A query for a table of version 1 with numbers in place of texts."""
     shown = {name: f"{name}_text.id AS {name}" for name in texts} | {"codec": "codecs.id AS codec"}
+    shown |= {name: f"NULL AS {name}" for name in _SINCE_3}
     columns_of = ", ".join(shown.get(name, f"old.{name}") for name in columns)
     joins = " ".join(f"LEFT JOIN texts AS {name}_text ON {name}_text.text = old.{name}" for name in texts)
     return f"SELECT {columns_of} FROM {{{table}}} AS old {joins} LEFT JOIN codecs ON codecs.codec = old.codec"
@@ -142,33 +152,36 @@ def create(sql: sqlite3.Connection) -> None:
     _run(sql, _REST + _NAMES.format(temp="") + _CELLS + _VIEWS)
 
 
-def upgrade(sql: sqlite3.Connection) -> None:
-    """Turn a file of version 1 into one of this version, inside the transaction that is open."""
+def upgrade(sql: sqlite3.Connection, version: int) -> None:
+    """Turn a file of an older version into one of this version, inside the transaction that is open."""
     old = {"rows": "old_rows", "times": "old_times"}
-    _run(
-        sql,
-        "ALTER TABLE rows RENAME TO old_rows; ALTER TABLE times RENAME TO old_times;"
+    steps = {
+        1: "ALTER TABLE rows RENAME TO old_rows; ALTER TABLE times RENAME TO old_times;"
         + _NAMES.format(temp="")
         + _FROM_1.format(**old)
         + _CELLS
         + f"INSERT INTO cells {_CELLS_OF_1.format(**old)}; INSERT INTO spent {_SPENT_OF_1.format(**old)};"
         + "DROP TABLE old_rows; DROP TABLE old_times;"
-        + _VIEWS
-        + f"UPDATE meta SET value = '{VERSION}' WHERE key = 'version';",
-    )
+        + _VIEWS,
+        2: "DROP VIEW rows; DROP VIEW times;"
+        + "".join(f"ALTER TABLE cells ADD COLUMN {name} REAL;" for name in _SINCE_3)
+        + _VIEWS,
+    }
+    _run(sql, steps[version] + f"UPDATE meta SET value = '{VERSION}' WHERE key = 'version';")
 
 
-def present(sql: sqlite3.Connection) -> None:
-    """Let a file of version 1 look like one of this version to this connection, which may only read it."""
+def present(sql: sqlite3.Connection, version: int) -> None:
+    """Let a file of an older version look like one of this version to this connection, which may only read it."""
     old = {"rows": "main.rows", "times": "main.times"}
-    _run(
-        sql,
-        "PRAGMA temp_store = MEMORY;"
+    steps = {
+        1: "PRAGMA temp_store = MEMORY;"
         + _NAMES.format(temp="TEMP")
         + _FROM_1.format(**old)
         + f"CREATE TEMP VIEW cells AS {_CELLS_OF_1.format(**old)};"
         + f"CREATE TEMP VIEW spent AS {_SPENT_OF_1.format(**old)};",
-    )
+        2: f"CREATE TEMP VIEW cells AS SELECT *, {', '.join(f'NULL AS {name}' for name in _SINCE_3)} FROM main.cells;",
+    }
+    _run(sql, steps[version])
 
 
 def _run(sql: sqlite3.Connection, script: str) -> None:

@@ -91,6 +91,7 @@ class Together:
         common: Row,
         optimum: Callable[[LevelCodec, int], float | None] | None,
         dtype_bits: int,
+        weighed: tuple[MomentSketch, float] | None = None,
     ) -> Table:
         """The rows of a group.
 
@@ -101,6 +102,7 @@ class Together:
             common: the columns that all rows share.
             optimum: the least error of as many levels as a codec has, where that is wanted.
             dtype_bits: bits per element of the run's own dtype.
+            weighed: the weighted sketch and its energy, where second moments are known.
         """
         sets, size = group.sets, common["n"]
         codes = sets.fit(self._judge(sets, schedule.source), size)
@@ -114,7 +116,10 @@ class Together:
         expected = sets.expect(self._judge(sets, index), codes)
         best = None if optimum is None else list(map(optimum, sets.codecs, sets.sizes.tolist()))
         fitted_on = [schedule.label if adopted else "-" for adopted in codes.adopted.tolist()]
-        return expectation_table(common, group.identities, expected, sent, fitted_on, best, dtype_bits)
+        update = None
+        if weighed is not None:
+            update = sets.expect(sets.judge(weighed[0]), codes).squared_error, weighed[1]
+        return expectation_table(common, group.identities, expected, sent, fitted_on, best, dtype_bits, update)
 
     def forget(self, keep: set[int]) -> None:
         """Drop what is known of all steps but these."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from gtrace.codecs import Part, PartwiseCodec
 from gtrace.metrics import Histogram, RunningComparison
-from gtrace.sweep.replay import Replay, Totals
+from gtrace.sweep.replay import Replay, Totals, Weighed
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Drawn
 from gtrace.types import State
@@ -41,6 +41,10 @@ class SketchReplay(Replay):
             found[spec] = self._source.sketch(self._job.tensor, self._job.steps[index], spec)
         return found[spec]
 
+    def _weigh(self, index: int, reference: Reference | Totals) -> Weighed | None:
+        del index, reference
+        return None
+
 
 class ChunkReplay(Replay):
     """A tensor that is too large to be held: sketches of a step in one pass over its chunks, draws in another one."""
@@ -52,13 +56,23 @@ class ChunkReplay(Replay):
         return block
 
     def _look(self, index: int) -> tuple[Reference | Totals, int]:
-        wanted = next(codecs for at, codecs in self._job.wanted if at == index)
-        specs = dict.fromkeys(codec.needs for codec, _ in wanted if codec.needs is not None)
+        specs = self._specs(index)
         found = self._summaries.setdefault(index, {})
         missing = [spec for spec in specs if spec not in found]
         totals, bad, sketches = self._source.scan(self._job.tensor, self._job.steps[index], missing)
         found.update(zip(missing, sketches, strict=True))
         return totals, bad
+
+    def _specs(self, index: int) -> list[SummarySpec]:
+        """What the codecs that are wanted at a step need."""
+        wanted = next(codecs for at, codecs in self._job.wanted if at == index)
+        return list(dict.fromkeys(codec.needs for codec, _ in wanted if codec.needs is not None))
+
+    def _weigh(self, index: int, reference: Reference | Totals) -> Weighed | None:
+        del reference
+        specs = self._specs(index)
+        found = self._source.weigh(self._job.tensor, self._job.steps[index], specs)
+        return None if found is None else Weighed(found[0], dict(zip(specs, found[1], strict=True)))
 
     def _summary(self, index: int, spec: SummarySpec, values: NDArray[np.float32] | None = None) -> MomentSketch:
         del values
@@ -93,10 +107,10 @@ class ChunkReplay(Replay):
                 item, state, ready.shared, self._key(index, number), compared
             )
         start = 0
-        for values in self._source.chunks(self._job.tensor, self._job.steps[index]):
+        for values, weights in self._source.weighted_chunks(self._job.tensor, self._job.steps[index]):
             exact.add(values)
             for encoding in encodings.values():
-                encoding.add(values, start)
+                encoding.add(values, start, weights)
             start += values.size
         self._drawn.update((name, encoding.finish()) for name, encoding in encodings.items())
 
@@ -122,8 +136,8 @@ class _Encoding:
         self._present = 0
         self._clips = True
 
-    def add(self, values: NDArray[np.float32], start: int) -> None:
-        """Encode, decode and compare values ``start`` and following."""
+    def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
+        """Encode, decode and compare values ``start`` and following; see :class:`RunningComparison` on weights."""
         state = State(values.size, self._state.arrays)
         clock = time.perf_counter()
         part = self._codec.encode_part(state, values, self._key, start)
@@ -132,7 +146,7 @@ class _Encoding:
         ended = time.perf_counter()
         # The bytes have done their duty; how many they were is what counts.
         self._parts.append(Part(b"", part.head, part.coded, part.fixed))
-        self._compared.add(values, decoded)
+        self._compared.add(values, decoded, weights)
         clipping = self._codec.clipping(state, values, decoded) if self._clips else None
         if clipping is None:
             self._clips = False

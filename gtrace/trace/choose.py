@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
+from gtrace.trace.format import SECOND_MOMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +29,17 @@ def choose_infos(
 ) -> list[TensorInfo]:
     """Tensors of a trace by kind, optimizer, rank, and shell patterns on their names.
 
+    None is any kind of gradient; second moments have to be asked for.
+
     Raises:
         UsageError: nothing is left, or a pattern matches nothing.
     """
     infos = [
         info
         for info in trace.tensors
-        if kind in (None, info.kind) and optimizer in (None, info.optimizer) and rank in (None, info.rank)
+        if (info.kind == kind if kind is not None else info.kind != SECOND_MOMENT)
+        and optimizer in (None, info.optimizer)
+        and rank in (None, info.rank)
     ]
     if not infos:
         # Says what there is instead, when nothing is left by the options.

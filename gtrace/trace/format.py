@@ -15,7 +15,9 @@ FORMAT = "gtrace"
 VERSION = 1
 
 #: kind of gradient -> name of its groups, the default kind first.
-KINDS = {"weight": "weight_grad", "neural": "neural_grad"}
+KINDS = {"weight": "weight_grad", "neural": "neural_grad", "second_moment": "second_moment"}
+#: The kind that holds no gradients: Adam's running means of squared gradients, element by element.
+SECOND_MOMENT = "second_moment"
 
 #: Numbers about a step that a commit may carry, float64 and NaN where unknown.
 SCALARS = ("loss", "lr", "grad_scale", "found_inf", "clip_norm", "micro_batches", "time")
@@ -55,6 +57,8 @@ EXTRAS = dict.fromkeys(
         "whole_nonfinite",
         # sum of the optimizer's running means of squared gradients, as this step finds them
         "second_moment",
+        # steps that the optimizer had done before this one
+        "optimizer_step",
         # micro-batches that were accumulated, the sum of their squared norms, and the squared norm of their sum
         "replicas",
         "replicas_norm2",
@@ -93,7 +97,7 @@ MAX_TABLE_CHUNK_BYTES = 1024 * 1024
 MAX_METADATA_BYTES = 4 * 1024 * 1024
 
 _RANK = re.compile(r"rank(\d{5,9})")
-_STREAM = re.compile(r"(weight_grad|neural_grad)(?:_opt([1-9]\d{0,8}))?")
+_STREAM = re.compile(r"(weight_grad|neural_grad|second_moment)(?:_opt([1-9]\d{0,8}))?")
 
 
 class StreamKey(NamedTuple):
@@ -115,7 +119,7 @@ class StreamKey(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts streams: by rank, weight before neural gradients, by optimizer."""
+        """Sorts streams: by rank, weight before neural gradients before second moments, by optimizer."""
         return self.rank, list(KINDS).index(self.kind), self.optimizer
 
     @classmethod

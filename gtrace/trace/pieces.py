@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def rechunk(pieces: Iterable[NDArray[np.float32]], chunk: int) -> Iterator[NDArray[np.float32]]:
+Real = TypeVar("Real", np.float32, np.float64)
+
+
+def rechunk(pieces: Iterable[NDArray[Real]], chunk: int) -> Iterator[NDArray[Real]]:
     """The same elements in pieces of ``chunk``, the last one shorter; none for no elements."""
-    held: list[NDArray[np.float32]] = []
+    held: list[NDArray[Real]] = []
     size = 0
     for piece in pieces:
         start = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import UsageError, suggest
-from gtrace.trace.format import SKETCH
+from gtrace.trace.format import SECOND_MOMENT, SKETCH
 from gtrace.trace.reader import open_trace
 from gtrace.trace.remote import RemoteFiles, place_of
 from gtrace.trace.sketched import DEFAULT_SKETCHES, SketchPlan, SketchRow
@@ -114,13 +114,15 @@ def disk_bytes(path: Path) -> int:
 
 
 def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
-    names = [info.name for info in source.tensors]
+    # Second moments weigh errors of values; they say nothing about sketches.
+    there = [info for info in source.tensors if info.kind != SECOND_MOMENT]
+    names = [info.name for info in there]
     for glob in globs:
         if not fnmatch.filter(names, glob):
             raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
     if not globs:
-        return list(source.tensors)
-    return [info for info in source.tensors if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
+        return there
+    return [info for info in there if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
 
 
 def _is_in(info: TensorInfo, key: StreamKey) -> bool:

@@ -199,7 +199,7 @@ def test_a_scaled_loss_leaves_no_trace(tmp_path):
 
 def test_nothing_changes_the_training(tmp_path):
     weights = []
-    for options in (None, {"noise": True, "optimizer_state": True, "max_elements": 10}):
+    for options in (None, {"noise": True, "optimizer_state": True, "second_moments": True, "max_elements": 10}):
         model = network()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         if options is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from contextlib import chdir
@@ -18,7 +16,6 @@ from helpers_foreign import SHAPES, check_trace, tensors, write_safetensors
 from gtrace.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "importing.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
 STEPS = (0, 9, 10)
 
 
@@ -42,18 +39,6 @@ def folder(tmp_path):
     for step in STEPS:
         write_safetensors(tmp_path / f"grads/step_{step}.safetensors", tensors(step))
     return tmp_path / "grads"
-
-
-def test_the_page(gtrace, tmp_path):
-    pytest.importorskip("pyarrow")
-    assert {kind for kind, _ in BLOCKS} == {"python", "console"}
-    for kind, text in BLOCKS:
-        if kind == "python":
-            with chdir(tmp_path):
-                exec(compile(text, "importing.md", "exec"), {})
-            continue
-        for command, shown in re.findall(r"^\$ gtrace (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-            assert gtrace(*shlex.split(command)) == (0, shown, ""), command
 
 
 def test_every_option_is_described():

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import gtrace
+from gtrace.codecs.table import CodecTable
 from gtrace.online import device, vectors
 from gtrace.online.exchange import Exchange
 from gtrace.online.frames import NOT_FINITE
 from gtrace.online.gradients import read_gradient, write_gradient
-from gtrace.online.links import CodecRules, Receiver, Sender
+from gtrace.online.links import Receiver, Sender
 from gtrace.online.schedule import RefitSchedule
 from gtrace.online.shots import Shots
 
@@ -129,7 +130,7 @@ class Rank:
 
 NAMES = ("w", "bias", "v", "u")
 SIZES = (3000, 40, 200, 70)
-RULES = CodecRules.of("alq:bits=3,bucket_size=64", {"bias": "none"})
+RULES = CodecTable.of("alq:bits=3,bucket_size=64", {"bias": "none"})
 
 
 def shots_of_two(kind, common, kept):

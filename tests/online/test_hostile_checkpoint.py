@@ -10,7 +10,7 @@ import torch
 
 from gtrace.errors import TraceError
 from gtrace.online import Study
-from gtrace.online.study import checkpoint_of
+from gtrace.online.checkpoint import path_of
 
 from ..helpers_online import Regression
 
@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
 
     with pytest.raises(KeyboardInterrupt):
         study().run(log, on_record=interrupt)
-    return log.read_bytes(), checkpoint_of(log).read_bytes()
+    return log.read_bytes(), path_of(log).read_bytes()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def log(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "log.jsonl"
     log.write_bytes(saved[0])
-    checkpoint_of(log).write_bytes(saved[1])
+    path_of(log).write_bytes(saved[1])
     return log
 
 
@@ -54,15 +54,15 @@ def refused(log, *words):
     with pytest.raises(TraceError) as error:
         study().run(log)
     assert str(error.value).count("\n") == 0
-    for word in (str(checkpoint_of(log)), *words):
+    for word in (str(path_of(log)), *words):
         assert word in str(error.value), error.value
     assert {p.name: p.read_bytes() for p in log.parent.iterdir()} == before
 
 
 def test_code_is_not_run(log):
-    checkpoint_of(log).write_bytes(pickle.dumps(Attack()))
+    path_of(log).write_bytes(pickle.dumps(Attack()))
     refused(log, "no checkpoint, or a damaged one")
-    torch.save({"log_bytes": Attack()}, checkpoint_of(log))
+    torch.save({"log_bytes": Attack()}, path_of(log))
     refused(log, "no checkpoint, or a damaged one")
     assert not os.path.exists("attacked")
 
@@ -85,12 +85,12 @@ def test_code_is_not_run(log):
 )
 def test_wrong_contents(change, log):
     """A length beyond the log's own would have made a file of a terabyte of it."""
-    content = torch.load(checkpoint_of(log), weights_only=True)
+    content = torch.load(path_of(log), weights_only=True)
     change(content)
-    torch.save(content, checkpoint_of(log))
+    torch.save(content, path_of(log))
     refused(log, "no checkpoint of this study")
 
 
 def test_what_is_right_goes_on(log):
     study().run(log)
-    assert not checkpoint_of(log).exists()
+    assert not path_of(log).exists()

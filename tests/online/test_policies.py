@@ -8,9 +8,9 @@ import torch
 from helpers_online import Regression
 
 import gtrace
+from gtrace.costs import Network
 from gtrace.errors import UsageError
 from gtrace.online import Exchange, MQGrad, ParameterServerClock, Study
-from gtrace.online.network import Network
 from gtrace.online.plans import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
 from gtrace.online.policy import Observation, PolicySpec
 from gtrace.online.weights import WeightLevels
@@ -196,7 +196,7 @@ def test_the_average_goes_back_through_the_codec():
     random = np.random.default_rng(1)
     tensors = [{"w": random.normal(size=(40, 5)).astype(np.float32), "b": np.ones(3, np.float32)} for _ in range(3)]
     codec = gtrace.codec("minmax:bits=3")
-    rules = gtrace.online.CodecRules.of(codec, min_size=10)
+    rules = gtrace.online.CodecTable.of(codec, min_size=10)
     plain, same = Exchange(rules, 3).step(4, tensors), Exchange(rules, 3, down="same").step(4, tensors)
     average = plain.gradients["w"].reshape(-1)
     wanted = codec.decode(b"", codec.encode(codec.init(200), average, (0, 0)), 200)

@@ -12,9 +12,10 @@ import pytest
 import torch.distributed as dist
 
 import gtrace
+from gtrace.codecs.table import CodecTable
 from gtrace.errors import PayloadError, UsageError
 from gtrace.online import frames
-from gtrace.online.links import CodecRules, Message
+from gtrace.online.links import Message
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
@@ -111,7 +112,7 @@ def test_frames_come_back_and_damaged_ones_do_not():
 
 
 def test_rules_choose_by_the_whole_name_and_by_its_last_part():
-    rules = CodecRules.of("alq:bits=3", {"bias": "none", "head.*": "qsgdinf:bits=4"}, 100)
+    rules = CodecTable.of("alq:bits=3", {"bias": "none", "head.*": "qsgdinf:bits=4"}, 100)
     assert str(rules.choose("fc.bias", 10**6)) == "none"
     assert str(rules.choose("head.bias", 10)) == "none"  # the first rule that fits
     assert str(rules.choose("head.weight", 10)) == "qsgdinf:bits=4"

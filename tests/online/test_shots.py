@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import gtrace
+from gtrace.codecs.table import CodecTable
 from gtrace.online import shots
 from gtrace.online.frames import NOT_FINITE
-from gtrace.online.links import CodecRules, Receiver, Sender
+from gtrace.online.links import Receiver, Sender
 from gtrace.online.schedule import RefitSchedule
 from gtrace.types import Key
 
@@ -68,7 +69,7 @@ def gradients(rank, step=0, scale=1.0):
 
 
 def fresh(spec, seed=3, refit="once", common=False):
-    return shots.Shots(CodecRules.of(spec), seed, RefitSchedule.parse(refit), common=common)
+    return shots.Shots(CodecTable.of(spec), seed, RefitSchedule.parse(refit), common=common)
 
 
 @pytest.mark.parametrize("spec", SPECS)

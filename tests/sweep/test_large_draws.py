@@ -171,7 +171,7 @@ def test_blocks_are_fixed_whatever_comes(monkeypatch):
     monkeypatch.setattr("gtrace.kernels.norms.BLOCK", 8)
     x = np.arange(29, dtype=np.float32)
     for sizes in ([29], [3] * 9 + [2], [8, 8, 13], [1, 0, 28], [20, 9]):
-        blocks, at, found = Blocks(2), 0, []
+        blocks, at, found = Blocks(), 0, []
         for size in sizes:
             for a, b in blocks.add(x[at : at + size], -x[at : at + size]):
                 np.testing.assert_array_equal(a, -b)

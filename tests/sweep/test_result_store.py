@@ -37,8 +37,24 @@ def test_a_store_whose_writer_died_inside_a_transaction_is_read_and_resumed(tmp_
 SPECS = ["qsgdinf:bits=3", "alq:bits=2", "ef:topk"]
 
 
-def make_old(path):
+NEW = ("noise_ratio", "update_error")
+
+
+def make_second(path):
+    """Turn a result file into one of version 2: without the newest columns."""
+    with closing(sqlite3.connect(path)) as sql, sql:
+        (view,) = sql.execute("SELECT sql FROM sqlite_master WHERE name = 'rows'").fetchone()
+        sql.execute("DROP VIEW rows")
+        for name in NEW:
+            sql.execute(f"ALTER TABLE cells DROP COLUMN {name}")
+            view = view.replace(f" {name},", "")
+        sql.execute(view)
+        sql.execute("UPDATE meta SET value = '2' WHERE key = 'version'")
+
+
+def make_first(path):
     """Turn a result file into one of version 1: every text in every row."""
+    make_second(path)
     with closing(sqlite3.connect(path)) as sql, sql:
         for name in ("rows", "times"):
             sql.execute(f"CREATE TABLE old_{name} AS SELECT * FROM {name}")
@@ -50,7 +66,8 @@ def make_old(path):
         sql.execute("UPDATE meta SET value = '1' WHERE key = 'version'")
 
 
-def test_files_of_the_first_version_are_read_and_resumed(tmp_path):
+@pytest.mark.parametrize("make_old", [make_first, make_second])
+def test_files_of_older_versions_are_read_and_resumed(make_old, tmp_path):
     trace = Trace.from_arrays({"v": {0: [0.5, 2.0], 1: [1.0, 1.0]}, "a": {0: [1.0, -2.0], 1: [3.0, float("nan")]}})
     path = tmp_path / "out.db"
     found = gtrace.run_sweep(trace, SPECS[:2], output=path)
@@ -64,6 +81,26 @@ def test_files_of_the_first_version_are_read_and_resumed(tmp_path):
         zip(found.times["tensor"], found.times["stage"], strict=True)
     )
     assert rows_of(gtrace.run_sweep(trace, SPECS, output=path)) == rows_of(gtrace.run_sweep(trace, SPECS))
+    with closing(sqlite3.connect(path)) as sql:
+        assert [name for name, *_ in sql.execute("SELECT * FROM rows").description] == list(COLUMNS)
+
+
+@pytest.mark.parametrize("make_old", [make_first, make_second])
+def test_a_file_of_an_older_version_takes_the_newest_columns(make_old, tmp_path):
+    path = tmp_path / "out.db"
+    codec = {"codec": "a", "method": "a", "bits": None, "params": "{}"}
+    rows = [{"tensor": "w", "step": step, "draw": -1, **codec} for step in (0, 1)]
+    store = ResultStore.create(path, {}, "f", force=False)
+    store.add(rows)
+    store.close()
+    make_old(path)
+    for name in NEW:
+        assert np.isnan(ResultStore.load(path)[name]).all()
+    store = ResultStore.create(path, {}, "f", force=False)
+    store.add([{**rows[0], **dict.fromkeys(NEW, 0.25)}])
+    store.close()
+    for name in NEW:
+        np.testing.assert_array_equal(ResultStore.load(path)[name], [0.25, np.nan])
 
 
 def test_any_sql_tool_sees_one_line_for_each_row(tmp_path):

@@ -15,7 +15,7 @@ import yaml
 
 from gtrace.cli import main
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "neural-gradients.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|[▁▂▃▄▅▆▇█]+")

@@ -1,0 +1,224 @@
+"""Parts of pages that are written from the program when the site is built, and formulas without a script.
+
+A line ``<!-- generated: NAME -->`` or ``<!-- generated: NAME ARGUMENT ... -->`` in a page becomes what the function of
+that name in ``PARTS`` returns, as Markdown. Nothing of it is kept in the repository, so nothing can go stale.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
+from gtrace.cli import COMMANDS, gtrace
+from gtrace.codecs import Codec, ExpectingCodec, codec_class, codec_names, parameter_fields, wrapper_names
+from gtrace.sweep.schema import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).resolve().parents[1]
+MARK = re.compile(r"^<!-- generated: ([\w-]+)(.*?) -->$", re.MULTILINE)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars and angle brackets in cells are made harmless."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def prose(text: str) -> str:
+    """Words of the program as Markdown that shows them as they are."""
+    return re.sub(r"([\\<>*_`\[\]$~#])", r"\\\1", " ".join(text.split()))
+
+
+def commands() -> str:
+    """Every command: what it does, its example, usage and options, as click tells them."""
+    parts = []
+    parent = click.Context(gtrace, info_name="gtrace")
+    for name in COMMANDS:
+        command = gtrace.get_command(None, name)
+        with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
+            parts.append(f"## gtrace {name}\n\n{described(command.help or '')}\n")
+            usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+            parts.append(f"```text\n{usage}\n```\n")
+            records = [record for p in command.params if (record := p.get_help_record(context))]
+            parts.append(table(("option", "meaning"), [(f"`{option}`", prose(help_)) for option, help_ in records]))
+            if command.epilog:
+                # An example in one line becomes one of its own.
+                parts.append(described(re.sub(r"^(Examples?:) ", "\b\n\\1\n", command.epilog)))
+    return "\n".join(parts)
+
+
+def described(text: str) -> str:
+    """A command's help; paragraphs that click is told not to wrap are code."""
+    shown = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        head, marked, code = paragraph.rpartition("\b\n")
+        if not marked:
+            shown.append(prose(paragraph))
+            continue
+        first, _, rest = textwrap.dedent(code).partition("\n")
+        shown.append(prose(f"{head} {first}"))
+        shown.append(f"```text\n{textwrap.dedent(rest).rstrip()}\n```")
+    return "\n\n".join(shown) + "\n"
+
+
+def codecs() -> str:
+    """Every codec: formula, paper, what was corrected, parameters."""
+    return "\n".join(_codec(name) for name in (*codec_names(), *wrapper_names()))
+
+
+def _codec(name: str) -> str:
+    cls = codec_class(name)
+    kind = ", ".join(
+        (
+            "unbiased" if cls.unbiased else "biased",
+            "keeps memory between steps" if cls.stateful else "no memory between steps",
+            "error and bits in closed form" if issubclass(cls, ExpectingCodec) else "measured by encoding",
+        )
+    )
+    shown = name + (":" if name in wrapper_names() else "")
+    parts = [f"## `{shown}`\n\n{prose(cls.summary)}.\n\n```text\n{cls.formula}\n```\n"]
+    if cls.paper != "-":
+        parts.append(f"Paper: {prose(cls.paper)}.\n")
+    parts.append(f"Kind: {kind}.\n")
+    if cls.corrections:
+        parts.append("Where it differs from the paper:\n\n" + "".join(f"- {prose(line)}\n" for line in cls.corrections))
+    if fields := parameter_fields(cls):
+        rows = [(f"`{f.name}`", f"`{_shown(f.default)}`", _allowed(f), prose(f.metadata["help"])) for f in fields]
+        parts.append(table(("parameter", "default", "allowed", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _allowed(item: Any) -> str:
+    if item.metadata["choices"]:
+        return ", ".join(item.metadata["choices"])
+    if isinstance(item.default, bool):
+        return "true, false"
+    low, high = item.metadata["minimum"], item.metadata["maximum"]
+    if low is None and high is None:
+        return "any"
+    if high is None:
+        return f"{low:g} or more"
+    return f"{high:g} or less" if low is None else f"{low:g} to {high:g}"
+
+
+def corrections(*names: str) -> str:
+    """What each of these codecs does otherwise than its paper; what holds for several is said once."""
+    said: dict[str, list[str]] = {}
+    for name in names:
+        for line in codec_class(name).corrections:
+            said.setdefault(line, []).append(f"`{name}`")
+    return "".join(f"- {', '.join(of)}: {prose(line)}\n" for line, of in said.items())
+
+
+def columns() -> str:
+    """The columns of a result file's rows."""
+    return table(("column", "type", "meaning"), [(f"`{n}`", kind, prose(text)) for n, (kind, text) in COLUMNS.items()])
+
+
+def verdicts(*prefixes: str) -> str:
+    """The experiments of a paper with their verdicts, from the stored results."""
+    rows = []
+    for path in sorted((DOCS / "reproduction").glob("*.json")):
+        if not path.name.startswith(prefixes):
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        checks = found["outcome"]["checks"]
+        held = [prose(check["claim"]) for check in checks if check["holds"]]
+        failed = [prose(check["claim"]) for check in checks if not check["holds"]]
+        name = found["name"]
+        rows.append((f"[{name}](../reproduction.md#{name})", found["verdict"], "; ".join(held), "; ".join(failed)))
+    return table(("experiment", "verdict", "what showed", "what did not"), rows)
+
+
+def public(module: str) -> str:
+    """Every public name of a module, from its docstrings; what ``gtrace`` itself offers stands there alone."""
+    found = importlib.import_module(module)
+    shown: list[str] = []
+    made: list[tuple[str, str]] = []
+    for name in found.__all__:
+        if module != "gtrace" and name in sys.modules["gtrace"].__all__:
+            continue
+        value = getattr(found, name)
+        if isinstance(value, type) and issubclass(value, Codec) and value.name:
+            made.append((f"`{name}`", f"[`{value.name}`](../codecs.md#{value.name})"))
+        elif isinstance(value, type):
+            shown.append(f".. autoclass:: {module}.{name}\n   :members:\n")
+        elif callable(value):
+            shown.append(f".. autofunction:: {module}.{name}\n")
+    listed = table(("class", "codec"), made) if made else ""
+    return "```{eval-rst}\n" + "\n".join(shown) + "```\n\n" + listed
+
+
+PARTS = {
+    "cli": commands,
+    "codecs": codecs,
+    "columns": columns,
+    "corrections": corrections,
+    "public": public,
+    "verdicts": verdicts,
+}
+
+
+def fill(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put the generated parts into a page; files outside of the site are named, not linked."""
+    text = MARK.sub(lambda found: PARTS[found[1]](*found[2].split()), source[0])
+    up = "../" * docname.count("/") + "../"
+    source[0] = re.sub(rf"\[([^\]]+)\]\({re.escape(up)}(?!\.\.)([^)]+)\)", r"\1 (`\2`)", text)
+
+
+def plain_bars(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Magnitudes such as |v| in docstrings are no substitutions."""
+    lines[:] = [line if line.lstrip().startswith((">>>", "...")) else line.replace("|", "\\|") for line in lines]
+
+
+def internal(app: Sphinx, env: Any, node: Any, shown: Any) -> Any:
+    """A reference to what no page describes is shown as it is, provided that the program has it."""
+    if node.get("refdomain") != "py":
+        return None
+    source = re.search(r"(gtrace/[\w/]+)\.py:", node.source or "")
+    module = source[1].replace("/", ".") if source else node.get("py:module") or "gtrace"
+    for name in (node["reftarget"], f"{module}.{node['reftarget']}"):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        return shown
+    return None
+
+
+def _inline(writer: Any, node: Any) -> None:
+    writer.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(writer: Any, node: Any) -> None:
+    writer.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", plain_bars, priority=400)
+    app.connect("missing-reference", internal)
+    # MathML, which browsers draw themselves: pages fetch nothing from elsewhere.
+    app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,109 @@
+"""``gtrace plan show`` and ``gtrace plan diff``: plans that were made before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gtrace.cli.columns import Column, print_columns, stdout_console
+from gtrace.cli.options import load_plugins, print_json
+
+if TYPE_CHECKING:
+    from gtrace.planning import Plan
+
+_PLAN = click.Path(path_type=Path)
+_PLUGIN = click.option(
+    "--plugin", type=_PLAN, multiple=True, help="A Python file with codecs of your own that a plan names; it is run."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+@click.command("show")
+@click.argument("plan", type=_PLAN)
+@_PLUGIN
+@_JSON
+def show(plan: Path, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+    """Say what a PLAN chooses, what it costs, and how firm it is."""
+    from gtrace.planning import load_plan
+    from gtrace.planning.plan import to_plain
+
+    load_plugins(plugin)
+    found = load_plan(plan)
+    if as_json:
+        print_json(to_plain(found))
+    else:
+        print_plan(found)
+
+
+@click.command("diff")
+@click.argument("first", type=_PLAN)
+@click.argument("second", type=_PLAN)
+@_PLUGIN
+@_JSON
+def diff(first: Path, second: Path, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+    """Say what tells two plans apart, tensor by tensor."""
+    from gtrace.planning import load_plan
+    from gtrace.report.names import literal, number
+
+    load_plugins(plugin)
+    plans = load_plan(first), load_plan(second)
+    old, new = ({row.tensor: row for row in plan.tensors} for plan in plans)
+    changed = {
+        name: (old.get(name), new.get(name))
+        for name in dict.fromkeys([*old, *new])
+        if name not in old or name not in new or old[name].codec != new[name].codec
+    }
+    totals = [
+        {"plan": str(path), "bits": plan.totals.bits, "error": plan.totals.error, "default": plan.default}
+        for path, plan in zip((first, second), plans, strict=True)
+    ]
+    if as_json:
+        rows = [
+            {"tensor": name, **{key: row and {"codec": row.codec, "bits": row.bits} for key, row in zip("ab", pair)}}  # noqa: B905
+            for name, pair in changed.items()
+        ]
+        print_json({"a": totals[0], "b": totals[1], "changed": rows, "same": len(set(old) & set(new) - set(changed))})
+        return
+    console = stdout_console()
+    for path, plan in zip((first, second), plans, strict=True):
+        said = f"{number(plan.totals.bits)} bits, error {number(plan.totals.error)} ({plan.budget})"
+        click.echo(literal(f"{path}: {said}; {plan.objective}", console.encoding or "utf-8"))
+    if plans[0].objective != plans[1].objective:
+        click.echo("Their errors are not the same thing: the objectives differ.")
+    same = len(set(old) & set(new)) - sum(None not in pair for pair in changed.values())
+    if changed:
+        pairs = list(changed.values())
+        print_columns(
+            [
+                Column("tensor", [literal(name) for name in changed], 0, right=False),
+                Column("codec of the first", [_codec(row) for row, _ in pairs], 0, right=False),
+                Column("codec of the second", [_codec(row) for _, row in pairs], 0, right=False),
+                Column("bits of the first", [_bits(row) for row, _ in pairs], 2),
+                Column("bits of the second", [_bits(row) for _, row in pairs], 1),
+            ],
+            console,
+        )
+    click.echo(f"\n{len(changed)} tensors differ, {same} are the same.")
+    if plans[0].default != plans[1].default:
+        click.echo(f"Tensors that they do not name: {plans[0].default}, then {plans[1].default}.")
+
+
+def _codec(row: Any) -> str:
+    return "-" if row is None else row.codec
+
+
+def _bits(row: Any) -> str:
+    from gtrace.report.names import number
+
+    return "-" if row is None else number(row.bits)
+
+
+def print_plan(plan: Plan) -> None:
+    """A plan on a terminal."""
+    from gtrace.cli.report import wide_console
+    from gtrace.report.inputs import Report
+    from gtrace.report.text import print_report
+
+    print_report(Report(plan.name, plans=(plan,)), wide_console())

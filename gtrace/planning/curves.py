@@ -1,0 +1,271 @@
+"""Rate-distortion points: what every codec makes of every tensor, in bits and in error, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import UsageError
+from gtrace.sweep import EXPECTATION
+from gtrace.sweep.run import expectations
+from gtrace.types import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.sweep import SweepResult
+    from gtrace.sweep.jobs import Block
+    from gtrace.trace import Trace
+
+#: what is exact and always among the options
+EXACT = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """What T tensors (or groups of them) cost and lose at S steps with each of O codecs.
+
+    Attributes:
+        tensors: names.
+        members: of each, the tensors that it stands for: itself, or those of a group.
+        codecs: specs; the last one is exact.
+        steps: ascending.
+        sizes: int64[T], elements.
+        bits: float64[T, S, O], payload and shared bits of all elements together; NaN where nothing is known.
+        error: float64[T, S, O], expected squared error; NaN likewise.
+        energy: float64[T, S], what errors are related to.
+    """
+
+    tensors: tuple[str, ...]
+    members: tuple[tuple[str, ...], ...]
+    codecs: tuple[str, ...]
+    steps: tuple[int, ...]
+    sizes: NDArray[np.int64]
+    bits: NDArray[np.float64]
+    error: NDArray[np.float64]
+    energy: NDArray[np.float64]
+
+    @property
+    def elements(self) -> int:
+        """Of all tensors."""
+        return int(self.sizes.sum())
+
+    def means(self, counts: NDArray[np.float64] | None = None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bits and relative error, float64[T, O] each: means over steps, infinite for a codec that is no option.
+
+        The errors of all tensors add up to the relative error of the whole gradient, sum error / sum energy over the
+        steps. A codec is an option for a tensor that it says something about at every step that has any.
+
+        Args:
+            counts: float64[S], how often each step counts, or float64[R, S] for several ways at once (the results are
+                then [R, T, O]); None for once.
+        """
+        weights = np.ones(len(self.steps)) if counts is None else np.asarray(counts, np.float64)
+        seen = np.isfinite(self.energy)
+        known = np.isfinite(self.error) & np.isfinite(self.bits)
+        option: NDArray[np.bool_] = np.all(known | ~seen[:, :, None], axis=1)
+        option &= np.any(seen, axis=1, keepdims=True)
+        share = weights / weights.sum(axis=-1, keepdims=True)
+        whole = np.nan_to_num(self.energy).sum(axis=0) @ share.T
+        bits, error = (
+            np.einsum("...s,tso->...to", share, np.where(known, values, 0.0), optimize=True)
+            for values in (self.bits, self.error)
+        )
+        error = error / np.where(whole > 0, whole, 1.0)[..., None, None]
+        return np.where(option, bits, np.inf), np.where(option, error, np.inf)
+
+    def weighted(self, weights: NDArray[np.float64]) -> Curves:
+        """With the errors and energies of each tensor, or each tensor at each step, times a weight."""
+        by = np.broadcast_to(weights.reshape(len(self.tensors), -1), self.energy.shape)
+        return replace(self, error=self.error * by[:, :, None], energy=self.energy * by)
+
+    def relative(self) -> Curves:
+        """With every tensor's errors in units of its own energy at the step, weighted by its elements.
+
+        That is how much a method sees that does not care for the scale of a tensor, as Adam, whose step of a
+        coordinate is its gradient over the root of its mean square.
+        """
+        with np.errstate(divide="ignore"):
+            weights = np.where(self.energy > 0, self.sizes[:, None] / self.energy, 0.0)
+        return self.weighted(weights)
+
+    def only(self, codecs: Iterable[str]) -> Curves:
+        """With these codecs alone."""
+        kept = [place for place, spec in enumerate(self.codecs) if spec in set(codecs)]
+        names = tuple(self.codecs[place] for place in kept)
+        return replace(self, codecs=names, bits=self.bits[:, :, kept], error=self.error[:, :, kept])
+
+    def joined(self, other: Curves) -> Curves:
+        """With the codecs that another measurement of some of the tensors at the same steps adds; the others lack them.
+
+        Args:
+            other: with the same steps.
+        """
+        if other.steps != self.steps:
+            return self
+        new = tuple(spec for spec in other.codecs if spec not in self.codecs)
+        # The exact one stays the last.
+        names = (*self.codecs[:-1], *new, self.codecs[-1])
+        rows = [self.tensors.index(name) for name in other.tensors]
+        columns = [names.index(spec) for spec in other.codecs]
+
+        def widened(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+            added = np.full((*mine.shape[:2], len(new)), np.nan)
+            whole = np.concatenate([mine[:, :, :-1], added, mine[:, :, -1:]], axis=2)
+            for row, values in zip(rows, theirs, strict=True):
+                whole[row][:, columns] = values
+            return whole
+
+        return replace(self, codecs=names, bits=widened(self.bits, other.bits), error=widened(self.error, other.error))
+
+    def grouped(self, groups: Mapping[str, str]) -> Curves:
+        """With one codec for all tensors of a group.
+
+        Args:
+            groups: tensor -> its group; the others stay on their own.
+        """
+        names = [groups.get(name, name) for name in self.tensors]
+        rows = {name: [place for place, one in enumerate(names) if one == name] for name in dict.fromkeys(names)}
+
+        def summed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.stack([values[each].sum(axis=0) for each in rows.values()])
+
+        # A tensor that is not there at a step neither costs nor loses anything.
+        absent = np.isnan(self.energy)
+        bits, error = (np.where(absent[:, :, None], 0.0, values) for values in (self.bits, self.error))
+        nobody = np.stack([absent[each].all(axis=0) for each in rows.values()])
+        return replace(
+            self,
+            tensors=tuple(rows),
+            members=tuple(tuple(m for place in each for m in self.members[place]) for each in rows.values()),
+            sizes=np.array([self.sizes[each].sum() for each in rows.values()]),
+            bits=summed(bits),
+            error=summed(error),
+            energy=np.where(nobody, np.nan, summed(np.where(absent, 0.0, self.energy))),
+        )
+
+
+def measure(
+    trace: Trace,
+    codecs: Sequence[Codec],
+    *,
+    steps: Sequence[int] | None = None,
+    tensors: Sequence[str] | None = None,
+    error: str = "squared_error",
+    **settings: Any,
+) -> tuple[Curves, list[str]]:
+    """The curves of a trace from closed forms: nothing is encoded. The second result are warnings.
+
+    Args:
+        trace: with values or sketches.
+        codecs: the options.
+        steps: only these.
+        tensors: globs of those that are planned.
+        error: column of the error.
+        settings: as of :func:`gtrace.sweep.run.expectations`.
+
+    Raises:
+        UsageError: a codec without closed forms, or one over the whole model; an unknown tensor or step.
+        TraceError: the trace cannot be read.
+    """
+    table = _Filled([str(item) for item in codecs], error)
+    warnings: list[str] = []
+
+    def sink(block: Block) -> None:
+        warnings.extend(block.warnings)
+        for found in block.tables:
+            here = {**found.same, **found.numbers}
+            specs = [identity["codec"] for identity in found.identities]
+            table.add(found.tensor, found.step, specs, here)
+        for row in block.rows:
+            table.add(row["tensor"], row["step"], [row["codec"]], row)
+
+    warnings[:0] = expectations(trace, codecs, sink, steps=steps, tensors=tensors, **settings)
+    return table.curves([info.name for info in trace.tensors]), warnings
+
+
+def curves_of(result: SweepResult, error: str = "squared_error") -> Curves:
+    """The curves of a sweep that was made: expectations, and means over draws where there are none.
+
+    Args:
+        result: a sweep of single tensors.
+        error: column of the error.
+
+    Raises:
+        UsageError: it has no rows of single tensors, or none with such an error.
+    """
+    if error not in result.columns:
+        raise UsageError(f"plan: the sweep has no {error}; sweep the trace again with this gtrace")
+    specs = [spec for spec in dict.fromkeys(result["codec"].tolist()) if not spec.startswith("plan:")]
+    table = _Filled(specs, error)
+    wanted = ("n", "energy", "bits_total", error)
+    cells: dict[tuple[str, int, str], dict[bool, list[dict[str, float]]]] = {}
+    for tensor, step, spec, draw, *numbers in zip(
+        *(result[name].tolist() for name in ("tensor", "step", "codec", "draw", *wanted)), strict=True
+    ):
+        if tensor != WHOLE_MODEL and not spec.startswith("plan:"):
+            kind = cells.setdefault((tensor, step, spec), {})
+            kind.setdefault(draw == EXPECTATION, []).append(dict(zip(wanted, numbers, strict=True)))
+    for (tensor, step, spec), rows in cells.items():
+        # Bits as they were measured, the error as it is expected: as a report takes them.
+        drawn, expected = rows.get(False, []), rows.get(True, [])
+        bits = np.mean([row["bits_total"] for row in drawn or expected])
+        lost = np.mean([row[error] for row in expected or drawn])
+        table.add(tensor, step, [spec], {**(expected or drawn)[0], "bits_total": bits, error: lost})
+    return table.curves()
+
+
+class _Filled:
+    """Collects rows until their tensors and steps are known."""
+
+    def __init__(self, specs: Sequence[str], error: str) -> None:
+        self._specs = [spec for spec in specs if spec != EXACT] + [EXACT]
+        self._places = {spec: place for place, spec in enumerate(self._specs)}
+        self._error = error
+        self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        self._energy: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def add(self, tensor: str, step: int, specs: Sequence[str], row: Mapping[str, Any]) -> None:
+        """Numbers of some codecs on a tensor at a step; a row without numbers is one that was skipped."""
+        size, energy = int(row["n"]), row.get("energy")
+        if energy is None or not np.isfinite(energy):
+            return
+        self._energy[tensor, step] = float(energy), size
+        if (tensor, step) not in self._cells:
+            self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
+            for cell, exact in zip(self._cells[tensor, step], (32.0 * size, 0.0), strict=True):
+                cell[-1] = exact
+        at = [self._places[spec] for spec in specs]
+        bits, error = self._cells[tensor, step]
+        bits[at], error[at] = np.multiply(row["bits_total"], size), row[self._error]
+
+    def curves(self, order: Sequence[str] = ()) -> Curves:
+        """All that was added.
+
+        Args:
+            order: of the tensors; otherwise they stand as they came.
+
+        Raises:
+            UsageError: that is nothing.
+        """
+        if not self._cells:
+            raise UsageError("plan: there are no finite gradients of single tensors to plan for")
+        there = dict.fromkeys(tensor for tensor, _ in self._cells)
+        tensors = tuple(dict.fromkeys([*(name for name in order if name in there), *there]))
+        steps = tuple(sorted({step for _, step in self._cells}))
+        shape = (len(tensors), len(steps), len(self._specs))
+        bits, error, energy = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[:2], np.nan)
+        sizes = np.zeros(len(tensors), np.int64)
+        row, column = ({name: place for place, name in enumerate(names)} for names in (tensors, steps))
+        for (tensor, step), cell in self._cells.items():
+            t, s = row[tensor], column[step]
+            bits[t, s], error[t, s] = cell
+            energy[t, s], size = self._energy[tensor, step]
+            sizes[t] = max(sizes[t], size)
+        members = tuple((name,) for name in tensors)
+        return Curves(tensors, members, tuple(self._specs), steps, sizes, bits, error, energy)

@@ -1,0 +1,261 @@
+"""From rate-distortion points and a budget to a plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from gtrace.errors import UsageError
+from gtrace.planning.confidence import Confidence, bootstrap
+from gtrace.planning.plan import Exchange, Firmness, Plan, Point, TensorPlan, Totals, Uniform
+from gtrace.planning.solve import Choice, minimize, uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from gtrace.planning.curves import Curves
+
+#: budgets of the frontier
+_POINTS = 12
+BudgetKind: TypeAlias = Literal["bits", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a plan may not exceed.
+
+    Attributes:
+        kind: ``bits``: mean measured bits per coordinate; ``error``: relative error of the whole gradient.
+        value: of that.
+        text: as the user gave it.
+    """
+
+    kind: BudgetKind
+    value: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """The means of all steps. Units: bits of all tensors together, relative error of the whole gradient."""
+
+    cost: NDArray[np.float64]
+    error: NDArray[np.float64]
+    elements: int
+
+    def solve(self, budget: Budget, start: NDArray[np.int64] | None, *, search: bool = True) -> Choice | None:
+        if budget.kind == "bits":
+            return minimize(self.cost, self.error, budget.value * self.elements, start, search=search)
+        return minimize(self.error, self.cost, budget.value, start, search=search)
+
+    def best_uniform(self, budget: Budget) -> int | None:
+        if budget.kind == "bits":
+            return uniform(self.cost, self.error, budget.value * self.elements)
+        return uniform(self.error, self.cost, budget.value)
+
+    def everywhere(self, option: int) -> NDArray[np.int64]:
+        return np.full(len(self.cost), option)
+
+    def of(self, options: NDArray[np.int64]) -> tuple[float, float]:
+        """Bits per coordinate and error of a choice."""
+        rows = np.arange(len(self.cost))
+        return float(self.cost[rows, options].sum()) / self.elements, float(self.error[rows, options].sum())
+
+
+def make_plan(
+    curves: Curves,
+    budget: Budget,
+    *,
+    name: str,
+    provenance: Mapping[str, Any],
+    objective: str = "squared",
+    groups: Mapping[str, str] | None = None,
+    one_for_all: bool = False,
+    seed: int = 0,
+) -> Plan:
+    """The plan with the least error within a budget of bits, or the fewest bits within one of the error.
+
+    It is never worse than the best uniform choice within the budget, from which the repair may start.
+
+    Args:
+        curves: what every codec makes of every tensor; already weighted as the objective says.
+        budget: of bits or error.
+        name: of the plan.
+        provenance: where it comes from, plain values.
+        objective: what the error is, for the reader.
+        groups: tensor -> group; tensors of a group have the same codec.
+        one_for_all: choose the best uniform codec instead.
+        seed: of the resampled steps.
+
+    Raises:
+        UsageError: nothing fits into the budget, or a tensor without any option.
+    """
+    units = curves.grouped(groups or {})
+    problem = _Problem(*units.means(), units.elements)
+    _check(problem, units, budget)
+    alone = problem.best_uniform(budget)
+    if one_for_all:
+        if alone is None:
+            raise UsageError(f"{budget.text}: no codec fits all tensors into it; leave out --uniform, or widen it")
+        choice = problem.solve(budget, problem.everywhere(alone), search=False)
+        options = problem.everywhere(alone)
+    else:
+        choice = problem.solve(budget, None if alone is None else problem.everywhere(alone))
+        options = np.empty(0, np.int64) if choice is None else choice.options
+    if choice is None:
+        raise UsageError(_too_tight(problem, units, budget))
+    bits, error = problem.of(options)
+    bound = choice.bound / problem.elements if budget.kind == "error" else choice.bound
+    totals = Totals(
+        elements=units.elements,
+        bits=bits,
+        ratio=32 / bits if bits else 0.0,
+        error=error,
+        bound=bound,
+        gap=_gap(bits if budget.kind == "error" else error, bound),
+        optimal=choice.proved and not one_for_all,
+    )
+    points = _frontier(problem)
+    return Plan(
+        name=name,
+        objective=objective,
+        budget=budget.text,
+        default=_default(problem, curves, alone, bits),
+        totals=totals,
+        uniform=None if alone is None else _against(problem, curves, alone),
+        exchange=_exchange(problem, budget, bits, error, choice),
+        confidence=_firmness(found := bootstrap(units, options, alone, seed=seed)),
+        frontier=tuple(Point(*problem.of(one)) for one in points),
+        uniforms=_uniforms(problem, curves),
+        tensors=_tensors(curves, units, options, found, points),
+        provenance=dict(provenance),
+    )
+
+
+def choose(curves: Curves, budget: Budget, groups: Mapping[str, str] | None = None) -> tuple[Curves, Choice | None]:
+    """The tensors or groups and the choice alone, as :func:`make_plan` makes it."""
+    units = curves.grouped(groups or {})
+    problem = _Problem(*units.means(), units.elements)
+    alone = problem.best_uniform(budget)
+    return units, problem.solve(budget, None if alone is None else problem.everywhere(alone))
+
+
+def _check(problem: _Problem, curves: Curves, budget: Budget) -> None:
+    if not (math.isfinite(budget.value) and budget.value > 0):
+        raise UsageError(f"{budget.text}: a budget is a positive number")
+    lacking = [name for name, row in zip(curves.tensors, problem.cost, strict=True) if not np.isfinite(row).any()]
+    if lacking:
+        raise UsageError(f"plan: of {lacking[0]} no codec says anything at every step; choose other --steps or codecs")
+
+
+def _too_tight(problem: _Problem, curves: Curves, budget: Budget) -> str:
+    """What to do about a budget that nothing fits into."""
+    values = problem.cost if budget.kind == "bits" else problem.error
+    at = values.argmin(axis=1)
+    least = float(values.min(axis=1).sum())
+    if budget.kind == "error":
+        return f"{budget.text}: the least error that these codecs reach is {least:.3g}; allow more bits or codecs"
+    worst = int(values.min(axis=1).argmax())
+    return (
+        f"{budget.text}: these codecs take at least {least / problem.elements:.3g} bits per value, "
+        f"{curves.tensors[worst]} with {curves.codecs[at[worst]]} among them; allow more, or give --bits or --methods "
+        "that take fewer"
+    )
+
+
+def _gap(value: float, bound: float) -> float:
+    return max(0.0, value / bound - 1) if bound > 0 else 0.0
+
+
+def _default(problem: _Problem, curves: Curves, alone: int | None, bits: float) -> str:
+    """The codec of a tensor that the plan has never seen: the best uniform one of no more bits than the plan's."""
+    if alone is None:
+        alone = uniform(problem.cost, problem.error, bits * problem.elements)
+    return curves.codecs[-1 if alone is None else alone]
+
+
+def _against(problem: _Problem, curves: Curves, alone: int) -> Uniform:
+    """The best uniform choice, and what a plan makes of its very bits."""
+    everywhere = problem.everywhere(alone)
+    bits, error = problem.of(everywhere)
+    planned = problem.solve(Budget("bits", bits, ""), everywhere)
+    assert planned is not None, "the uniform choice itself fits"
+    return Uniform(curves.codecs[alone], bits, error, planned.error)
+
+
+def _exchange(problem: _Problem, budget: Budget, bits: float, error: float, choice: Choice) -> Exchange:
+    """What a bit per coordinate more or less does to the error."""
+    found = []
+    for other in (bits + 1, bits - 1):
+        solved = problem.solve(Budget("bits", other, ""), None, search=False) if other > 0 else None
+        found.append(solved.error / error if solved is not None and error > 0 else None)
+    price = choice.price if budget.kind == "bits" else 1 / choice.price if choice.price else 0.0
+    return Exchange(found[0], found[1], price * problem.elements)
+
+
+def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
+    """Choices from the cheapest to a little beyond the dearest uniform one that is not exact."""
+    rows = np.arange(len(problem.cost))
+    cheapest = problem.cost.argmin(axis=1)
+    low = float(problem.cost[rows, cheapest].sum())
+    totals = problem.cost.sum(axis=0)
+    lossy = totals[np.isfinite(totals) & (problem.error.sum(axis=0) > 0)]
+    high = float(lossy.max()) if len(lossy) else low
+    if not 0 < low < high:
+        return [cheapest]
+    found = []
+    for budget in np.geomspace(low, high, _POINTS).tolist():
+        alone = uniform(problem.cost, problem.error, budget)
+        start = None if alone is None else problem.everywhere(alone)
+        choice = minimize(problem.cost, problem.error, budget, start, search=False)
+        assert choice is not None, "the cheapest choice fits"
+        found.append(choice.options)
+    return found
+
+
+def _uniforms(problem: _Problem, curves: Curves) -> tuple[Uniform, ...]:
+    """Every uniform choice that there is."""
+    known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
+    rows = [(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in np.flatnonzero(known).tolist()]
+    return tuple(Uniform(*row) for row in sorted(rows, key=lambda row: row[1]))
+
+
+def _firmness(found: Confidence | None) -> Firmness | None:
+    return None if found is None else Firmness(found.resamples, found.block, found.regret, found.gain)
+
+
+def _tensors(
+    curves: Curves,
+    units: Curves,
+    options: NDArray[np.int64],
+    found: Confidence | None,
+    points: list[NDArray[np.int64]],
+) -> tuple[TensorPlan, ...]:
+    """Every tensor's codec; of a group, each member with its own bits and error."""
+    cost, error = curves.means()
+    place = {name: k for k, name in enumerate(curves.tensors)}
+    rows = []
+    for u, (unit, members) in enumerate(zip(units.tensors, units.members, strict=True)):
+        for member in members:
+            t, size = place[member], max(1, int(curves.sizes[place[member]]))
+            rows.append(
+                TensorPlan(
+                    tensor=member,
+                    codec=curves.codecs[options[u]],
+                    elements=int(curves.sizes[t]),
+                    bits=float(cost[t, options[u]]) / size,
+                    error=float(error[t, options[u]]),
+                    stable=None if found is None else float(found.stable[u]),
+                    bits_low=None if found is None else float(found.bits_low[u]),
+                    bits_high=None if found is None else float(found.bits_high[u]),
+                    group=unit if members != (unit,) else "",
+                    at_frontier=tuple(float(cost[t, one[u]]) / size for one in points),
+                )
+            )
+    order = {name: k for k, name in enumerate(curves.tensors)}
+    return tuple(sorted(rows, key=lambda row: order[row.tensor]))

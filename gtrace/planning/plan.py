@@ -1,0 +1,362 @@
+"""The plan: a codec for every tensor, what that costs and loses, how firm it is; a file that people can read.
+
+YAML, or JSON under a name that ends in ``.json``. It is read as untrusted input: of bounded size, with no more than
+plain values in it, and every field checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from gtrace.codecs.registry import codec as build_codec
+from gtrace.codecs.table import CodecTable
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.trace.files import write_beside
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+FORMAT = "gtrace_plan"
+VERSION = 1
+PLAN_SUFFIXES = (".yaml", ".yml", ".json")
+#: a plan of ten thousand tensors has a few megabytes
+MAX_BYTES = 16 << 20
+MAX_TENSORS = 100_000
+MAX_TEXT = 4096
+#: relative gain over the best uniform choice below which a plan is not worth its trouble
+WORTH = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The plan as a whole.
+
+    Attributes:
+        elements: of all tensors.
+        bits: expected measured bits per coordinate: payload, norms and shared bytes.
+        ratio: float32 bits over that.
+        error: expected relative error of the whole gradient, as the objective weighs it.
+        bound: what no plan goes below: of the error under a budget of bits, of the bits under one of the error.
+        gap: how far the plan is above it, relative to it.
+        optimal: no other choice is better.
+    """
+
+    elements: int
+    bits: float
+    ratio: float
+    error: float
+    bound: float
+    gap: float
+    optimal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """One codec for all tensors.
+
+    Attributes:
+        codec: its spec.
+        bits: expected bits per coordinate.
+        error: expected relative error.
+        planned: error of the best plan of no more bits than these; None where nobody asked.
+    """
+
+    codec: str
+    bits: float
+    error: float
+    planned: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """Part of the error that a plan saves at no more bits."""
+        return None if self.planned is None else 1 - self.planned / self.error if self.error > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What bits are worth at this budget.
+
+    Attributes:
+        more: error of the plan with one more bit per coordinate, over this one's; None where nothing is left to lose.
+        less: with one bit less; None where nothing fits.
+        price: error that a bit per coordinate saves at the margin.
+    """
+
+    more: float | None
+    less: float | None
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Firmness:
+    """The plan over resampled steps; see :class:`gtrace.planning.confidence.Confidence`."""
+
+    resamples: int
+    block: int
+    regret: tuple[float, ...]
+    gain: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan of another budget: bits per coordinate and error."""
+
+    bits: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One tensor.
+
+    Attributes:
+        tensor: its name.
+        codec: spec.
+        elements: how many.
+        bits: expected bits per coordinate.
+        error: its part of the relative error of the whole gradient.
+        stable: part of the resampled steps on which its codec stays the same; None without any.
+        bits_low: 5th percentile of the bits that it gets there.
+        bits_high: 95th percentile.
+        group: of tensors with the same codec; empty for none.
+        at_frontier: its bits at each point of the frontier.
+    """
+
+    tensor: str
+    codec: str
+    elements: int
+    bits: float
+    error: float
+    stable: float | None = None
+    bits_low: float | None = None
+    bits_high: float | None = None
+    group: str = ""
+    at_frontier: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A codec for every tensor, and why.
+
+    Attributes:
+        name: under which run logs and sweeps know it.
+        objective: what the error is.
+        budget: as it was asked for.
+        default: codec of tensors that the plan does not name.
+        totals: of the plan.
+        uniform: the best single codec within the budget; None where none fits.
+        exchange: what a bit more or less does.
+        confidence: over resampled steps; None for a single step.
+        frontier: plans of other budgets.
+        uniforms: every single codec.
+        tensors: in the trace's order.
+        provenance: command, version, trace and settings.
+    """
+
+    name: str
+    objective: str
+    budget: str
+    default: str
+    totals: Totals
+    uniform: Uniform | None
+    exchange: Exchange
+    confidence: Firmness | None
+    frontier: tuple[Point, ...]
+    uniforms: tuple[Uniform, ...]
+    tensors: tuple[TensorPlan, ...]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> CodecTable:
+        """What training, hooks and sweeps take in the place of a codec."""
+        named = {row.tensor: build_codec(row.codec) for row in self.tensors}
+        return CodecTable(build_codec(self.default), tensors=named, name=self.name, source=self._source)
+
+    @property
+    def _source(self) -> str:
+        return str(self.provenance.get("file", ""))
+
+    @property
+    def worth(self) -> bool | None:
+        """Whether it is better than the best uniform choice by more than a few percent; None without one."""
+        gain = None if self.uniform is None else self.uniform.gain
+        return None if gain is None else gain > WORTH
+
+
+def to_plain(plan: Plan) -> dict[str, Any]:
+    """The plan as it is written: numbers rounded to what they mean."""
+    plain = _plain(asdict(plan))
+    tensors = {row.pop("tensor"): _without_defaults(row) for row in plain.pop("tensors")}
+    uniforms = [_without_defaults(row) for row in plain.pop("uniforms")]
+    provenance = {key: value for key, value in plain.pop("provenance").items() if key != "file"}
+    head = {FORMAT: VERSION, "name": plain.pop("name"), "provenance": provenance}
+    return {**head, **plain, "uniforms": uniforms, "tensors": tensors}
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write beside the place and move in.
+
+    Raises:
+        OutputExistsError: the path exists and ``force`` is off, or is a folder.
+        UsageError: its folder does not exist, or it cannot be written.
+    """
+    place = Path(path)
+    if place.is_dir() or (place.exists() and not force):
+        raise OutputExistsError(f"{place}: exists already and was left untouched; pass --force or another -o")
+    plain = to_plain(plan)
+    if place.suffix == ".json":
+        text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    else:
+        import yaml
+
+        text = yaml.dump(plain, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **_STYLE)
+    if not place.parent.is_dir():
+        raise UsageError(f"{place}: the folder {place.parent} does not exist; create it or choose another -o")
+    try:
+        write_beside(str(place), text.encode())
+    except OSError as error:
+        raise UsageError(f"{place}: cannot be written ({error.strerror}); choose another -o") from None
+
+
+_STYLE: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None, "width": 120}
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan; codecs of its own files must be loaded before.
+
+    Raises:
+        TraceError: missing, no plan, damaged, or from a newer version.
+    """
+    place = Path(path)
+    plain = _parsed(place)
+    if not isinstance(plain, dict) or FORMAT not in plain:
+        raise TraceError(f"{place}: is no plan; make one with gtrace plan TRACE --budget 3bits -o plan.yaml")
+    version = plain.pop(FORMAT)
+    if version != VERSION:
+        raise TraceError(f"{place}: is of version {str(version)[:20]}, and this gtrace reads {VERSION}; plan again")
+    tensors = plain.get("tensors")
+    if not isinstance(tensors, dict) or not 0 < len(tensors) <= MAX_TENSORS:
+        raise TraceError(f"{place}: tensors: expected 1 to {MAX_TENSORS} names with a codec each; plan again")
+    rows = []
+    for name, row in tensors.items():
+        if not isinstance(row, dict):
+            raise TraceError(f"{place}: tensors.{str(name)[:80]}: expected codec, elements, bits and error; plan again")
+        rows.append({"tensor": name, **row})
+    plan: Plan = _read(Plan, {**plain, "tensors": rows}, str(place))
+    for where, spec in [("default", plan.default), *((f"tensors.{row.tensor}", row.codec) for row in plan.tensors)]:
+        try:
+            made = build_codec(spec)
+        except UsageError as error:
+            raise TraceError(f"{place}: {where}: {error}") from None
+        if made.needs is not None and made.needs.scope == "model":
+            raise TraceError(f"{place}: {where}: {spec} runs over the whole model; take one of single tensors")
+    if any(len(row.at_frontier) not in (0, len(plan.frontier)) for row in plan.tensors):
+        raise TraceError(f"{place}: tensors: at_frontier has not one number for each point of the frontier; plan again")
+    plan.provenance["file"] = str(place)
+    return plan
+
+
+def is_plan(start: bytes) -> bool:
+    """Whether the first bytes of a file are those of a plan."""
+    return start.lstrip(b"{ \n\r\t\"'").startswith(FORMAT.encode())
+
+
+def _parsed(place: Path) -> Any:
+    try:
+        if not place.is_file():
+            raise TraceError(f"{place}: no such plan; make one with gtrace plan TRACE --budget 3bits")
+        if place.stat().st_size > MAX_BYTES:
+            raise TraceError(f"{place}: has more than {MAX_BYTES >> 20} MB, which no plan has")
+        text = place.read_bytes().decode()
+    except OSError as error:
+        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{place}: is no text, so no plan") from None
+    if place.suffix == ".json":
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{place}: is no JSON ({' '.join(str(error).split())[:100]})") from None
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise TraceError(f"{place}: is no YAML ({' '.join(str(error).split())[:100]})") from None
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """A value as what the type says, checked.
+
+    Raises:
+        TraceError: it is something else.
+    """
+    known = get_args(kind)
+    if type(None) in known:
+        if value is None:
+            return None
+        kind = next(one for one in known if one is not type(None))
+        known = get_args(kind)
+    if getattr(kind, "__origin__", kind) is tuple:
+        if not isinstance(value, (list, tuple)) or len(value) > MAX_TENSORS:
+            raise _wrong(where, value, "a list")
+        return tuple(_read(known[0], item, f"{where}[{k}]") for k, item in enumerate(value))
+    if hasattr(kind, "__dataclass_fields__"):
+        return _record(kind, value, where)
+    if getattr(kind, "__origin__", kind) is dict:
+        if not isinstance(value, dict):
+            raise _wrong(where, value, "names with values")
+        return dict(value)
+    if kind is str:
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise _wrong(where, value, "text")
+        return value
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise _wrong(where, value, "true or false")
+        return value
+    # The gain of a plan may be negative on some steps, and so may its regret, by rounding.
+    signed = ".gain[" in where or ".regret[" in where
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise _wrong(where, value, "a number such as 1.0e-3")
+    if (value < 0 and not signed) or (kind is int and value != int(value)):
+        raise _wrong(where, value, "a whole number from 0 on" if kind is int else "a number from 0 on")
+    return kind(value)
+
+
+def _record(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise _wrong(where, value, "names with values")
+    types = get_type_hints(kind)
+    foreign = [name for name in value if name not in types]
+    if foreign:
+        raise TraceError(f"{where}: there is no '{str(foreign[0])[:80]}' in a plan; remove it, or plan again")
+    found = {}
+    for item in fields(kind):
+        inside = f"{where}: {item.name}" if kind is Plan else f"{where}.{item.name}"
+        if item.name in value:
+            found[item.name] = _read(types[item.name], value[item.name], inside)
+        elif item.default is item.default_factory:
+            raise TraceError(f"{inside}: is missing; plan again")
+    return kind(**found)
+
+
+def _wrong(where: str, value: Any, wanted: str) -> TraceError:
+    return TraceError(f"{where}: '{str(value)[:80]}' where {wanted} belongs; correct it, or plan again")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _without_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None and value not in ("", [])}

@@ -1,0 +1,158 @@
+"""Gradient noise of a trace, tensor by tensor and step by step: what a codec's error is held against."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gtrace.noise import Moments, Noise, averaged, moments, noise_between, noise_of_sum, pooled
+from gtrace.trace.agreement import part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace import TensorInfo, Trace
+
+#: under which the noise of a tensor at a step stands in a result file's table of details
+NOISE = "noise"
+MICRO_BATCHES, RANKS = "micro-batches", "ranks"
+#: noise over the squared norms that is nothing but rounding
+_SAME = 1e-12
+
+_ONE = (
+    "the trace holds one gradient a step, from which its noise cannot be told; capture again on several ranks, or with "
+    "--noise where the training accumulates micro-batches"
+)
+_AVERAGES = (
+    "the trace holds averages over ranks, from which their noise cannot be told; capture again with --local, or with "
+    "--noise where the training accumulates micro-batches"
+)
+_SUMMARIES = (
+    "the trace holds sketches, which cannot be compared between ranks; capture again with --noise where the training "
+    "accumulates micro-batches, or without --sketch"
+)
+_NEURAL = "gradients of layer outputs belong to single samples: averaging over workers shrinks no noise of theirs"
+
+
+class _Replicas(NamedTuple):
+    """What a stream's statistics say about the micro-batches of a tensor, arrays of one entry per step."""
+
+    step: NDArray[np.int64]
+    number: NDArray[np.float64]
+    norm2: NDArray[np.float64]
+    sum_norm2: NDArray[np.float64]
+    energy: NDArray[np.float64]
+
+    def at(self, step: int) -> tuple[Moments, float] | None:
+        """Moments of two micro-batches or more, and the energy of what the trace holds at that step."""
+        place = int(np.searchsorted(self.step, step))
+        if place == self.step.size or self.step[place] != step:
+            return None
+        number, *sums = (float(column[place]) for column in self[1:])
+        if not (number >= 2 and all(map(math.isfinite, sums))):
+            return None
+        return Moments(int(number), sums[0], sums[1]), sums[2]
+
+
+class Yardstick:
+    """Gradient noise of the tensors of a trace.
+
+    Micro-batches come first: they scatter within a process, while ranks may hold data of different kinds, whose
+    difference is no noise of the average. Ranks are read at the same time, all together not more than a chunk.
+
+    Args:
+        trace: an open trace.
+        infos: the tensors of the sweep.
+        chunk: elements that are held at a time.
+    """
+
+    def __init__(self, trace: Trace, infos: Sequence[TensorInfo], chunk: int) -> None:
+        self._trace = trace
+        self._chunk = chunk
+        world = trace.attrs.get("world_size")
+        self._world = world if isinstance(world, int) and world > 1 else 1
+        swept = {_identity(info): info.name for info in infos if info.kind == "weight" and info.merged == 1}
+        self._streams: dict[str, list[TensorInfo]] = {info.name: [] for info in infos}
+        for info in trace.tensors:
+            name = swept.get(_identity(info))
+            if name is not None:
+                self._streams[name].append(info)
+        self._infos = {info.name: info for info in infos}
+        self._replicas = {name: found for name in self._streams if (found := self._told(name))}
+        self._steps = {
+            name: [frozenset(trace.steps(info.name, **_stream(info)).tolist()) for info in streams]
+            for name, streams in self._streams.items()
+            if self._comparable(name)
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Where the noise comes from, and why there is none, for the provenance of a sweep."""
+        sources = [MICRO_BATCHES] * bool(self._replicas) + [RANKS] * bool(self._steps.keys() - self._replicas.keys())
+        if sources:
+            return {"from": sources}
+        infos = self._infos.values()
+        if any(info.kind != "weight" for info in infos):
+            return {"from": [], "why": _NEURAL}
+        if any(info.stage == "reduced" for info in infos):
+            return {"from": [], "why": _AVERAGES}
+        several = any(len(streams) > 1 for streams in self._streams.values())
+        return {"from": [], "why": _SUMMARIES if several and any(info.sketches for info in infos) else _ONE}
+
+    def noise(self, name: str, step: int) -> Noise | None:
+        """Noise of the gradient that is swept, in its own units squared; None where it cannot be told."""
+        if name in self._replicas:
+            return self._of_micro_batches(name, step)
+        return self._of_ranks(name, step) if name in self._steps else None
+
+    def _told(self, name: str) -> list[_Replicas]:
+        found = []
+        for info in self._streams[name]:
+            numbers = self._trace.statistics(info.name, **_stream(info))
+            if "replicas" in numbers and (numbers["replicas"] >= 2).any():
+                energy = numbers["norm2"] if info.sample is None else numbers.get("whole_norm2", numbers["norm2"])
+                norm2, sum_norm2 = numbers["replicas_norm2"], numbers["replicas_sum_norm2"]
+                found.append(_Replicas(numbers["step"], numbers["replicas"], norm2, sum_norm2, energy))
+        return found
+
+    def _of_micro_batches(self, name: str, step: int) -> Noise | None:
+        found = [told for replicas in self._replicas[name] if (told := replicas.at(step)) is not None]
+        if self._infos[name].stage == "reduced":
+            noise = pooled([noise_of_sum(sums) for sums, _ in found])
+            return None if noise is None else averaged(noise, self._world)
+        # What one process hands to its optimizer may have been clipped; several are looked at before that.
+        return pooled([noise_of_sum(sums, energy if self._world == 1 else None) for sums, energy in found])
+
+    def _comparable(self, name: str) -> bool:
+        """Whether the gradients of several ranks are there as values."""
+        streams = self._streams[name]
+        return len(streams) > 1 and all(info.stage == "local" and not info.sketches for info in streams)
+
+    def _of_ranks(self, name: str, step: int) -> Noise | None:
+        there = [info for info, steps in zip(self._streams[name], self._steps[name], strict=True) if step in steps]
+        if len(there) < 2:
+            return None
+        share = max(1, self._chunk // len(there))
+        pieces = zip(*(self._trace.read_chunks(info.name, step, share, **_stream(info)) for info in there), strict=True)
+        found = moments(pieces, len(there))
+        if not math.isfinite(found.sum_norm2):
+            return None
+        noise = noise_between(found)
+        if found.norm2 and noise.variance <= _SAME * found.norm2:
+            # The ranks were given the same data.
+            return None
+        sample = there[0].sample
+        stretch = 1.0 if sample is None else sample["total"] / there[0].size
+        return noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+
+
+def _identity(info: TensorInfo) -> tuple[Any, ...]:
+    """What the streams of one parameter have in common: not those of its other parts, nor of a later life of a rank."""
+    return info.kind, info.optimizer, info.name, part_of(info), str(info.attrs.get("restart"))
+
+
+def _stream(info: TensorInfo) -> dict[str, Any]:
+    return {"kind": info.kind, "optimizer": info.optimizer, "rank": info.rank}

@@ -1,0 +1,122 @@
+"""Every code block and command line of README and docs runs and prints what is shown, or says why it is not run."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+
+import pytest
+from helpers_docs import DOCS, OTHERS, PAGES, ROOT, blocks, differs, gtrace_words, provide
+
+from gtrace.cli import COMMANDS, gtrace, main
+from gtrace.codecs import split_specs
+
+BLOCKS = {page: blocks(page) for page in PAGES}
+RUNNABLE = [page for page, found in BLOCKS.items() if any(b.is_shell or b.language == "python" for b in found)]
+KNOWN = ("not run: ", "run by: ", "with: ", "numbers differ", "generated: ")
+
+
+def run_command(words, folder):
+    """What a command of gtrace prints; what patches torch or registers codecs gets a process of its own."""
+    if words[0] == "capture" or any(word.endswith(".py") for word in words):
+        command = [sys.executable, "-m", "gtrace", *words]
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert done.returncode == 0, f"gtrace {' '.join(words)}\n{done.stdout}"
+        return done.stdout
+    both = io.StringIO()
+    with redirect_stdout(both), redirect_stderr(both), pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0, f"gtrace {' '.join(words)}\n{both.getvalue()}"
+    return both.getvalue()
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_blocks_run_and_print_what_is_shown(page, tmp_path):
+    (tmp_path / "samples").symlink_to(ROOT / "samples")
+    printed = ""
+    with chdir(tmp_path):
+        for block in BLOCKS[page]:
+            where = f"{page}:{block.line}"
+            if files := block.note("with"):
+                provide(tmp_path, files)
+            numbers = not any(note.startswith("numbers differ") for note in block.notes)
+            if block.reason:
+                continue
+            if block.language == "python":
+                both = io.StringIO()
+                if name := block.note("file"):
+                    (tmp_path / name).write_text(block.text, encoding="utf-8")
+                    continue
+                with redirect_stdout(both):
+                    exec(compile(block.text, where, "exec"), {"__name__": "docs"})
+                printed = both.getvalue()
+            elif block.language == "text" and printed:
+                wrong = differs(block.text.splitlines(), printed.splitlines(), numbers=numbers)
+                assert wrong is None, f"{where}: not printed:\n{wrong}\nbut:\n{printed}"
+                printed = ""
+            elif block.is_shell:
+                for words, shown in block.commands:
+                    assert words[0] == "gtrace", f"{where}: {words[0]} is not run; say why in a comment"
+                    printed = run_command(words[1:], tmp_path)
+                    if any(line.strip() for line in shown):
+                        wrong = differs(shown, printed.splitlines(), numbers=numbers)
+                        assert wrong is None, f"{where}: {' '.join(words)} does not print:\n{wrong}\nbut:\n{printed}"
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_what_is_not_run_is_well_formed(page):
+    for block in BLOCKS[page]:
+        where = f"{page}:{block.line}"
+        assert all(note.startswith((*KNOWN, "file: ")) for note in block.notes), f"{where}: {block.notes}"
+        if block.language == "python":
+            compile(block.text, where, "exec")
+        if block.reason and block.reason.startswith("run by: "):
+            test = ROOT / block.reason.removeprefix("run by: ")
+            assert page.rpartition("/")[2] in test.read_text(encoding="utf-8"), (
+                f"{where}: {test} does not name the page"
+            )
+        if not block.is_shell:
+            continue
+        for words, _ in block.commands:
+            if (of_gtrace := gtrace_words(words)) is not None:
+                check_words(of_gtrace, where)
+            elif words[0] == "python":
+                assert words[1].startswith("-") or (ROOT / words[1]).is_file(), f"{where}: {words[1]}"
+            elif words[0] == "make":
+                assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"{where}: make {words[1]}"
+
+
+def check_words(words, where):
+    """Commands exist, options are known, codecs can be parsed."""
+    if words[0].startswith("-"):
+        return
+    assert words[0] in COMMANDS, f"{where}: {words[0]}"
+    context = gtrace.get_command(None, words[0]).make_context(words[0], list(words[1:]), resilient_parsing=True)
+    known = {name for parameter in context.command.params for name in parameter.opts + parameter.secondary_opts}
+    own = [word.partition("=")[0] for word in words[1:] if word.startswith("--")]
+    if not any(word.endswith(".py") for word in words):
+        assert set(own) <= known | {"--help"}, f"{where}: {set(own) - known}"
+    for option in ("--codec", "--compare", "--methods"):
+        if option in words and "linear" not in where and "--task linear" not in " ".join(words):
+            assert split_specs(words[words.index(option) + 1]), where
+
+
+def test_blocks_are_found():
+    assert len(RUNNABLE) > 10
+    assert {"README.md", "docs/tutorial.md"} <= set(RUNNABLE)
+    assert not (DOCS / "_build").exists() or all("_build" not in page for page in PAGES)
+    assert "gtrace" not in OTHERS
+
+
+def test_a_difference_is_found():
+    printed = ["a 1.5", "b 2", "c"]
+    assert differs(["a 1.5", "..."], printed, numbers=True) is None
+    assert differs(["...", "b 2", "..."], printed, numbers=True) is None
+    assert differs(["b 2"], printed, numbers=True) == "b 2"
+    assert differs(["a 1.6", "..."], printed, numbers=True) == "a 1.6"
+    assert differs(["a 1.6", "..."], printed, numbers=False) is None
+    assert differs(["a 1.6", "b 2", "d"], printed, numbers=False) is not None

@@ -1,0 +1,113 @@
+"""The solver against brute force, its bound, and what no plan may be worse than."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gtrace.planning.solve import ENOUGH, hulls, minimize, uniform
+
+
+def brute_force(cost, error, budget):
+    """The least error of all choices within the budget, None where there is none."""
+    best = None
+    for options in itertools.product(range(cost.shape[1]), repeat=len(cost)):
+        spent = sum(cost[t, o] for t, o in enumerate(options))
+        lost = sum(error[t, o] for t, o in enumerate(options))
+        if spent <= budget and (best is None or lost < best):
+            best = lost
+    return best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_brute_force_agrees_on_small_instances(seed):
+    rng = np.random.default_rng(seed)
+    tensors, options = rng.integers(1, 5), rng.integers(1, 7)
+    cost = rng.random((tensors, options)) * rng.lognormal(sigma=2, size=(tensors, 1))
+    error = rng.random((tensors, options)) * rng.lognormal(sigma=2, size=(tensors, 1))
+    error[rng.random(error.shape) < 0.1] = np.inf
+    error[:, 0] = np.where(np.isfinite(error[:, 0]), error[:, 0], 1.0)
+    cost = np.where(np.isfinite(error), cost, np.inf)
+    budget = rng.uniform(0.8 * cost.min(axis=1).sum(), np.where(np.isfinite(cost), cost, 0).max(axis=1).sum())
+    found, best = minimize(cost, error, budget), brute_force(cost, error, budget)
+    if best is None or found is None:
+        assert found is None
+        assert best is None
+        return
+    rows = np.arange(tensors)
+    assert found.cost == pytest.approx(cost[rows, found.options].sum())
+    assert found.cost <= budget * (1 + 1e-9)
+    assert best * (1 - 1e-12) <= found.error <= best * (1 + ENOUGH)
+    assert found.bound <= best * (1 + 1e-12)
+    if found.proved:
+        assert found.error == pytest.approx(best)
+
+
+def scaled_layers(tensors, seed, options=150):
+    """Costs and errors of layers whose scales and sizes differ by many orders of magnitude."""
+    rng = np.random.default_rng(seed)
+    size = np.exp(rng.uniform(3, 12, (tensors, 1)))
+    bits = np.linspace(1.2, 9, options) * rng.uniform(0.95, 1.05, (tensors, options))
+    energy = np.exp(rng.normal(0, 4, (tensors, 1)))
+    return size * bits, size * energy * 4.0**-bits * rng.uniform(1, 1.2, (tensors, options)), size
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("bits", [2.0, 3.0, 5.0])
+def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(seed, bits):
+    cost, error, size = scaled_layers(40, seed)
+    budget = bits * size.sum()
+    found = minimize(cost, error, budget)
+    assert found.cost <= budget * (1 + 1e-9)
+    assert found.gap < 0.01
+    alone = uniform(cost, error, budget)
+    assert found.error <= error[:, alone].sum()
+
+
+@pytest.mark.parametrize("search", [True, False])
+def test_a_start_is_never_left_for_something_worse(search):
+    # The hull of the second tensor jumps over the option that makes the start optimal.
+    cost = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    error = np.array([[8.0, 4.0, 3.9], [8.0, 4.1, 0.0]])
+    for options in itertools.product(range(3), repeat=2):
+        start = np.array(options)
+        rows = np.arange(2)
+        found = minimize(cost, error, cost[rows, start].sum(), start, search=search)
+        assert found.error <= error[rows, start].sum()
+
+
+def test_what_does_not_fit_is_no_choice():
+    cost, error = np.array([[2.0, 3.0]]), np.array([[1.0, 0.5]])
+    assert minimize(cost, error, 1.9) is None
+    assert uniform(cost, error, 1.9) is None
+    assert minimize(cost, error, 2.0).options.tolist() == [0]
+
+
+def test_with_room_for_all_the_least_error_is_taken_and_nothing_is_left_to_prove():
+    cost, error = np.array([[1.0, 2.0, 9.0]]), np.array([[5.0, 1.0, 0.0]])
+    found = minimize(cost, error, 100.0)
+    assert (found.options.tolist(), found.error, found.gap, found.proved) == ([2], 0.0, 0.0, True)
+
+
+def test_hulls_leave_out_what_lies_above_a_line():
+    cost = np.array([[1.0, 2.0, 3.0, 4.0], [1.0, np.inf, 3.0, np.inf]])
+    error = np.array([[8.0, 7.0, 2.0, 1.0], [4.0, np.inf, 2.0, np.inf]])
+    found = hulls(cost, error)
+    assert found.options.tolist() == [[0, 2, 3], [0, 2, -1]]
+    assert found.slopes.tolist() == [[3.0, 1.0], [1.0, 0.0]]
+
+
+def test_the_price_is_what_a_unit_of_cost_saves_at_the_margin():
+    cost, error, size = scaled_layers(30, 9)
+    budget = 3 * size.sum()
+    found = minimize(cost, error, budget)
+    more = minimize(cost, error, budget * 1.001)
+    assert found.bound - more.bound == pytest.approx(found.price * budget * 0.001, rel=0.2)
+
+
+def test_the_one_codec_for_all_is_the_best_that_fits():
+    cost = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    error = np.array([[9.0, 3.0, 0.0], [9.0, 3.0, 0.0]])
+    assert [uniform(cost, error, budget) for budget in (2, 4, 5.9, 6)] == [0, 1, 1, 2]

@@ -1,0 +1,129 @@
+"""Gradient noise in sweeps: where a trace tells it, which noise counts, and what rows say."""
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of
+
+import gtrace
+from gtrace.sweep.yardstick import NOISE
+
+SIZES = {"conv.weight": 3000, "fc.bias": 40}
+STEPS, RANKS = (0, 1, 2), 4
+SPECS = ("qsgdinf:bits=3", "signsgd", "fp:bits=5", "topk", "ef:qsgdinf:bits=3")
+
+
+def gradients(seed=0, ranks=RANKS):
+    """(step, name) -> float32[ranks, size]."""
+    random = np.random.default_rng(seed)
+    out = {}
+    for step in STEPS:
+        for name, size in SIZES.items():
+            mean = random.standard_t(4, size) * 0.01
+            out[step, name] = np.float32(mean + 0.02 * random.normal(size=(ranks, size)))
+    return out
+
+
+def write(path, found, stage="local", **attrs):
+    with gtrace.create_trace(path, attrs=attrs) as writer:
+        for step in STEPS:
+            for name in SIZES:
+                for rank, values in enumerate(found[step, name]):
+                    writer.append(step, name, values, rank=rank, stage=stage)
+            writer.commit(step)
+    return path
+
+
+def truth(values):
+    """tr Cov and ||E g||^2 as numpy has them."""
+    exact = values.astype(np.float64)
+    variance = float(exact.var(axis=0, ddof=1).sum())
+    return variance, float(np.square(exact.mean(axis=0)).sum() - variance / len(exact))
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    found = gradients()
+    path = write(tmp_path_factory.mktemp("noise") / "ranks.zarr", found)
+    return path, found, gtrace.run_sweep(path, SPECS, draws=1)
+
+
+def test_noise_between_ranks_is_stored_and_divides_the_error(swept):
+    _, found, result = swept
+    for (step, name), values in found.items():
+        told = result.details[name, step, NOISE]
+        assert told["freedom"] == RANKS - 1
+        np.testing.assert_allclose([told["variance"], told["signal"]], truth(values), rtol=1e-9)
+    assert result.provenance["noise"] == {"from": ["ranks"]}
+    for row in result.rows():
+        if row["codec"] == "qsgdinf:bits=3":
+            expected = row["squared_error"] / truth(found[row["step"], row["tensor"]])[0]
+            assert row["noise_ratio"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_bias_is_told_apart_where_it_can_be(swept):
+    _, found, result = swept
+    for row in result.rows():
+        method, drawn = row["method"], row["draw"] >= 0
+        if method in ("topk", "ef:qsgdinf") or (drawn and method in ("signsgd", "fp")):
+            assert np.isnan(row["noise_ratio"])
+            assert "no noise ratio" in row["note"]
+        elif method == "fp":
+            assert row["noise_ratio"] == 0
+        elif method == "signsgd":
+            bias = row["relative_bias"] ** 2 * row["energy"]
+            variance = max(0.0, row["squared_error"] - bias)
+            expected = variance / truth(found[row["step"], row["tensor"]])[0]
+            assert row["noise_ratio"] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_rows_depend_neither_on_jobs_nor_on_chunks_nor_on_resuming(swept, tmp_path):
+    path, _, result = swept
+    assert rows_of(gtrace.run_sweep(path, SPECS, jobs=2)) == rows_of(result)
+    output = tmp_path / "out.db"
+    gtrace.run_sweep(path, SPECS, steps=[1], draws=0, output=output)
+    again = gtrace.run_sweep(path, SPECS, output=output)
+    assert rows_of(again) == rows_of(result)
+    assert again.details == result.details
+    small = gtrace.run_sweep(path, SPECS[:1], chunk=1024)
+    for key, told in small.details.items():
+        if key[2] == NOISE:
+            assert told == pytest.approx(result.details[key])
+
+
+def test_the_whole_model_has_the_noise_of_all_its_tensors(swept):
+    path, found, _ = swept
+    result = gtrace.run_sweep(path, ["qsgdinf:bits=3,scope=model"], draws=0)
+    for step in STEPS:
+        expected = sum(truth(found[step, name])[0] for name in SIZES)
+        assert result.details["*", step, NOISE]["variance"] == pytest.approx(expected)
+    np.testing.assert_allclose(
+        result["noise_ratio"], result["squared_error"] / [result.details["*", s, NOISE]["variance"] for s in STEPS]
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "words"),
+    [(1, "local", "--noise"), (2, "reduced", "averages over ranks")],
+)
+def test_why_there_is_no_noise_is_told(ranks, stage, words, tmp_path):
+    path = write(tmp_path / "one.zarr", gradients(ranks=ranks), stage)
+    result = gtrace.run_sweep(path, SPECS[:1], draws=0)
+    assert result.provenance["noise"]["from"] == []
+    assert words in result.provenance["noise"]["why"]
+    assert np.isnan(result["noise_ratio"]).all()
+    assert not any(what == NOISE for *_, what in result.details)
+
+
+def test_ranks_with_the_same_data_tell_nothing(tmp_path):
+    found = {key: np.repeat(values[:1], 2, axis=0) for key, values in gradients().items()}
+    found[1, "fc.bias"] = gradients()[1, "fc.bias"][:2]
+    result = gtrace.run_sweep(write(tmp_path / "same.zarr", found), SPECS[:1], draws=0)
+    assert [(tensor, step) for tensor, step, what in result.details if what == NOISE] == [("fc.bias", 1)]
+
+
+def test_values_that_are_not_finite_on_any_rank_tell_nothing(tmp_path):
+    found = gradients()
+    found[1, "fc.bias"][2, 5] = np.nan
+    result = gtrace.run_sweep(write(tmp_path / "bad.zarr", found), SPECS[:1], draws=0)
+    assert ("fc.bias", 1, NOISE) not in result.details
+    assert ("fc.bias", 2, NOISE) in result.details

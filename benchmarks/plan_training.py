@@ -77,7 +77,7 @@ def main():
                 f"| `{name}` | {spread([r.tally.bits_per_element for r in results], 3)} "
                 f"| {spread([r.relative_variance for r in results], 4)} | {spread([r.loss for r in results], 4)} "
                 f"| {', '.join(f'{value:+.4f}' for value in apart)} "
-                f"| {spread([100 * r.accuracy for r in results], 2)} % |",
+                f"| {'-' if results[0].accuracy is None else spread([100 * r.accuracy for r in results], 2) + ' %'} |",
                 flush=True,
             )
 

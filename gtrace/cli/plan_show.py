@@ -102,8 +102,8 @@ def _bits(row: Any) -> str:
 
 def print_plan(plan: Plan) -> None:
     """A plan on a terminal."""
-    from gtrace.cli.report import console
+    from gtrace.cli.report import wide_console
     from gtrace.report.inputs import Report
     from gtrace.report.text import print_report
 
-    print_report(Report(plan.name, plans=(plan,)), console())
+    print_report(Report(plan.name, plans=(plan,)), wide_console())

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.cluster import chosen_cluster, cluster_options
 from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from gtrace.costs import Cluster
 
 #: Columns of a pipe or a file, where nothing says how wide it is.
 PIPE_WIDTH = 160
@@ -50,6 +53,7 @@ PIPE_WIDTH = 160
     metavar="SPEC SPEC",
     help="Compare two configurations of a sweep as they are, each at its own bits. May be repeated.",
 )
+@cluster_options
 @click.option("--force", is_flag=True, help="Overwrite a report that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; no page unless -o asks for it.")
 def command(
@@ -61,12 +65,15 @@ def command(
     *,
     force: bool,
     as_json: bool,
+    **machines: Any,
 ) -> None:
     """Say what RESULTS show: which codec makes the least error at equal measured bits, where, and how sure that is.
 
     RESULTS are sweeps (.sweep.db), run logs (.jsonl), traces and plans, each a section of the report. Sweeps are
     compared with the first one, run logs of the same task are put together. Without any, the newest sweep and the
     newest run log in this folder are taken.
+
+    With --ranks, --network and --step-time it also says what each codec saves between so many machines.
 
     \b
     Examples:
@@ -76,21 +83,23 @@ def command(
       gtrace report a.sweep.db b.sweep.db -o both.md
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
+      gtrace report a.sweep.db --ranks 8 --network 25Gbit/s --latency 20us --step-time 180ms
     """
+    cluster = chosen_cluster(machines)
     if figure is not None:
         if as_json or pairs or groups:
             raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
-        draw(list(results), figure, output, force=force)
+        draw(list(results), figure, output, cluster, force=force)
     else:
-        run(list(results), output, pairs, groups, force=force, as_json=as_json)
+        run(list(results), output, pairs, groups, cluster, force=force, as_json=as_json)
 
 
-def draw(results: list[Path], figure: str, output: Path | None, *, force: bool) -> None:
+def draw(results: list[Path], figure: str, output: Path | None, cluster: Cluster | None, *, force: bool) -> None:
     """One figure into a file, its path on standard output."""
     from gtrace.report.figure_files import write_figure
     from gtrace.report.inputs import load_report
 
-    report = load_report(_given(results))
+    report = load_report(_given(results), cluster=cluster)
     click.echo(str(write_figure(report, figure, output or Path(f"{figure}.svg"), force=force)))
 
 
@@ -110,6 +119,7 @@ def run(
     output: Path | None,
     pairs: tuple[tuple[str, str], ...] = (),
     groups: tuple[str, ...] = (),
+    cluster: Cluster | None = None,
     *,
     force: bool,
     as_json: bool,
@@ -126,7 +136,7 @@ def run(
     if output is not None:
         output_kind(output)
     results = _given(results)
-    report = load_report(results, pairs=pairs, groups=groups)
+    report = load_report(results, pairs=pairs, groups=groups, cluster=cluster)
     if not as_json:
         output = output or default_page(results[0])
     written: list[Path] = []
@@ -143,7 +153,7 @@ def run(
     else:
         from gtrace.report.text import print_report
 
-        print_report(report, console())
+        print_report(report, wide_console())
     if refused is not None:
         sys.stdout.flush()
         raise refused
@@ -155,9 +165,10 @@ def run(
         click.echo(str(written[0]), err=as_json)
 
 
-def console() -> Console:
-    """Standard output as rich sees it; where it is no terminal, wide enough for every column."""
+def wide_console(*, err: bool = False) -> Console:
+    """Standard output, or error, as rich sees it; where it is no terminal, wide enough for every column."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-    return Console(width=width, highlight=False, emoji=False, markup=False)
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    return Console(width=width, highlight=False, emoji=False, markup=False, stderr=err)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.cluster import CLUSTER, chosen_cluster, cluster_options, simulated_network, simulation_options
 from gtrace.cli.options import check_output, codec_options, load_plugins
 from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
 from gtrace.cli.train_options import script_options
@@ -20,11 +21,12 @@ from gtrace.online.tasks import describe_task, task_names
 if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.codecs.table import CodecTable, Coding
-    from gtrace.online.network import Network
+    from gtrace.costs import Cluster, Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
 
 DEFAULT_TASK = "digits-cnn"
+DEFAULT_WORKERS = 4
 _TASKS = "".join(
     f"  {name:17}{line}\n" for name, line in [*((n, describe_task(n)) for n in task_names()), *LINEAR_TASKS.items()]
 )
@@ -116,24 +118,8 @@ _TASKS = "".join(
     metavar="N",
     help="With --quantize model: levels of a weight, negative ones and zero among them.  [default: 2^bits - 1]",
 )
-@click.option(
-    "--network", metavar="RATE", help="For a task: what steps would take over links of this speed, as in 1Gbit/s."
-)
-@click.option("--latency", default="0s", show_default=True, metavar="TIME", help="Of a message there, as in 50us.")
-@click.option(
-    "--topology",
-    type=click.Choice(["ring", "allgather", "ps"]),
-    default="ring",
-    show_default=True,
-    help="How gradients travel there: ring (all-reduce of exact ones, all-gather of payloads), all-gather, or a "
-    "parameter server.",
-)
-@click.option(
-    "--compute-time",
-    metavar="TIME",
-    help="Computing and coding of a step there, as in 5s, in the place of measured times.  "
-    "[default: measured; 5s with --policy mqgrad]",
-)
+@cluster_options
+@simulation_options
 @click.option(
     "--policy",
     "policies",
@@ -204,6 +190,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
     DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
 
+    For a task, --network says what its steps would take over simulated links. With --step-time, and --ranks where they
+    are not the workers, the end says what the codec saves between such machines.
+
     \b
     Examples:
       gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn
@@ -212,6 +201,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --quantize model --levels optimal,uniform --weight-levels 5 --task fashion-cnn
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
+      gtrace train --codec alq --bits 3 --workers 8 --network 1Gbit/s --step-time 20ms
       gtrace train --task linear --quantize samples --bits 5 --sampling double
       gtrace train --plan plan.yaml --compare qsgdinf:bits=3 --task digits-cnn
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
@@ -235,7 +225,11 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
         _refuse(options, _OF_SCRIPTS, "is for a SCRIPT")
         if is_module:
             raise UsageError("-m: name the module that is to be run")
-        run(chosen, weights=weights, **{name: options[name] for name in options if name not in _OF_SCRIPTS})
+        network, cluster = simulated_network(options), chosen_cluster(options, options["workers"] or DEFAULT_WORKERS)
+        if cluster is not None and options["kind"] != "weight":
+            raise UsageError("--step-time: neural gradients do not travel between workers; choose --kind weight")
+        left = {k: v for k, v in options.items() if k not in (*_OF_SCRIPTS, *CLUSTER, "topology", "compute_time")}
+        run(chosen, weights=weights, network=network, cluster=cluster, **left)
         return None
     if options["policies"]:
         raise UsageError(
@@ -248,9 +242,9 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
         raise UsageError(f"--levels {options['levels']}: between the ranks of a SCRIPT, choose own or common")
     from gtrace.cli.train_script import run_script
 
-    return run_script(
-        chosen[0], script, args, is_module=is_module, **{k: v for k, v in options.items() if k not in _OF_TASKS}
-    )
+    cluster = chosen_cluster(options)
+    left = {name: value for name, value in options.items() if name not in (*_OF_TASKS, *CLUSTER)}
+    return run_script(chosen[0], script, args, is_module=is_module, cluster=cluster, **left)
 
 
 #: options that only one of the two kinds of training has, with the values that mean "not given"
@@ -272,8 +266,6 @@ _OF_TASKS: dict[str, Any] = {
     "seeds": 1,
     "optimizer": None,
     "clip": None,
-    "network": None,
-    "latency": "0s",
     "topology": "ring",
     "compute_time": None,
     "policies": (),
@@ -347,10 +339,8 @@ def run(
     seeds: int,
     optimizer: str | None,
     clip: float | None,
-    network: str | None,
-    latency: str,
-    topology: str,
-    compute_time: str | None,
+    network: Network | None,
+    cluster: Cluster | None,
     policies: tuple[str, ...],
     min_size: int,
     down: str | None,
@@ -370,7 +360,6 @@ def run(
     if weights:
         named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
     path = output or Path(f"{task}-{'neural-' if kind == 'neural' else ''}{named}.jsonl")
-    links = _network(network, latency, topology, compute_time)
     # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
     check_output(path, force=force or path.with_name(path.name + ".checkpoint").exists())
 
@@ -394,7 +383,7 @@ def run(
         seeds=seeds,
         optimizer=optimizer or "",
         clip=clip,
-        network=links,
+        network=network,
         policies=choosing,
         min_size=min_size,
         down=down or "",
@@ -407,21 +396,9 @@ def run(
             study.run(path, force=force, on_record=on_record)
     except KeyboardInterrupt:
         if study.results[0].steps:
-            show(study, path, as_json=as_json)
+            show(study, path, cluster, as_json=as_json)
         raise
-    show(study, path, as_json=as_json)
-
-
-def _network(rate: str | None, latency: str, topology: str, compute: str | None) -> Network | None:
-    from gtrace.online.network import Network
-
-    if rate is None:
-        if latency != "0s" or topology != "ring" or compute is not None:
-            raise UsageError(
-                "--latency, --topology and --compute-time are of a --network; give its speed, as in --network 1Gbit/s"
-            )
-        return None
-    return Network.parse(rate, latency, topology, compute)
+    show(study, path, cluster, as_json=as_json)
 
 
 def _codec(spec: str, options: dict[str, float | None]) -> Codec:

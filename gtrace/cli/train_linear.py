@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gtrace.cli.cluster import CLUSTER
 from gtrace.cli.options import check_output, load_plugins, print_json
 from gtrace.errors import UsageError
 
@@ -52,8 +53,7 @@ _OF_OTHERS: dict[str, Any] = {
     "steps": None,
     "optimizer": None,
     "clip": None,
-    "network": None,
-    "latency": "0s",
+    **dict.fromkeys(CLUSTER),
     "topology": "ring",
     "compute_time": None,
     "policies": (),

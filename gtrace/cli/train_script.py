@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.cluster import print_savings, savings_of_log
 from gtrace.cli.options import check_output, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
     from gtrace.codecs.table import Coding
+    from gtrace.costs import Cluster
     from gtrace.host.launcher import Outcome, Program
     from gtrace.online.script import ScriptSummary, ScriptTraining
+    from gtrace.report.savings import Savings
 
 
 def run_script(
@@ -33,6 +36,7 @@ def run_script(
     as_json: bool,
     workers: int | None,
     nonfinite: str | None,
+    cluster: Cluster | None,
     **options: Any,
 ) -> int:
     """Run the program; returns the exit code.
@@ -80,7 +84,7 @@ def run_script(
         trainings[0].start()
 
     def conclude(outcome: Outcome) -> int:
-        return _conclude(program, outcome, trainings, told, log, as_json=as_json)
+        return _conclude(program, outcome, trainings, told, log, cluster, as_json=as_json)
 
     def leave(exit_code: int) -> int:
         try:
@@ -135,6 +139,7 @@ def _conclude(
     trainings: list[ScriptTraining],
     told: dict[str, Any],
     log: Path,
+    cluster: Cluster | None,
     *,
     as_json: bool,
 ) -> int:
@@ -148,13 +153,16 @@ def _conclude(
     rank = launched_place().rank
     trained = summary is not None and summary.steps > 0
     if trained and not rank and summary is not None:
+        savings = savings_of_log(summary.log, cluster) if summary.log is not None else None
         if as_json:
-            print_json(_as_dict(summary, told))
+            print_json(_as_dict(summary, told, savings))
         for line in _lines(summary, told):
             click.echo(line, err=True)
-    elif not trained and rank is None:
-        for line in _of_children(log, told):
+        print_savings(savings, err=True)
+    elif not trained and rank is None and (lines := _of_children(log, told)):
+        for line in lines:
             click.echo(line, err=True)
+        print_savings(savings_of_log(log, cluster), err=True)
     if outcome.interrupted:
         raise click.Abort
     if outcome.exit_code:
@@ -250,7 +258,9 @@ def _near(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _as_dict(summary: ScriptSummary, told: dict[str, Any]) -> dict[str, Any]:
+def _as_dict(summary: ScriptSummary, told: dict[str, Any], savings: Savings | None) -> dict[str, Any]:
+    from gtrace.report.savings_tables import savings_json
+
     tally = summary.tally
     return {
         "output": None if summary.log is None else str(summary.log),
@@ -276,5 +286,6 @@ def _as_dict(summary: ScriptSummary, told: dict[str, Any]) -> dict[str, Any]:
         "seconds": summary.seconds,
         "codec_seconds": tally.codec_seconds,
         "wire_seconds": tally.wire_seconds,
+        "savings": savings_json(savings) if savings is not None else None,
         "warnings": summary.warnings,
     }

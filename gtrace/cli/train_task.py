@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.cluster import print_savings, savings_of_log
 from gtrace.cli.options import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from gtrace.costs import Cluster
     from gtrace.online import RunResult, Study
     from gtrace.online.settings import Kind
     from gtrace.online.shadow import ShadowSummary
@@ -48,12 +50,13 @@ _MEANINGS: dict[Kind, dict[str, str]] = {
 _NAME = 16
 
 
-def show(study: Study, path: Path, *, as_json: bool) -> None:
-    """The results so far, on stdout."""
-    settings = study.settings
+def show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: bool) -> None:
+    """The results so far, and what they save between the machines of ``cluster``, on stdout."""
+    settings, savings = study.settings, savings_of_log(path, cluster)
     from gtrace.cli.train_seeds import print_seeds, summarize
     from gtrace.report import analyze_runs
     from gtrace.report.policies import chosen_bits, common_loss
+    from gtrace.report.savings_tables import savings_json
     from gtrace.runlog import read_runlog
 
     logged = {(run.spec, run.seed): run for run in analyze_runs(read_runlog(path)).runs}
@@ -71,6 +74,7 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
                 "codecs": summarize(study) if len(study.seeds) > 1 else None,
                 "common_loss": target,
                 "weights": study.quantized,
+                "savings": savings_json(savings) if savings is not None else None,
                 "runs": [
                     _as_dict(result, settings.workers, logged.get((result.run, result.seed)), target)
                     for result in study.results
@@ -88,6 +92,7 @@ def show(study: Study, path: Path, *, as_json: bool) -> None:
     for (spec, of_seed), run in logged.items():
         if chosen := chosen_bits(run):
             click.echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
+    print_savings(savings)
     unfinished = [result for result in study.results if not result.finished]
     if unfinished:
         seed = f" of seed {unfinished[-1].seed}" if len(study.seeds) > 1 else ""

@@ -12,7 +12,7 @@ from gtrace.errors import UsageError
 class ParameterServerClock:
     """A server whose single link carries every worker's push, and then every worker's pull.
 
-    Computing and communicating do not overlap. :class:`~gtrace.online.network.Network` with the topology ``ps`` is the
+    Computing and communicating do not overlap. :class:`~gtrace.costs.Network` with the topology ``ps`` is the
     same for the bytes that really travel.
 
     Attributes:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gtrace.codecs import Codec, Identity
 from gtrace.codecs import codec as build_codec
+from gtrace.costs import Network
 from gtrace.errors import UsageError
-from gtrace.online.network import Network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

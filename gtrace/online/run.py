@@ -19,6 +19,7 @@ from gtrace.codecs.table import CodecTable
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.control import BitControl
 from gtrace.online.exchange import Bad, Exchange, Tally
+from gtrace.online.network import simulated_step
 from gtrace.online.neural import NeuralGradients
 from gtrace.online.plans import down_codec, run_name
 from gtrace.online.settings import OPTIMIZERS
@@ -244,7 +245,7 @@ class Run:
         network = self._settings.network
         if network is not None:
             exact = self._codec == Identity()
-            simulated = network.step(self._settings.workers, tally, seconds, exact=exact)
+            simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact)
             result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
             record["sim_seconds"] = simulated
             if self._control is not None:

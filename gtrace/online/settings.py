@@ -13,8 +13,8 @@ from gtrace.errors import UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gtrace.costs import Network
     from gtrace.online.exchange import Nonfinite
-    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.schedule import RefitSchedule
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.codecs.table import Coding, TableLike
+    from gtrace.costs import Network
     from gtrace.online.exchange import Nonfinite
-    from gtrace.online.network import Network
     from gtrace.online.neural import Layers
     from gtrace.online.settings import Kind
     from gtrace.online.tasks.base import Task

@@ -15,6 +15,7 @@ from gtrace.report.notes import averaged_over
 from gtrace.report.plans import plan_verdict
 from gtrace.report.records import flat, run_row
 from gtrace.report.records import to_csv as to_csv
+from gtrace.report.savings_tables import savings_json
 from gtrace.report.sections import sections
 from gtrace.report.verdict import runs_verdict, side_by_side_verdict, sweep_verdict
 
@@ -41,6 +42,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "runs": [_run_log_json(run) for run in report.runs],
         "traces": [_trace_json(trace) for trace in report.traces],
         "plans": [{"verdict": plan_verdict(plan), **to_plain(plan)} for plan in report.plans],
+        "savings": [savings_json(savings) for savings in report.savings],
         "pairs": [[flat(c) for c in found] for found in report.pairs],
         "side_by_side": [_pair_json(pair) for pair in report.side_by_side],
         "pooled_runs": [

@@ -14,8 +14,10 @@ import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report import figures, heatmap, law_figures, levels, plan_figures, shadows, training
+from gtrace.report.charts import draw_chart
 from gtrace.report.fits import common_count
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
+from gtrace.report.savings_tables import savings_chart
 from gtrace.report.tables import VIEW_BITS
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from gtrace.report.inputs import Report
     from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.savings import Savings
 
 #: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
 #: and with several inputs of one sort the input's name does.
@@ -40,6 +43,7 @@ FIGURES = {
     "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
     "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
     "convergence": "sweep: objective of coordinate descent from every start",
+    "savings": "sweep or run log: error of each codec against the time of a step between ranks",
     "distribution": "trace: histograms of one gradient and Q-Q plots against two laws",
     "distances-over-steps": "trace: distance to each law over training",
     "mu-and-sigma": "trace: mu and sigma of log2 |g| over training",
@@ -343,6 +347,14 @@ def plan_plates(plan: Plan) -> list[Plate]:
     return plates
 
 
+def savings_plates(savings: Savings) -> list[Plate]:
+    """The figure of what codecs save between ranks, where their errors are known."""
+    chart = savings_chart(savings)
+    if not any(panel.curves for panel in chart.panels):
+        return []
+    return [Plate("savings", "Error against the time of a step", chart.caption, lambda: draw_chart(chart))]
+
+
 def figure_names(report: Report | None = None) -> list[str]:
     """Names of the figures that a report has something to draw for; without a report, of all there are."""
     return list(FIGURES) if report is None else list(report_plates(report))
@@ -378,6 +390,7 @@ def report_plates(report: Report) -> dict[str, Plate]:
     """Every figure of a report by its name; the input's name stands before it where there are several of a sort."""
     found = [(sweep.name, sweep_plates(sweep), len(report.sweeps)) for sweep in report.sweeps]
     found += [(run.name, run_plates(run), len(report.runs)) for run in report.runs]
+    found += [(savings.name, savings_plates(savings), len(report.savings)) for savings in report.savings]
     for trace in report.traces:
         found.append((trace.name, [plate for laws in trace.laws for plate in law_plates(laws)], len(report.traces)))
     found += [(plan.name, plan_plates(plan), len(report.plans)) for plan in report.plans]

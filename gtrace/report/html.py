@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import gtrace
 from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_table, seed_table, side_by_side_table
-from gtrace.report.gallery import law_plates, plan_plates, run_plates, sweep_plates
+from gtrace.report.gallery import law_plates, plan_plates, run_plates, savings_plates, sweep_plates
 from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.layer_sections import layer_sections
@@ -22,6 +22,7 @@ from gtrace.report.markup import anchor, caution, details, figure, heading, tabl
 from gtrace.report.names import count
 from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
+from gtrace.report.savings_tables import savings_table, savings_verdict
 from gtrace.report.style import DARK
 from gtrace.report.svg import variable
 from gtrace.report.tables import (
@@ -86,11 +87,16 @@ def to_html(report: Report) -> str:
         said = seeds_verdict(pool.groups, pool.averaged, neural=pool.neural) or ["No run was finished."]
         found = seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes)
         sections.append(_words_and_table(f"p{k}", "Training", f"put together: {', '.join(pool.logs)}", said, found))
+    for k, savings in enumerate(report.savings):
+        section = _words_and_table(f"w{k}", savings.title, savings.name, [], savings_table(savings))
+        for plate in savings_plates(savings):
+            section.plate(plate)
+        sections.append(section)
     for k, trace in enumerate(report.traces):
         sections.append(_trace(trace, f"t{k}", alone=alone))
     for k, plan in enumerate(report.plans):
         sections.append(_plan(plan, f"n{k}", alone=alone))
-    header = [f"<h1>{text(report.title)}</h1>", *([] if alone else _summary(report)), *_contents(sections)]
+    header = [f"<h1>{text(report.title)}</h1>", *_summary(report, alone=alone), *_contents(sections)]
     main = [line for section in sections for line in ["<section>", *section.lines, "</section>"]]
     return document(report.title, header, main)
 
@@ -193,15 +199,17 @@ def _css() -> str:
     return f"{_asset('page.css')}:root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
-def _summary(report: Report) -> list[str]:
-    """The verdicts of all sections, so that the answer is on the first screen."""
+def _summary(report: Report, *, alone: bool) -> list[str]:
+    """The verdicts of all sections, so that the answer is on the first screen; of one ``alone``, what it saves."""
     several = len(report.sweeps) > 1
     sentences = []
-    for sweep in report.sweeps:
+    for sweep in () if alone else report.sweeps:
         first, *others = sweep_verdict(sweep)
         sentences.append((f"{sweep.name}: " if several else "") + first)
         sentences += [" ".join(others)] if others else []
-    return verdict([*sentences, *(sentence for run in report.runs for sentence in runs_verdict(run))])
+    sentences += [sentence for run in (() if alone else report.runs) for sentence in runs_verdict(run)]
+    sentences += [sentence for savings in report.savings for sentence in savings_verdict(savings)]
+    return verdict(sentences)
 
 
 def _words_and_table(prefix: str, kind: str, name: str, sentences: Sequence[str], content: Table) -> _Section:
@@ -253,7 +261,8 @@ def _sweep(
             section.lines += layers
         section.folded("Relative variance per tensor", table(layer_table(analysis)))
     _warnings(section, analysis.warnings)
-    _provenance(section, {"results": analysis.name, "rows": analysis.rows, **analysis.provenance})
+    made = {key: value for key, value in analysis.provenance.items() if key != "tensors"}
+    _provenance(section, {"results": analysis.name, "rows": analysis.rows, **made})
     return section
 
 

@@ -12,6 +12,7 @@ from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
 from gtrace.report.analysis import SweepAnalysis, analyze
 from gtrace.report.groups import TensorGroup, group_tensors
 from gtrace.report.runs import RunLogAnalysis, analyze_runs
+from gtrace.report.savings import Savings, savings_of_runs, savings_of_sweep
 from gtrace.report.seeds import RunPool, pool_runs
 from gtrace.report.side_by_side import SideBySide, side_by_side
 from gtrace.report.traces import TraceSummary, summarize_trace
@@ -21,6 +22,7 @@ from gtrace.sweep.results import ResultStore, SweepResult
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gtrace.costs import Cluster
     from gtrace.planning import Plan
     from gtrace.report.evidence import Comparison
 
@@ -44,6 +46,7 @@ class Report:
         pools: run logs of the same task put together.
         pairs: configurations that the reader named, compared within each sweep, in the order of ``sweeps``.
         groups: of tensors that the reader named, of each sweep likewise.
+        savings: what the codecs of the sweeps and run logs save between the ranks that the reader told of.
     """
 
     title: str
@@ -55,6 +58,7 @@ class Report:
     pools: tuple[RunPool, ...] = ()
     pairs: tuple[tuple[Comparison, ...], ...] = ()
     groups: tuple[tuple[TensorGroup, ...], ...] = ()
+    savings: tuple[Savings, ...] = ()
 
     @property
     def sections(self) -> int:
@@ -70,6 +74,7 @@ def make_report(
     pairs: Sequence[tuple[str, str]] = (),
     groups: Sequence[str] = (),
     plans: Sequence[Path | str | Plan] = (),
+    cluster: Cluster | None = None,
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -81,10 +86,12 @@ def make_report(
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, as :func:`gtrace.report.groups.group_tensors` reads them, that every sweep is summed up by.
         plans: files, or plans that are in memory.
+        cluster: for which savings are computed; None for none.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep.
+        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep; a
+            cluster, and nothing that travels between ranks.
     """
     named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
     if pairs and not sweeps:
@@ -122,7 +129,23 @@ def make_report(
         pool_runs(read_runs),
         tuple(sweep.compare(pairs) for sweep in read_sweeps) if pairs else (),
         tuple(grouped),
+        _savings(read_sweeps, read_runs, cluster),
     )
+
+
+def _savings(
+    sweeps: Sequence[SweepAnalysis], runs: Sequence[RunLogAnalysis], cluster: Cluster | None
+) -> tuple[Savings, ...]:
+    if cluster is None:
+        return ()
+    found = [*(savings_of_sweep(s, cluster) for s in sweeps), *(savings_of_runs(log, cluster) for log in runs)]
+    known = tuple(one for one in found if one is not None)
+    if not known:
+        raise UsageError(
+            "--ranks: these results hold no gradients of weights that went through a codec, and nothing else travels "
+            "between ranks; pass a .sweep.db or a run log of `gtrace train`"
+        )
+    return known
 
 
 def load_report(
@@ -130,6 +153,7 @@ def load_report(
     title: str | None = None,
     pairs: Sequence[tuple[str, str]] = (),
     groups: Sequence[str] = (),
+    cluster: Cluster | None = None,
 ) -> Report:
     """Read paths of any kind; what each is, is told from its content.
 
@@ -138,10 +162,11 @@ def load_report(
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, see :func:`make_report`.
+        cluster: for which savings are computed; None for none.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: pairs or groups that the sweeps do not have.
+        UsageError: pairs or groups that the sweeps do not have, or a cluster as of :func:`make_report`.
     """
     kinds = [(path, kind_of(path)) for path in paths]
     return make_report(
@@ -152,6 +177,7 @@ def load_report(
         pairs=pairs,
         groups=groups,
         plans=[path for path, kind in kinds if kind == "plan"],
+        cluster=cluster,
     )
 
 

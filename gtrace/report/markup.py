@@ -36,8 +36,9 @@ def heading(title: str, level: int, identifier: str = "") -> str:
 
 
 def verdict(sentences: Iterable[str]) -> list[str]:
-    """The answer, set off from the rest."""
-    return ['<div class="verdict">', *(f"<p>{text(s)}</p>" for s in sentences), "</div>"]
+    """The answer, set off from the rest; nothing for no sentences."""
+    lines = [f"<p>{text(s)}</p>" for s in sentences]
+    return ['<div class="verdict">', *lines, "</div>"] if lines else []
 
 
 def caution(lines: Iterable[str]) -> list[str]:

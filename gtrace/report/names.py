@@ -143,6 +143,19 @@ def size(count_of_bits: float) -> str:
     return f"{number(amount)} TB"
 
 
+def duration(seconds: float) -> str:
+    """Seconds with three digits and a unit.
+
+    >>> duration(0.1804), duration(2.5e-5), duration(1234), duration(0)
+    ('180 ms', '25.0 us', '1234 s', '0 s')
+    """
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        # What rounds up to 1000 takes the larger unit.
+        if seconds * factor >= 0.9995 or unit == "us":
+            break
+    return f"{number(seconds * factor)} {unit}" if seconds > 0 else "0 s" if seconds == 0 else MISSING
+
+
 def percent(share: float) -> str:
     """A part of a whole, and a dash for what is no number.
 

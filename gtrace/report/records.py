@@ -14,6 +14,7 @@ import numpy as np
 from gtrace.errors import UsageError
 from gtrace.report.notes import averaged_over
 from gtrace.report.runs import RankCosts
+from gtrace.report.savings_tables import savings_records
 from gtrace.report.statistics import Interval
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ def table_records(report: Report) -> list[Record]:
 
 
 def csv_tables(report: Report) -> dict[str, list[Record]]:
-    """The tables that have rows, by name: ``configurations`` and ``groups`` of sweeps, and ``runs``."""
+    """The tables that have rows, by name: ``configurations`` and ``groups`` of sweeps, ``runs``, and ``savings``."""
     found = {
         "configurations": [{"results": s.name, **flat(c)} for s in report.sweeps for c in s.configurations],
         "groups": [row for s, part in zip(report.sweeps, report.groups, strict=False) for row in _groups(part, s.name)],
         "runs": [{"results": log.name, **run_row(run)} for log in report.runs for run in log.runs],
+        "savings": [{"results": one.name, **row} for one in report.savings for row in savings_records(one)],
     }
     return {name: rows for name, rows in found.items() if rows}
 
@@ -95,7 +97,8 @@ def to_json_lines(report: Report) -> str:
     """One JSON object a line; ``record`` says what it is and ``results`` where it is from. Missing numbers are null.
 
     Records: ``verdict``, ``configuration``, ``equal_bits``, ``comparison``, ``bd_rate``, ``phase``, ``layer``,
-    ``layer_choice``, ``group``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``, ``tensor``.
+    ``layer_choice``, ``group``, ``pair``, ``side_by_side``, ``run``, ``seeds``, ``pooled_seeds``, ``saving``,
+    ``tensor``.
     """
     return "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in all_records(report))
 
@@ -157,6 +160,8 @@ def all_records(report: Report) -> Iterator[Record]:
                 "averaged": pool.averaged,
                 **flat(group),
             }
+    for savings in report.savings:
+        yield from _labelled(savings.name, ({"record": "saving", **row} for row in savings_records(savings)))
     for trace in report.traces:
         yield from _labelled(trace.name, ({"record": "tensor", **dataclasses.asdict(t)} for t in trace.tensors))
     for plan in report.plans:

@@ -57,6 +57,7 @@ class RankCosts:
         compared: steps at which the same gradients went through plain all-reduces, too.
         relative_variance: ||average of decoded - exact average||^2 / ||exact average||^2, mean over those steps.
         bf16_variance: the same of the all-reduce in bfloat16.
+        codec_seconds: CPU time of its encoding and decoding, mean over the steps after the first, which compiles.
     """
 
     up_bits: float
@@ -65,6 +66,7 @@ class RankCosts:
     compared: int
     relative_variance: float
     bf16_variance: float
+    codec_seconds: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +302,7 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
 
 def _ranks(steps: list[Mapping[str, Any]], world: int, name: str) -> RankCosts:
     """Sums over the steps of the rank that wrote the log; each rank sends on one of ``world`` equal parts."""
-    keys = ("bits", "bits_float32", "down_bits", "wire_bytes", "relative_variance", "bf16_variance")
+    keys = ("bits", "bits_float32", "down_bits", "wire_bytes", "relative_variance", "bf16_variance", "codec_seconds")
     column = {key: np.array([_number(r, key, name) for r in steps], dtype=np.float64) for key in keys}
     values = float(np.nansum(column["bits_float32"])) / 32
     down = world * float(np.nansum(column["down_bits"]))
@@ -312,6 +314,7 @@ def _ranks(steps: list[Mapping[str, Any]], world: int, name: str) -> RankCosts:
         compared=int(compared.sum()),
         relative_variance=known_mean(column["relative_variance"][compared]),
         bf16_variance=known_mean(column["bf16_variance"][compared]),
+        codec_seconds=known_mean(column["codec_seconds"][1:]),
     )
 
 

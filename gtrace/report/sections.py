@@ -11,6 +11,7 @@ from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count
 from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
+from gtrace.report.savings_tables import savings_table, savings_verdict
 from gtrace.report.tables import (
     configuration_table,
     equal_bits_table,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gtrace.report.groups import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.savings import Savings
     from gtrace.report.tables import Table
     from gtrace.report.traces import TraceSummary
 
@@ -59,7 +61,7 @@ class Section:
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
-    """The sections of a report: sweeps, sweeps side by side, training, training put together, traces, plans.
+    """The sections of a report: sweeps, sweeps side by side, training, training put together, savings, traces, plans.
 
     Args:
         report: what to show.
@@ -81,10 +83,18 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
             (seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
         )
+    for savings in report.savings:
+        yield savings_section(savings, most_layers)
     for trace in report.traces:
         yield from _trace(trace)
     for plan in report.plans:
         yield _plan(plan, most_layers)
+
+
+def savings_section(savings: Savings, most: int | None = None) -> Section:
+    """What codecs save between ranks; ``most`` as of :func:`gtrace.report.savings_tables.savings_table`."""
+    heading = f"{savings.title} {savings.name}"
+    return Section("", heading, tuple(savings_verdict(savings)), (savings_table(savings, most),))
 
 
 def _sweep(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gtrace.report.inputs import Report
+    from gtrace.report.sections import Section
 
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 #: The first column may fold down to the first width; columns are dropped until it has the second.
@@ -40,9 +41,13 @@ def print_report(report: Report, console: Console) -> None:
         report: what to print.
         console: its width, colours and encoding are respected.
     """
+    print_sections(sections(report, MOST_LAYERS), console, several=report.sections > 1)
+
+
+def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:
+    """Print some sections, as :func:`print_report` does; of ``several`` inputs each has its name above."""
     page = _Page(console)
-    several = report.sections > 1
-    for section in sections(report, MOST_LAYERS):
+    for section in found:
         page.heading(section.heading, shown=several or not section.kind)
         page.verdict(section.sentences)
         for table in section.tables:

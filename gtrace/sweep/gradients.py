@@ -67,6 +67,9 @@ class Gradients:
         kind: only gradients of this kind; None for those of weights where there are any.
         chunk: elements that are summarized at a time.
 
+    Attributes:
+        elements: of each tensor of this kind, whether it was chosen or not, in the trace's order.
+
     Raises:
         UsageError: a glob that matches nothing, or a kind that is not there.
     """
@@ -76,6 +79,7 @@ class Gradients:
         self._chunk = chunk
         self.kind: Kind = _choose_kind(trace, kind)
         self.infos = _choose_tensors(trace, globs, self.kind)
+        self.elements = {info.name: info.size for info in _choose_tensors(trace, None, self.kind)}
         others = {(info.kind, info.name) for info in trace.tensors if info.kind != self.kind}
         self.left_out = dict(Counter(other for other, _ in sorted(others)))
         self.steps = {info.name: tuple(trace.steps(info.name, **_stream(info)).tolist()) for info in self.infos}

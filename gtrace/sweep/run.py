@@ -162,6 +162,7 @@ def run_sweep(
             "trace_attrs": opened.attrs,
             "kind": gradients.kind,
             "stages": sorted({info.stage for info in gradients.infos}),
+            "tensors": gradients.elements,
             "left_out": gradients.left_out,
             "left_out_codecs": [str(item) for item in alone],
             "seed": seed,

@@ -31,7 +31,7 @@ from gtrace.cli.options import parse_range
 from gtrace.codecs import codec_names, parse_spec, wrapper_names
 from gtrace.codecs.registry import split_specs
 from gtrace.coding.envelope import open_envelope, seal
-from gtrace.online.network import Network
+from gtrace.costs import Network
 from gtrace.online.schedule import RefitSchedule
 from gtrace.report import markup
 from gtrace.report.inputs import make_report

@@ -8,9 +8,9 @@ import torch
 from helpers_online import Regression
 
 import gtrace
+from gtrace.costs import Network
 from gtrace.errors import UsageError
 from gtrace.online import Exchange, MQGrad, ParameterServerClock, Study
-from gtrace.online.network import Network
 from gtrace.online.plans import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
 from gtrace.online.policy import Observation, PolicySpec
 from gtrace.online.weights import WeightLevels

@@ -10,10 +10,11 @@ import torch
 from scipy import stats
 
 from gtrace.cli.train_seeds import paired, spread, summarize
+from gtrace.costs import Network
 from gtrace.errors import TraceError, UsageError
 from gtrace.online import Study
 from gtrace.online.exchange import Tally
-from gtrace.online.network import Network
+from gtrace.online.network import simulated_step
 from gtrace.online.study import checkpoint_of
 from gtrace.runlog import read_runlog
 
@@ -129,20 +130,9 @@ def test_differences_are_paired_by_seed():
     assert entries[spec]["loss"] == pytest.approx(np.mean([losses[spec, seed] for seed in range(3)]))
 
 
-def test_transfer_times_by_hand():
-    link = {name: Network(8e6, 0.01, name) for name in ("ring", "allgather", "ps")}
-    # 4 workers, a million values: exact ones of 32 bits, payloads of 2.
-    assert link["ring"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(2 * 3 * (0.01 + 1.0))
-    assert link["ring"].transfer(4, 2e6, 10**6, exact=False) == pytest.approx(3 * (0.01 + 0.25))
-    assert link["allgather"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(3 * (0.01 + 4.0))
-    assert link["ps"].transfer(4, 2e6, 10**6, exact=False) == pytest.approx(0.02 + 4 * (0.25 + 4.0))
-    assert link["ps"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(0.02 + 4 * 8.0)
-    assert link["ring"].transfer(1, 32e6, 10**6, exact=True) == 0
-
-
 def test_a_step_is_computed_once_and_decoded_for_all():
     tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000, codec_seconds=0.3, decode_seconds=0.1)
-    seconds = Network(1e3, 0.0, "allgather").step(4, tally, 1.1, exact=False)
+    seconds = simulated_step(Network(1e3, 0.0, "allgather"), 4, tally, 1.1, exact=False)
     assert seconds == pytest.approx((1.1 - 0.3) / 4 + 0.2 / 4 + 0.1 + 3 * 2000 / 1e3)
 
 
@@ -155,28 +145,6 @@ def test_simulated_times_are_in_the_log(tmp_path):
         assert sum(r["sim_seconds"] for r in steps) == pytest.approx(result.sim_seconds)
         # The link of a thousand bits a second is what costs time here.
         assert all(r["sim_seconds"] > 2 * 13 * 32 / 1000 for r in steps)
-
-
-@pytest.mark.parametrize(
-    ("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9), ("2.5GB/s", 2e10)]
-)
-def test_rates(text, bits):
-    assert Network.parse(text).bandwidth == bits
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("fast",), "'fast' is no rate"),
-        (("0bit/s",), "is no speed"),
-        (("1.2.3Gbit/s",), "is no number"),
-        (("1Gbit/s", "soon"), "'soon' is no time"),
-        (("1Gbit/s", "1us", "star"), "topology: 'star' is unknown"),
-    ],
-)
-def test_what_is_no_network_is_said(given, said):
-    with pytest.raises(UsageError, match=said):
-        Network.parse(*given)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.costs import Network
 from gtrace.errors import TraceError
 from gtrace.online import ParameterServerClock, Study, load_task
-from gtrace.online.network import Network
+from gtrace.online.network import simulated_step
 from gtrace.report.policies import WINDOW, running_mean, seconds_to_loss
 from gtrace.report.runs import Run, analyze_runs
 
@@ -134,7 +135,7 @@ def _measure(seed: int, quick: bool) -> Measured:
         for result in results:
             tally = result.tally
             coding += (tally.codec_seconds - tally.decode_seconds) / WORKERS + tally.decode_seconds
-            total += local.step(WORKERS, tally, result.seconds, exact=False)
+            total += simulated_step(local, WORKERS, tally, result.seconds, exact=False)
         share[name], spent[name] = coding / total, coding / (steps * len(results))
     return Measured(
         runs={name: tuple(one for one in runs if one.spec == run) for run, name in NAMES.items()},

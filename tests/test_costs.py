@@ -1,0 +1,237 @@
+"""What gradients cost between ranks: by hand, against a schedule played event by event, and against torch's buckets."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from gtrace.costs import (
+    EXCHANGES,
+    Cluster,
+    Network,
+    assign_buckets,
+    break_even_bandwidth,
+    break_even_rate,
+    coded,
+    messages,
+    parse_elements,
+    parse_seconds,
+    sent,
+    step_seconds,
+    time_step,
+)
+from gtrace.errors import UsageError
+
+CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
+SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]
+
+
+def test_three_hundred_million_parameters():
+    """4 bits are 8 times less than 32, and by all-gather no faster than bf16."""
+    network, values = Network.parse("25Gbit/s"), 300e6
+    times = {
+        name: network.seconds(exchange, 8, bits * values)
+        for name, exchange, bits in (
+            ("float32", "allreduce", 32),
+            ("bfloat16", "allreduce", 16),
+            ("all-gather", "allgather", 4),
+            ("two-shot", "two-shot", 4),
+        )
+    }
+    assert times == pytest.approx({"float32": 0.672, "bfloat16": 0.336, "all-gather": 0.336, "two-shot": 0.084})
+
+
+def ring(ranks, size, start):
+    """Chunks of a ring exchange moved one by one; bits that each rank sent, and messages of each."""
+    chunks = [[size / ranks] * ranks if start == "pieces" else [size]] * ranks
+    sent_bits, count = np.zeros(ranks), 0
+    for _ in range((2 if start == "pieces" else 1) * (ranks - 1)):
+        for rank in range(ranks):
+            sent_bits[rank] += chunks[rank][0]
+        count += 1
+    return sent_bits, count
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_bytes_and_messages_against_a_ring_played_out(ranks):
+    for exchange, start in (("allreduce", "pieces"), ("allgather", "whole")):
+        bits, count = ring(ranks, 840.0, start)
+        assert bits == pytest.approx(sent(exchange, ranks, 840.0))
+        assert count == messages(exchange, ranks)
+    # All-to-all of pieces, then an all-gather of pieces: as many as the two halves of a ring all-reduce.
+    assert sent("two-shot", ranks, 840.0) == pytest.approx(2 * sent("allgather", ranks, 840.0 / ranks))
+    assert messages("two-shot", ranks) == 2 * (ranks - 1)
+
+
+def test_transfer_times_by_hand():
+    link = {name: Network(8e6, 0.01, name) for name in ("ring", "allgather", "ps")}
+    # 4 workers, a million values: exact ones of 32 bits, payloads of 2.
+    assert link["ring"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(2 * 3 * (0.01 + 1.0))
+    assert link["ring"].transfer(4, 2e6, 10**6, exact=False) == pytest.approx(3 * (0.01 + 0.25))
+    assert link["allgather"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(3 * (0.01 + 4.0))
+    assert link["ps"].transfer(4, 2e6, 10**6, exact=False) == pytest.approx(0.02 + 4 * (0.25 + 4.0))
+    assert link["ps"].transfer(4, 32e6, 10**6, exact=True) == pytest.approx(0.02 + 4 * 8.0)
+    assert link["ring"].transfer(1, 32e6, 10**6, exact=True) == 0
+
+
+@pytest.mark.parametrize("bucket_mb", [None, 25.0, 0.5, 1000.0])
+def test_buckets_are_those_of_torch(bucket_mb):
+    rng = np.random.default_rng(5)
+    for sizes in ([10], [262_144, 262_144], SIZES, np.exp(rng.uniform(0, 15.5, 40)).astype(int).tolist()):
+        # The reducer's limits, once it has seen the order of the gradients.
+        default = bucket_mb is None
+        limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20] if default else [int(bucket_mb * 2**20)]
+        gradients = [torch.empty(size, device="meta") for size in reversed(sizes)]
+        found, _ = dist._compute_bucket_assignment_by_size(gradients, limits)
+        expected = np.empty(len(sizes), int)
+        for number, members in enumerate(sorted(found)):
+            expected[[len(sizes) - 1 - k for k in members]] = number
+        assert assign_buckets(sizes, bucket_mb).tolist() == expected.tolist()
+
+
+def played(sizes, bits, cluster, exchange, work=None):
+    """A step event by event: the backward pass ends each gradient, the link takes each bucket when both are free."""
+    bucket = assign_buckets(sizes, cluster.bucket_mb)
+    work = sizes if work is None else work
+    clock, link, exposed_to = 0.0, 0.0, 0.0
+    for place in reversed(range(len(sizes))):
+        clock += cluster.backward * work[place] / sum(work)
+        if place == 0 or bucket[place - 1] != bucket[place]:
+            size = sum(s * b for s, b, k in zip(sizes, bits, bucket, strict=True) if k == bucket[place])
+            link = max(link, clock) + cluster.network.seconds(exchange, cluster.ranks, size)
+            exposed_to = link
+    return max(0.0, exposed_to - cluster.backward)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("rate", ["1Gbit/s", "25Gbit/s", "400Gbit/s"])
+@pytest.mark.parametrize("bucket_mb", [None, 4.0])
+def test_exposed_time_against_a_schedule_played_event_by_event(exchange, rate, bucket_mb):
+    rng = np.random.default_rng(11)
+    cluster = Cluster(Network.parse(rate, "100us"), 6, 0.25, 0.1, bucket_mb)
+    bits = rng.uniform(2, 32, len(SIZES))
+    work = rng.uniform(1, 9, len(SIZES))
+    for given in (None, work):
+        step = time_step(SIZES, bits, cluster, exchange, work=given)
+        assert step.exposed == pytest.approx(played(SIZES, bits, cluster, exchange, given))
+        assert step.ideal <= step.seconds + 1e-12
+        assert step.seconds <= step.serial + 1e-12
+        count = len(set(assign_buckets(SIZES, bucket_mb).tolist()))
+        total = sent(exchange, 6, float(np.dot(SIZES, bits)))
+        by_hand = count * messages(exchange, 6) * 1e-4 + total / cluster.network.bandwidth
+        assert step.communication == pytest.approx(by_hand)
+
+
+def test_a_slow_network_exposes_all_and_a_fast_one_the_last_bucket():
+    slow = Cluster(Network(1e6), 4, 0.01)
+    step = time_step(SIZES, 32, slow, "allreduce")
+    assert step.seconds == pytest.approx(step.serial, rel=1e-4)
+    fast = Cluster(Network(1e12), 4, 1.0)
+    step = time_step(SIZES, 32, fast, "allreduce")
+    last = assign_buckets(SIZES) == assign_buckets(SIZES)[0]
+    assert step.exposed == pytest.approx(sent("allreduce", 4, 32.0 * np.dot(SIZES, last)) / 1e12)
+    assert step.ideal == 1.0
+
+
+def test_the_codecs_time_is_never_hidden():
+    free, paid = (time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=s) for s in (0.0, 0.05))
+    for name in ("seconds", "serial", "ideal"):
+        assert getattr(paid, name) == pytest.approx(getattr(free, name) + 0.05)
+    reference = time_step(SIZES, 32, CLUSTER, "allreduce")
+    assert paid.speed_up(reference) == pytest.approx(
+        [getattr(reference, name) / getattr(paid, name) for name in ("seconds", "serial", "ideal")]
+    )
+
+
+def test_at_the_break_even_rate_the_steps_are_equally_long():
+    elements = coded("two-shot", 8, sum(SIZES))
+    assert elements == (3 + 1 / 8) * sum(SIZES)
+    reference, codec = time_step(SIZES, 16, CLUSTER, "allreduce"), time_step(SIZES, 4, CLUSTER, "two-shot")
+    rate = break_even_rate(codec, reference, elements)
+    assert time_step(SIZES, 4, CLUSTER, "two-shot", codec_seconds=elements / rate).seconds == pytest.approx(
+        reference.seconds
+    )
+    assert break_even_rate(reference, codec, elements) == math.inf
+
+
+@pytest.mark.parametrize("codec_seconds", [0.0, 0.01])
+def test_above_the_break_even_bandwidth_a_codec_saves_less_than_a_hundredth(codec_seconds):
+    found = break_even_bandwidth(SIZES, 4, CLUSTER, "two-shot", 16, codec_seconds=codec_seconds)
+
+    def gain(bandwidth):
+        cluster = Cluster(Network(bandwidth, 20e-6), 8, 0.18)
+        ours = time_step(SIZES, 4, cluster, "two-shot", codec_seconds=codec_seconds)
+        return 1 - ours.seconds / time_step(SIZES, 16, cluster, "allreduce").seconds
+
+    assert gain(found) == pytest.approx(0.01, abs=1e-4)
+    assert gain(1.1 * found) < 0.01 < gain(0.9 * found)
+
+
+def test_payloads_that_are_no_smaller_pay_on_no_network():
+    # 4 bits to 16 ranks are more than bf16's ring sends.
+    wide = Cluster(Network(1e9), 16, 0.18)
+    assert break_even_bandwidth(SIZES, 4, wide, "allgather", 16) == 0.0
+    assert break_even_bandwidth(SIZES, 4, wide, "two-shot", 16) > 1e9
+
+
+def test_a_step_in_one_number_has_the_bits_of_each_tensor():
+    bits = np.array([2.0, 8, 4, 32, 3, 3, 32, 4])
+    assert step_seconds(SIZES, bits, CLUSTER) == time_step(SIZES, bits, CLUSTER, "two-shot").seconds
+    assert step_seconds(SIZES, bits, CLUSTER) < step_seconds(SIZES, bits + 1, CLUSTER)
+    assert step_seconds([], [], CLUSTER) == CLUSTER.step_time
+    assert step_seconds([0], [4], replace(CLUSTER, network=Network(1e9))) == CLUSTER.step_time
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"), [("1Gbit/s", 1e9), ("10MB/s", 8e7), ("56 kbit/s", 56e3), ("1e9bit/s", 1e9), ("2.5GB/s", 2e10)]
+)
+def test_rates(text, bits):
+    assert Network.parse(text).bandwidth == bits
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("fast",), "'fast' is no rate"),
+        (("0bit/s",), "is no speed"),
+        (("1.2.3Gbit/s",), "is no number"),
+        (("1Gbit/s", "soon"), "'soon' is no time"),
+        (("1Gbit/s", "1us", "star"), "topology: 'star' is unknown"),
+    ],
+)
+def test_what_is_no_network_is_said(given, said):
+    with pytest.raises(UsageError, match=said):
+        Network.parse(*given)
+
+
+def test_times_and_rates_of_a_codec():
+    assert parse_seconds("180ms", "step-time") == pytest.approx(0.18)
+    assert parse_elements("4Gelem/s", "codec-rate") == 4e9
+    for text in ("4G", "0Melem/s", "elem/s"):
+        with pytest.raises(UsageError, match="codec-rate"):
+            parse_elements(text, "codec-rate")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ranks": 1}, "ranks: 1"),
+        ({"step_time": 0.0}, "step-time: 0"),
+        ({"step_time": math.inf}, "step-time"),
+        ({"backward_time": 0.2}, "backward-time: 0.2 s of a step of 0.1 s"),
+        ({"bucket_mb": 0.0}, "bucket-mb: 0"),
+    ],
+)
+def test_what_is_no_cluster_is_said(given, said):
+    with pytest.raises(UsageError, match=said):
+        Cluster(**{"network": Network(1e9), "ranks": 2, "step_time": 0.1, **given})
+
+
+def test_wrong_arguments_are_said():
+    with pytest.raises(UsageError, match="one number for each of the 8 sizes"):
+        time_step(SIZES, [1, 2], CLUSTER, "allgather")
+    with pytest.raises(UsageError, match="exchange: 'ring' is unknown"):
+        time_step(SIZES, 4, CLUSTER, "ring")

@@ -335,12 +335,12 @@ def update_weights(
         moments: float32[n], running mean of squared gradients as the step finds it.
         decay: of that mean, Adam's second beta.
         eps: added to the root.
-        done: steps before this one; NaN where unknown, for no correction of the mean's start at zero.
+        done: steps before this one; NaN (or less than none) where unknown, for no correction of the mean's start at 0.
 
     Returns:
         float64[n]; 0 where d is zero.
     """
-    correction = 1.0 - decay ** (done + 1.0) if math.isfinite(done) and decay < 1.0 else 1.0
+    correction = 1.0 - decay ** (done + 1.0) if 0.0 <= done < math.inf and decay < 1.0 else 1.0
     out = np.empty(values.size)
     adam_weights(values, moments, decay, correction, eps, out)
     return out

@@ -22,7 +22,9 @@ Records, by their ``type``:
   ``weight_error`` is ||quantized weights - weights||^2 / ||weights||^2, in runs that quantize them.
 - ``measure``: ``run``, ``seed``, ``step``, and about the workers' averaged gradient of this step, before the optimizer
   used it: ``relative_variance``, ``noise_ratio`` (all of its squared error, bias included, over tr Cov of the exact
-  gradients / workers), ``update_error`` (of optimizers that keep Adam's second moments; else null), ``step_error``
+  gradients / workers), ``update_error`` (of optimizers that keep Adam's second moments; else null), ``bias``
+  (squared norm of what the workers' errors have in common, estimated by products of different ones, over ||mean of
+  exact||^2; null for one worker), ``step_error``
   (the same with each gradient over its own d, into which its own square has gone), ``w1``
   (Wasserstein-1 of the values of each tensor, summed over all values, over ||exact||_1), ``cosine`` (of the whole
   model's gradients).

@@ -1,8 +1,7 @@
 """What a shell offers after TAB.
 
 The scripts are click's: ``_GTRACE_COMPLETE=bash_source gtrace`` prints one. A shell calls gtrace at every TAB, so
-nothing here may import numpy, numba or torch: names of codecs and figures stand here once more, and a test compares
-them.
+nothing here may import numpy, numba or torch: names of codecs stand here once more, and a test compares them.
 """
 
 from __future__ import annotations
@@ -19,12 +18,6 @@ CODECS = (
     "qsgd", "qsgdinf", "randomk", "signsgd", "signum", "terngrad", "topk", "topk-prune", "zipml",
 )
 PREFIXES = ("accumulate", "ef", "momentum", "rotate")
-FIGURES = (
-    "averaged-gradient", "bits-over-steps", "convergence", "distances-over-steps", "distribution", "format-errors",
-    "layers", "levels", "levels-of-other-tensors", "mu-and-sigma", "neural-gradients", "rate-distortion",
-    "sparsity", "training-bits", "training-over-bits", "training-over-steps", "training-over-time",
-    "variance-over-steps", "wasserstein", "weight-gradients",
-)
 # fmt: on
 
 
@@ -54,7 +47,7 @@ def complete_specs(context: click.Context, parameter: click.Parameter, incomplet
     """The last of a list of specs with commas; a sweep also takes all."""
     head, comma, word = incomplete.rpartition(",")
     found = complete_spec(context, parameter, word)
-    if parameter.name == "methods" and "all".startswith(word):
+    if parameter.name == "methods" and context.command.name == "sweep" and "all".startswith(word):
         found.append("all")
     return [f"{head}{comma}{spec}" for spec in found]
 
@@ -69,6 +62,13 @@ def complete_task(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def complete_figure(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The name of a figure of a report."""
+    """The name of a figure of a report, read from the source of what draws them."""
     del context, parameter
-    return [name for name in FIGURES if name.startswith(incomplete)]
+    import ast
+    from importlib import resources
+
+    source = resources.files("gtrace").joinpath("report", "gallery.py").read_text(encoding="utf-8")
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "FIGURES":
+            return [name for name in ast.literal_eval(statement.value) if name.startswith(incomplete)]
+    return []

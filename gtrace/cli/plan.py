@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli.completion import complete_specs
 from gtrace.cli.options import Fractions, Integers, TracePath, load_plugins, parse_range, print_json
 from gtrace.errors import UsageError
 
@@ -53,6 +54,7 @@ class PlanCommand(click.Command):
 @click.option(
     "--methods",
     default=None,
+    shell_complete=complete_specs,
     help=f"Codecs to choose from; none (exact) always is one.  [default: {METHODS}; of a sweep all that it has]",
 )
 @click.option("--bits", type=Integers(), default="2-8", show_default=True, help="Nominal bits of codecs with bits.")

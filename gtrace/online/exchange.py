@@ -207,7 +207,7 @@ class Exchange:
         self,
         step: int,
         gradients: Sequence[Mapping[str, Vector]],
-        watch: Callable[[str, Sequence[Vector], Vector], None] | None = None,
+        watch: Callable[[str, Sequence[Vector], Sequence[Vector], Vector], None] | None = None,
     ) -> Exchanged:
         """Send every worker's gradients and aggregate what arrives.
 
@@ -215,8 +215,8 @@ class Exchange:
             step: number of the training step, part of the keys.
             gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
                 aggregated over the others. Tensors of torch on an accelerator are encoded there if the codec can be.
-            watch: told of each tensor (``*`` for the whole model) the exact gradients that were sent, and the
-                aggregate that arrived.
+            watch: told of each tensor (``*`` for the whole model) the workers' exact gradients, what
+                arrived of them, and the aggregate.
 
         Raises:
             UsageError: not one mapping per worker, or a tensor that changed its shape.
@@ -251,7 +251,7 @@ class Exchange:
                     aggregated[name] = self._send_on(name, aggregated[name], step, tally)
                 _measure(tally, exact, decoded, aggregated[name])
                 if watch is not None:
-                    watch(name, exact, aggregated[name])
+                    watch(name, exact, decoded, aggregated[name])
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
 

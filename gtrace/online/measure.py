@@ -39,12 +39,12 @@ class Measurement:
         #: CPU time that it took.
         self.seconds = 0.0
         self._error, self._energy, self._decoded, self._inner = 0.0, 0.0, 0.0, 0.0
-        self._noise = 0.0
+        self._noise, self._common = 0.0, 0.0
         self._weighted_error, self._weighted_energy, self._step_error = 0.0, 0.0, 0.0
         self._moved, self._norm1 = 0.0, 0.0
 
-    def add(self, name: str, exact: Sequence[Any], aggregated: Any) -> None:
-        """One tensor: float32[n] of each worker, and what became of their mean."""
+    def add(self, name: str, exact: Sequence[Any], decoded: Sequence[Any], aggregated: Any) -> None:
+        """One tensor: float32[n] of each worker, exact and as it arrived, and what became of their mean."""
         start = time.thread_time()
         total = np.zeros(aggregated.size)
         for values in exact:
@@ -56,8 +56,14 @@ class Measurement:
         self._inner += float(wide @ arrived)
         arrived -= wide
         self._error += float(arrived @ arrived)
-        # One worker's alone says nothing about how gradients scatter.
-        self._noise += noise_between(moments([exact], len(exact))).variance / len(exact) if len(exact) > 1 else math.nan
+        if len(exact) > 1:
+            self._noise += noise_between(moments([exact], len(exact))).variance / len(exact)
+            errors = [arrived - values for values, arrived in zip(exact, decoded, strict=True)]
+            # Products of different workers' errors: what they have in common, which no number of workers averages out.
+            self._common += noise_between(moments([errors], len(errors))).signal
+        else:
+            # One worker's alone says nothing about how gradients and errors scatter.
+            self._noise = self._common = math.nan
         self._weigh(self._weights(name, mean), self._weights(name, aggregated), mean, aggregated)
         self._moved += mean.size * float(distance(np.sort(mean), np.sort(aggregated), 1.0, 1.0))
         self._norm1 += float(np.abs(wide).sum())
@@ -99,6 +105,7 @@ class Measurement:
         return {
             "relative_variance": relative(self._error, self._energy),
             "noise_ratio": relative(self._error, self._noise),
+            "bias": relative(self._common, self._energy),
             "update_error": relative(self._weighted_error, self._weighted_energy),
             "step_error": relative(self._step_error, self._weighted_energy),
             "w1": relative(self._moved, self._norm1),

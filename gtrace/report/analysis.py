@@ -65,12 +65,10 @@ class Configuration:
         error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
         bits: bits per coordinate, payload and shared bytes.
         bits_source: ``measured`` (encoded bytes), ``expected`` (no draws), ``mixed``, ``none``.
-        bits_fixed: with fixed-width symbols.
-        bits_entropy: at the entropy of the symbols.
+        bits_fixed: with fixed-width symbols; bits_entropy: at their entropy.
         bits_huffman: with a Huffman code.
         ratio_float32: 32 / bits, the ratio of totals.
-        step_ratio_float32: mean over steps of each step's own ratio, as papers also report it; never below the
-            ratio of totals where steps have equal sizes.
+        step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
         cosine: of decoded and original, mean over cells weighted by elements.
         w1_normalized: Wasserstein-1 of the values over the mean absolute value.
         optimal_variance: relative variance of the best levels of the same number under the same scale, over the
@@ -80,8 +78,9 @@ class Configuration:
         fitted_on: which data levels and codes came from: ``itself``, ``previous``, ``step N``; empty for none.
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
         mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
-        layers_variance: geometric mean over layers of their relative variances, each layer alike; NaN without layers.
+        layers_variance: geometric mean over layers of relative variances; NaN without layers.
         in_steps: log of the relative variance in the average step, with its interval over steps.
+        update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
     """
 
     spec: str
@@ -110,6 +109,7 @@ class Configuration:
     mean_abs_error: float = math.nan
     layers_variance: float = math.nan
     in_steps: Interval = UNKNOWN
+    update_error: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ def _configurations(
     bits = sums.ratio(table.bits, table.n, strict=True)
     others = {
         name: sums.ratio(getattr(table, name), table.n, strict=False)
-        for name in ("bits_fixed", "bits_entropy", "bits_huffman", "cosine")
+        for name in ("bits_fixed", "bits_entropy", "bits_huffman", "cosine", "update_error")
     }
     # w1 over mean |g|: numerator and denominator are summed apart, as for the whole model's gradient.
     magnitudes = table.mean_abs * table.n
@@ -419,6 +419,7 @@ def _configurations(
             mean_abs_error=float(absolute[c]),
             layers_variance=math.exp(known_mean(layer_logs[c])),
             in_steps=bootstrap(step_logs[c], weights, KEY),
+            update_error=float(others["update_error"][c]),
         )
         for c in order
     )

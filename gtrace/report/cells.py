@@ -49,6 +49,7 @@ class CellTable:
         mean_abs_error: mean |Q(g) - g|, mean over draws.
         optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
         model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
+        update_error: error of Adam's update over the update, NaN where second moments are not known.
         noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
         noise: (K,) gradient noise, tr Cov(g), NaN where not known.
         signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
@@ -81,6 +82,7 @@ class CellTable:
     mean_abs_error: NDArray[np.float64]
     optimal_variance: NDArray[np.float64]
     model_variance: NDArray[np.float64]
+    update_error: NDArray[np.float64]
     noise_ratio: NDArray[np.float64]
     noise: NDArray[np.float64]
     signal: NDArray[np.float64]
@@ -182,6 +184,7 @@ def read_cells(result: SweepResult) -> CellTable:
         mean_abs_error=prefer(drawn["mean_abs_error"], closed["mean_abs_error"]),
         optimal_variance=where_any("optimal_variance"),
         model_variance=where_any("model_variance"),
+        update_error=prefer(closed["update_error"], drawn["update_error"]),
         noise_ratio=prefer(closed["noise_ratio"], drawn["noise_ratio"]),
         noise=_of_cells(result, tensors, steps, keys, "variance"),
         signal=_of_cells(result, tensors, steps, keys, "signal"),
@@ -205,6 +208,7 @@ _BOTH = (
     "w1_normalized",
     "mean_abs",
     "mean_abs_error",
+    "update_error",
     "noise_ratio",
 )
 

@@ -15,6 +15,7 @@ from gtrace.report.notes import averaged_over
 from gtrace.report.plans import plan_verdict
 from gtrace.report.records import flat, run_row
 from gtrace.report.records import to_csv as to_csv
+from gtrace.report.safety_words import safety_json
 from gtrace.report.savings_tables import savings_json
 from gtrace.report.sections import sections
 from gtrace.report.verdict import runs_verdict, side_by_side_verdict, sweep_verdict
@@ -97,6 +98,7 @@ def _sweep_json(analysis: SweepAnalysis) -> dict[str, Any]:
         "phases": [_phase_json(phase, analysis) for phase in analysis.phases],
         "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
         "layer_choices": [flat(choice) for choice in analysis.layer_choices],
+        "safety": safety_json(analysis),
         "layer_best": dict(zip(analysis.tensors, analysis.layer_best, strict=True)),
     }
 

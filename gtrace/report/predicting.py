@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MEASURES = {
     "relative_variance": "relative variance",
     "noise_ratio": "noise ratio",
+    "bias": "bias",
     "update_error": "update error",
     "step_error": "step error",
     "w1": "W1 / mean |g|",
@@ -37,6 +38,8 @@ FEWEST_CODECS = 5
 #: a correlation that predicts
 STRONG = 0.5
 _RESAMPLES = 2000
+#: range of a measure from which its axis is logarithmic
+_LOGARITHMIC = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +273,13 @@ def chart(several: Sequence[Predictions]) -> Chart:
             curves = tuple(
                 Curve(spec, (float(x),), (float(y),), method=spec.partition(":")[0], form="points")
                 for spec, x, y, there in zip(study.codecs, one.values, study.excess, known, strict=True)
-                if there and x > 0
+                if there
             )
+            x = one.values[known]
+            wide = bool(x.size) and float(x.min()) > 0 and float(x.max() / x.min()) > _LOGARITHMIC
             if curves and one.correlation.known:
                 title = f"{study.task}: {one.correlation.estimate:.2f}"
-                panels.append(Panel(curves, title, MEASURES[one.measure], "loss above full precision", log_x=True))
+                panels.append(Panel(curves, title, MEASURES[one.measure], "loss above full precision", log_x=wide))
     columns = 3 if len(several) == 1 else max(1, len(panels) // len(several))
     return Chart(tuple(panels), "Final test loss above full precision over each measure, one point a codec.", columns)
 

@@ -220,27 +220,23 @@ def _verdict(
     if bounded and bias == 0:
         return "safe", "it has no error"
     if bounded and most < SAFE_BIAS:
-        return "safe", f"all of its error together is at most {_part(most)} of the expected gradient"
+        return "safe", f"all of its error is at most {_part(most)} of the expected gradient"
     if bounded:
-        why = "nobody can say how much of its error is bias, which averaging does not shrink"
-        return "cannot tell", f"{why}: train with it to find out"
+        return "cannot tell", "how much of its error is bias, which no average shrinks, is not known; train to find out"
     if not ratio.known:
-        return "cannot tell", f"there is no interval for its noise ratio: {ratio.why}"
-    noise = f"its noise is {number(ratio.estimate)} of the gradient noise"
-    noise += f" (95%: {number(max(ratio.low, 0.0))} to {number(ratio.high)})"
-    lost = f"which costs {_part(ratio.estimate / (1 + ratio.estimate))} of the batch"
+        return "cannot tell", f"no interval: {ratio.why}"
+    cost, least, most_lost = (_part(r / (1 + r)) for r in (ratio.estimate, max(ratio.low, 0.0), ratio.high))
     if ratio.low >= SAFE_RATIO:
-        return "at risk", f"{noise}, {lost}"
+        return "at risk", f"costs {cost} of the batch (at least {least})"
     if bias > 0 and not most < SAFE_BIAS:
-        size = f"{number(bias)} of" if math.isfinite(bias) else "large beside"
-        said = f"its bias is {size} the expected gradient, and no average shrinks it"
-        return "cannot tell", f"{said}: gradient noise is no measure for it"
+        size = f"is {number(bias)} of" if math.isfinite(bias) else "is large beside"
+        return "cannot tell", f"its bias {size} the expected gradient, and no average shrinks it"
     if ratio.high >= SAFE_RATIO:
-        return "cannot tell", f"{noise}, which may be more or less than {SAFE_RATIO:g}: capture more steps"
+        return "cannot tell", f"costs {cost} of the batch, anything from {least} to {most_lost}; capture more steps"
     if layer_ratio > LAYER_RATIO:
-        return "at risk", f"in {layer} its noise is {number(layer_ratio)} times the gradient noise"
-    small = f", and its bias {_part(bias)} of the expected gradient" if bias > 0 else ""
-    return "safe", f"{noise}{small}, {lost}"
+        return "at risk", f"in {layer} its noise is {number(layer_ratio)} times the gradient's"
+    biased = f"; its bias is {_part(bias)} of the expected gradient" if bias > 0 else ""
+    return "safe", f"costs {cost} of the batch (at most {most_lost}){biased}"
 
 
 def _part(share: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
@@ -14,7 +15,9 @@ from gtrace.report.safety import LAYER_RATIO, LAYER_SHARE, SAFE_BIAS, SAFE_RATIO
 from gtrace.report.tables import VIEW_BITS, Cell, Column, Table, configuration_name, value_cell
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis import SweepAnalysis
+    from typing import Any
+
+    from gtrace.report.analysis import Configuration, SweepAnalysis
     from gtrace.report.safety import Safety, Verdict
     from gtrace.report.tables import Mark
 
@@ -37,7 +40,7 @@ def safety_sentences(analysis: SweepAnalysis) -> list[str]:
     first = f"The gradients' own noise, told from {listed(list(safety.sources))}, is {noise} times their squared norm."
     said = []
     for verdict in _ORDER:
-        names = [c.spec for c, j in zip(analysis.configurations, safety.judged, strict=True) if j.verdict == verdict]
+        names = [c.spec for c, found in _by_verdict(analysis) if found.verdict == verdict]
         if names:
             said.append(f"{verdict}: {listed(names, _NAMED)}")
     sentences = [first, f"Beside it, {'; '.join(said)}."]
@@ -45,6 +48,12 @@ def safety_sentences(analysis: SweepAnalysis) -> list[str]:
     if k >= 0:
         sentences.append(f"The fewest bits that are safe: {_predicted(analysis, k)}.")
     return sentences
+
+
+def _by_verdict(analysis: SweepAnalysis) -> list[tuple[Configuration, Judgement]]:
+    """Configurations with what is said of them, by verdict, and the fewest bits first."""
+    pairs = zip(analysis.configurations, analysis.safety.judged, strict=True)
+    return sorted(pairs, key=lambda pair: (_ORDER.index(pair[1].verdict), math.isnan(pair[0].bits), pair[0].bits))
 
 
 def _predicted(analysis: SweepAnalysis, k: int) -> str:
@@ -74,9 +83,6 @@ def safety_table(analysis: SweepAnalysis) -> Table:
         Column("worst layer", "the layer with the largest noise ratio", rank=3, numeric=False),
         Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
     )
-    pairs = sorted(
-        zip(analysis.configurations, safety.judged, strict=True), key=lambda pair: _ORDER.index(pair[1].verdict)
-    )
     rows = tuple(
         (
             Cell(c.spec),
@@ -88,7 +94,7 @@ def safety_table(analysis: SweepAnalysis) -> Table:
             Cell(found.worst or MISSING, number(found.worst_ratio) if found.worst else ""),
             Cell(found.reason),
         )
-        for c, found in pairs
+        for c, found in _by_verdict(analysis)
     )
     layer = f"no layer with {LAYER_SHARE:.0%} of the elements or more has a noise ratio above {LAYER_RATIO:g}"
     notes = [
@@ -102,8 +108,9 @@ def safety_table(analysis: SweepAnalysis) -> Table:
             "can tell from gradient noise."
         ),
         (
-            "The batch is a prediction: B / (1 + noise ratio). It says nothing about biased codecs and codecs that "
-            "remember their error."
+            "The batch is a prediction: B / (1 + noise ratio), as if a codec's noise cost as much as gradient noise of "
+            "the same size. Measured, it costs less as a rule, so at risk means that gradient noise does not clear a "
+            "codec, and not that it does harm. It says nothing about codecs that are biased or remember their error."
         ),
     ]
     if not math.isfinite(safety.batch):
@@ -165,6 +172,39 @@ def _with_batch(words: list[str], part: float, size: float) -> tuple[list[str], 
             return [*words[: k + 1], str(round(int(words[k + 1]) * part)), *words[k + 2 :]], ""
     wanted = f"{size:,.0f} samples" if math.isfinite(size) else f"{part:.1%} of its samples"
     return words, f", its batch set to {wanted}"
+
+
+def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
+    """Every number behind the verdicts, in dictionaries, lists and arrays."""
+    safety = analysis.safety
+    if not safety.known:
+        return {"why": safety.why}
+    judged = {}
+    for k, (configuration, found) in enumerate(zip(analysis.configurations, safety.judged, strict=True)):
+        size, low, high = safety.equivalent(found.ratio)
+        judged[configuration.spec] = {
+            "verdict": found.verdict,
+            "reason": found.reason,
+            "noise_ratio": found.ratio.estimate,
+            "noise_ratio_low": found.ratio.low,
+            "noise_ratio_high": found.ratio.high,
+            "bias": found.bias,
+            "bias_at_most": found.bounded,
+            "equivalent_batch": size,
+            "equivalent_batch_low": low,
+            "equivalent_batch_high": high,
+            "per_tensor": safety.ratio_per_tensor[k],
+            "per_step": safety.ratio_per_step[k],
+        }
+    return {
+        "sentences": safety_sentences(analysis),
+        "sources": list(safety.sources),
+        "batch": safety.stated_batch,
+        "noise": dataclasses.asdict(safety.noise),
+        "noise_per_step": safety.noise_per_step,
+        "noise_per_tensor": dict(zip(analysis.tensors, safety.noise_per_tensor.tolist(), strict=True)),
+        "judged": judged,
+    }
 
 
 def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:

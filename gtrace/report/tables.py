@@ -81,7 +81,13 @@ class _Extra:
     note: str = ""
 
 
-_FITTED = (
+_EXTRAS = (
+    _Extra(
+        Column("update error", "squared error of Adam's update over the update", rank=1),
+        lambda c: c.update_error,
+        "update error: ||(Q(g) - g) / d||² / ||g / d||² with d = sqrt(v) + eps of Adam's step, mean over tensors by "
+        "their elements; steps without second moments are left out.",
+    ),
     _Extra(
         Column("optimal", "relative variance of the best levels of the same number under the same scale", rank=2),
         lambda c: c.optimal_variance,
@@ -191,7 +197,7 @@ def _bracket_hint(low: Configuration, high: Configuration) -> str:
 
 def configuration_table(analysis: SweepAnalysis) -> Table:
     """One line per configuration."""
-    fitted = [extra for extra in _FITTED if any(math.isfinite(extra.value(c)) for c in analysis.configurations)]
+    fitted = [extra for extra in _EXTRAS if any(math.isfinite(extra.value(c)) for c in analysis.configurations)]
     columns = (
         Column("configuration", "codec and its parameters", numeric=False),
         Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False, rank=2),

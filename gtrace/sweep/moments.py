@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.errors import TraceError
 from gtrace.metrics import update_weights
 from gtrace.trace.format import SECOND_MOMENT
 
@@ -38,7 +39,9 @@ class SecondMoments:
         names = (own.name, own.name.removeprefix(f"opt{own.optimizer}/"))
         for info in self._trace.tensors:
             place = (info.kind, info.optimizer, info.rank)
-            if place == (SECOND_MOMENT, own.optimizer, own.rank) and info.name in names and info.size == own.size:
+            if place != (SECOND_MOMENT, own.optimizer, own.rank) or info.name not in names:
+                continue
+            if info.size == own.size and not info.sketches:
                 numbers = self._trace.statistics(info.name, **self._place)
                 unknown = np.full(numbers["step"].size, math.nan)
                 counts = numbers.get("optimizer_step", unknown).tolist()
@@ -67,6 +70,14 @@ class SecondMoments:
 
     def _of(self, step: int, values: NDArray[np.float32], moments: NDArray[np.float32]) -> NDArray[np.float64]:
         assert self._found is not None
-        info, steps = self._found
-        decay, eps = (float(info.attrs.get(name, default)) for name, default in (("decay", 1.0), ("eps", 0.0)))
+        steps = self._found[1]
+        decay, eps = self._number("decay", 1.0, 1.0), self._number("eps", 0.0, math.inf)
         return update_weights(values, moments, decay, eps, steps[step])
+
+    def _number(self, name: str, default: float, most: float) -> float:
+        assert self._found is not None
+        info = self._found[0]
+        value = info.attrs.get(name, default)
+        if isinstance(value, (int, float)) and 0.0 <= value <= most:
+            return float(value)
+        raise TraceError(f"{self._trace.path}: {name} of the second moments of {info.name} is no number that can be")

@@ -7,8 +7,9 @@ from torch import nn
 
 import gtrace
 from gtrace.capture import record
-from gtrace.errors import UsageError
+from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import run_sweep
+from gtrace.trace.blocks import BLOCK
 from gtrace.trace.pack import pack_trace
 from gtrace.trace.verify import check_trace
 
@@ -131,3 +132,33 @@ def test_a_large_layer_owns_the_raw_error_and_not_the_update_error(tmp_path):
     raw, update = rows["relative_variance"][whole][-1], rows["update_error"][whole][-1]
     assert raw < 0.1
     assert update > 5 * raw
+
+
+@pytest.mark.parametrize("wrong", [{"decay": "half"}, {"decay": 1.5}, {"eps": -1.0}, {"eps": [1.0]}])
+def test_a_damaged_constant_is_an_error_of_the_trace(wrong, tmp_path):
+    path = tmp_path / "run.zarr"
+    with gtrace.create_trace(path) as writer:
+        writer.append(0, "w", np.ones(8, np.float32))
+        writer.append(0, "w", np.ones(8, np.float32), kind="second_moment", **{"decay": 0.9, "eps": 1e-8} | wrong)
+    with gtrace.open_trace(path) as trace, pytest.raises(TraceError, match="second moments of w"):
+        run_sweep(trace, ["qsgdinf:bits=3"])
+
+
+def test_a_sample_has_the_same_blocks_of_both(tmp_path):
+    size, block = 5 * BLOCK + 100, BLOCK
+    weight = nn.Parameter(torch.randn(size) / 100)
+    optimizer = torch.optim.Adam([weight], lr=0.01)
+    options = {"second_moments": True, "max_elements": 2 * block}
+    with record(nn.ParameterList([weight]), optimizer, tmp_path / "run.zarr", **options):
+        for _ in range(2):
+            optimizer.zero_grad()
+            (weight.cumsum(0).sin() * weight).sum().backward()
+            before = optimizer.state.get(weight, {}).get("exp_avg_sq", torch.zeros(size)).clone()
+            optimizer.step()
+    with gtrace.open_trace(tmp_path / "run.zarr") as trace:
+        gradient, moments = trace.tensors
+        assert gradient.sample == moments.sample
+        kept = np.concatenate([np.arange(size)[k : k + block] for k in moments.sample["offsets"]])
+        np.testing.assert_array_equal(trace.read(moments.name, 1, kind="second_moment"), before.numpy()[kept])
+        rows = run_sweep(trace, ["qsgdinf:bits=3,bucket_size=512"], steps=[1])
+        assert np.isfinite(rows["update_error"]).all()

@@ -62,14 +62,16 @@ def test_bash_completes_with_its_script(tmp_path):
 def test_names_are_those_that_there_are():
     assert sorted(completion.CODECS) == sorted(codec_names())
     assert sorted(completion.PREFIXES) == sorted(wrapper_names())
-    assert sorted(completion.FIGURES) == sorted(figure_names())
+    assert offered("report", "--figure", "") == figure_names()
     assert offered("codecs", "qs") == ["qsgd", "qsgdinf"]
     assert offered("codecs", "rot") == ["rotate"]
     assert offered("train", "--task", "") == [*task_names(), *LINEAR_TASKS]
     assert offered("report", "--figure", "rate") == ["rate-distortion"]
 
 
-@pytest.mark.parametrize("words", [("sweep", "x.zarr", "--methods"), ("train", "--codec"), ("bench",)])
+@pytest.mark.parametrize(
+    "words", [("sweep", "x.zarr", "--methods"), ("plan", "x.zarr", "--methods"), ("train", "--codec"), ("bench",)]
+)
 def test_specs_are_completed_behind_prefixes(words):
     assert offered(*words, "ef:qs") == ["ef:qsgd", "ef:qsgdinf"]
     assert offered(*words, "rota") == ["rotate:"]

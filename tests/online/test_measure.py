@@ -1,6 +1,7 @@
 """What is measured on the averaged gradient of a training, against plain numpy and against no measuring at all."""
 
 import json
+from itertools import permutations
 from typing import ClassVar
 
 import numpy as np
@@ -56,11 +57,15 @@ def test_every_measure_against_numpy():
             p.grad = torch.from_numpy(rng.standard_normal(p.numel()).astype(np.float32))
         optimizer.step()
     exact = {name: list(rng.standard_normal((4, p.numel())).astype(np.float32)) for name, p in parameters.items()}
-    decoded = {name: np.float32(np.mean(g, axis=0)) + np.float32(0.1) for name, g in exact.items()}
+    arrived = {name: [g + rng.normal(0.1, 0.3, g.size).astype(np.float32) for g in x] for name, x in exact.items()}
+    decoded = {name: np.mean(x, axis=0, dtype=np.float64).astype(np.float32) for name, x in arrived.items()}
     measurement = Measurement(optimizer, parameters)
     for name, gradients in exact.items():
-        measurement.add(name, gradients, decoded[name])
+        measurement.add(name, gradients, arrived[name], decoded[name])
     found = measurement.fields()
+
+    def by_worker(tensors):
+        return [{name: tensors[name][k] for name in tensors} for k in range(4)]
 
     def joined(tensors):
         return np.concatenate([np.asarray(tensors[name], np.float64) for name in ("a", "b")])
@@ -68,6 +73,10 @@ def test_every_measure_against_numpy():
     g, q = joined({name: np.mean(x, axis=0) for name, x in exact.items()}), joined(decoded)
     v = joined({name: optimizer.state[p]["exp_avg_sq"].numpy() for name, p in parameters.items()})
     noise = sum(np.var(x, axis=0, ddof=1).sum() for x in exact.values()) / 4
+
+    w1 = sum(np.abs(np.sort(np.mean(x, axis=0)) - np.sort(decoded[name])).sum() for name, x in exact.items())
+    errors = [joined(a) - joined(e) for a, e in zip(by_worker(arrived), by_worker(exact), strict=True)]
+    common = np.mean([one @ other for one, other in permutations(errors, 2)])
 
     def divisor(x):
         return np.sqrt((0.95 * v + 0.05 * x**2) / (1 - 0.95**4)) + 1e-3
@@ -77,14 +86,16 @@ def test_every_measure_against_numpy():
         "noise_ratio": np.sum((q - g) ** 2) / noise,
         "update_error": np.sum(((q - g) / divisor(g)) ** 2) / np.sum((g / divisor(g)) ** 2),
         "step_error": np.sum((q / divisor(q) - g / divisor(g)) ** 2) / np.sum((g / divisor(g)) ** 2),
-        "w1": g.size * 0.1 / np.abs(g).sum(),
+        "bias": common / np.sum(g**2),
+        "w1": w1 / np.abs(g).sum(),
         "cosine": g @ q / np.sqrt((g @ g) * (q @ q)),
     }
     assert found == pytest.approx(wanted, rel=1e-5)
     together = Measurement(optimizer, parameters)
     whole = [np.concatenate(parts) for parts in zip(*exact.values(), strict=True)]
-    together.add("*", whole, np.concatenate(list(decoded.values())))
-    assert together.fields() == pytest.approx(found, rel=1e-6)
+    whole_arrived = [np.concatenate(parts) for parts in zip(*arrived.values(), strict=True)]
+    together.add("*", whole, whole_arrived, np.concatenate(list(decoded.values())))
+    assert {**together.fields(), "w1": 0} == pytest.approx({**found, "w1": 0}, rel=1e-6)
 
 
 def test_it_is_about_gradients_between_workers():

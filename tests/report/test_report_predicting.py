@@ -98,7 +98,7 @@ def test_table_figure_and_json():
     assert len(table.rows) == 2 * len(predicting.MEASURES)
     assert [cell.text for cell in table.rows[-1]][:2] == ["made-up", "1 - cosine"]
     figure = draw_chart(predicting.chart(several))
-    assert [axes.get_xlabel() for axes in figure.axes] == ["W1 / mean |g|", "1 - cosine"] * 2
+    assert [axes.get_xlabel() for axes in figure.axes] == ["noise ratio", "W1 / mean |g|", "1 - cosine"] * 2
     document = predicting.as_json(several[0])
     assert document["measures"]["cosine"]["verdict"] == "predicts"
     assert len(document["excess_loss"]) == len(document["codecs"]) == len(CODECS) - 1

@@ -142,6 +142,11 @@ def test_a_result_and_its_tables(cache, dither):
     assert result.traces[0].fingerprint[:12] in said
 
 
+def test_a_codec_with_nothing_at_these_bits_is_told_where_it_is(cache):
+    notes = " ".join(bench_tables(run_bench(["topk"], SMALL, at=31, jobs=1))[0].notes)
+    assert re.search(r"topk takes [\d.]+ to [\d.]+ bits: --at compares there\.", notes)
+
+
 def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(cache):
     result = run_bench(["terngrad:clip=2.5"], SMALL, jobs=1)
     (mine,) = result.mine

@@ -94,7 +94,7 @@ def _at_bits(result: BenchResult, targets: Sequence[float], mine: Sequence[str])
         values, key=lambda label: _last(_mean([v / low for v, low in zip(values[label], lowest, strict=True)]))
     )
     same = len(set(targets)) == 1
-    where = f"{targets[0]:g} measured bits per coordinate" if same else f"the measured bits of {', '.join(mine)}"
+    where = f"{targets[0]:.3g} measured bits per coordinate" if same else f"the measured bits of {', '.join(mine)}"
     columns = [Column("codec", numeric=False)]
     for trace, target in zip(result.traces, targets, strict=True):
         columns.append(Column(trace.name if same else f"{trace.name} ({target:.2f})", f"at {target:.4g} bits"))
@@ -109,10 +109,17 @@ def _at_bits(result: BenchResult, targets: Sequence[float], mine: Sequence[str])
         for label in order
     ]
     out = [label for label in result.others if label not in values]
+    bits = {m: [c.bits for a in result.analyses for c in a.configurations if c.family == m] for m in mine}
+    away = [
+        f"{m} takes {number(min(bits[m]))} to {number(max(bits[m]))} bits: --at compares there."
+        for m in mine
+        if not np.isfinite(values[m]).any() and bits[m]
+    ]
     notes = [
         "Relative variance ||Q(g) - g||² / ||g||², log-interpolated between the configurations of a codec on both "
         f"sides of these bits, never extrapolated; {MISSING}: there are none."
     ]
+    notes += away
     if out:
         notes.append(f"Without a number at these bits: {', '.join(out)}.")
     return Table(f"Relative variance at {where}", tuple(columns), tuple(rows), tuple(notes))

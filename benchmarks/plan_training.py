@@ -68,16 +68,20 @@ def main():
         print(
             f"\n{task}, 4 workers, {args.steps} steps, {args.seeds} seeds; planned for {single.totals.bits:.3g} bits\n"
         )
-        print("| codec | bits sent | variance of the average | loss | loss less single, paired | accuracy |")
-        print("|---|---|---|---|---|---|")
+        print(
+            "| codec | bits sent | variance of the average | over single's, by seed | loss | less single's | accuracy |"
+        )
+        print("|---|---|---|---|---|---|---|")
         base = found[single.default]
         for name, results in found.items():
+            error = [r.relative_variance / b.relative_variance for r, b in zip(results, base, strict=True)]
             apart = [r.loss - b.loss for r, b in zip(results, base, strict=True)]
             print(
                 f"| `{name}` | {spread([r.tally.bits_per_element for r in results], 3)} "
-                f"| {spread([r.relative_variance for r in results], 4)} | {spread([r.loss for r in results], 4)} "
+                f"| {spread([r.relative_variance for r in results], 4)} "
+                f"| {', '.join(f'{value:.2f}' for value in error)} | {spread([r.loss for r in results], 4)} "
                 f"| {', '.join(f'{value:+.4f}' for value in apart)} "
-                f"| {spread([100 * r.accuracy for r in results], 2)} % |",
+                f"| {'-' if results[0].accuracy is None else spread([100 * r.accuracy for r in results], 2) + ' %'} |",
                 flush=True,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import sys
@@ -13,6 +14,7 @@ import click
 
 from gtrace.cli.completion import complete_specs
 from gtrace.cli.options import Fractions, Integers, TracePath, load_plugins, parse_range, print_json
+from gtrace.cli.plan_budget import budget_options, check_budget, chosen_budget, plan_seconds, tightened
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ METHODS = "qsgdinf,nuqsgd"
 BUCKETS = "128,1024,8192"
 #: steps of a trace that are looked at, spread over all of them
 MOST_STEPS = 32
-_BITS = re.compile(r"^\s*([0-9.eE+-]+?)\s*(?:b|bit|bits)?\s*$")
 
 
 class PlanCommand(click.Command):
@@ -48,9 +49,7 @@ class PlanCommand(click.Command):
     "  gtrace train --plan plan.yaml train.py\n  gtrace report plan.yaml",
 )
 @click.argument("trace", type=TracePath())
-@click.option("--budget", metavar="BITS", help="Measured bits per value, as in 3bits: payload, norms and shared bytes.")
-@click.option("--ratio", type=float, metavar="N", help="In the place of --budget: N times smaller than float32.")
-@click.option("--max-error", type=float, metavar="E", help="The fewest bits within this relative error, as in 0.1.")
+@budget_options
 @click.option(
     "--methods",
     default=None,
@@ -124,6 +123,7 @@ def command(**options: Any) -> None:
     Examples:
       gtrace plan digits_cnn.zarr --budget 3bits
       gtrace plan digits_cnn.zarr --max-error 0.1 --methods alq,qsgdinf --bits 2-6
+      gtrace plan digits_cnn.zarr --step-time 50ms --network 1Gbit/s --ranks 8 --compute-time 40ms
       gtrace plan digits_cnn.sweep.db --ratio 12 -o plan.yaml
       gtrace plan digits_cnn.zarr --budget 4bits --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
@@ -138,7 +138,7 @@ def run(*, trace: Path | str, output: Path | None, force: bool, as_json: bool, *
     from gtrace.trace.remote import stem_of
 
     load_plugins(options["plugin"])
-    budget = _budget(options)
+    check_budget(options)
     stem = stem_of(trace).removesuffix(".sweep")
     path = output or Path(f"{stem}.plan.yaml")
     if path.suffix not in (".yaml", ".yml", ".json"):
@@ -148,19 +148,27 @@ def run(*, trace: Path | str, output: Path | None, force: bool, as_json: bool, *
     for text in warnings:
         click.echo(f"gtrace: warning: {text}", err=True)
     groups = _groups(curves.tensors, options["groups"])
+    budget = chosen_budget(options, curves)
     if not options["uniform"] and "trace" in provenance:
         curves = _refined(trace, curves, options, budget, groups)
     curves = weigh(curves, options["objective"], options["weights"])
-    plan = make_plan(
-        curves,
-        budget,
-        name=_name(path),
-        provenance={**provenance, **_settings(options, curves)},
-        objective=options["objective"],
-        groups=groups,
-        one_for_all=options["uniform"],
-        seed=options["seed"],
-    )
+    for tries in itertools.count():
+        plan = make_plan(
+            curves,
+            budget,
+            name=_name(path),
+            provenance={**provenance, **_settings(options, curves)},
+            objective=options["objective"],
+            groups=groups,
+            one_for_all=options["uniform"],
+            seed=options["seed"],
+        )
+        smaller = tightened(options, budget, plan, tries)
+        if smaller is None:
+            break
+        budget = smaller
+    if options["step_time"] is not None:
+        plan.provenance["step_seconds"] = plan_seconds(options, plan)
     save_plan(plan, path, force=force)
     from gtrace.cli.plan_show import print_plan
     from gtrace.planning.plan import to_plain
@@ -172,31 +180,6 @@ def run(*, trace: Path | str, output: Path | None, force: bool, as_json: bool, *
         click.echo(
             f"\n{path}\nnext: gtrace train --plan {shlex.quote(str(path))} --task digits-cnn, or your own SCRIPT"
         )
-
-
-def _budget(options: Mapping[str, Any]) -> Budget:
-    from gtrace.planning import Budget
-
-    given = [name for name in ("budget", "ratio", "max_error") if options[name] is not None]
-    if len(given) != 1:
-        raise UsageError(
-            "plan: give one budget: --budget 3bits, --ratio 12 or --max-error 0.1" + (", not several" if given else "")
-        )
-    value = options[given[0]]
-    if given == ["max_error"]:
-        return Budget("error", value, f"--max-error {value:g}")
-    if given == ["ratio"]:
-        if not value > 0:
-            raise UsageError(f"--ratio {value:g}: a budget is a positive number, as in --ratio 12")
-        return Budget("bits", 32 / value, f"--ratio {value:g}")
-    match = _BITS.match(value)
-    try:
-        bits = float(match[1]) if match else float("nan")
-    except ValueError:
-        bits = float("nan")
-    if not 0 < bits < float("inf"):
-        raise UsageError(f"--budget {value}: is no number of bits; write --budget 3bits, or use --ratio or --max-error")
-    return Budget("bits", bits, f"--budget {bits:g}bits")
 
 
 def _curves(trace: Path | str, options: Mapping[str, Any]) -> tuple[Curves, dict[str, Any], list[str]]:

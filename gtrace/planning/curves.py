@@ -235,6 +235,8 @@ class _Filled:
         size, energy = int(row["n"]), row.get("energy")
         if energy is None or not np.isfinite(energy):
             return
+        if self._error not in row:
+            raise UsageError(f"plan: nothing is known of the {self._error} of {tensor}; choose another --objective")
         self._energy[tensor, step] = float(energy), size
         if (tensor, step) not in self._cells:
             self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)

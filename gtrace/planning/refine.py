@@ -1,7 +1,8 @@
 """Options between the options: finer grids for the few tensors whose coarse ones keep a plan from its lower bound.
 
-A plan in whole codecs misses the bound by what is left of the budget where no tensor has a step that small. Large
-tensors have the largest steps, so these get more grids and bucket sizes around the ones that were chosen.
+A plan in whole codecs misses the bound by what is left of the budget where no tensor has a step that small. The
+tensors that hold most of the bits or of the error have the largest steps, so these get more grids and bucket sizes
+around the ones that were chosen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WORTH_REFINING = 0.005
 #: how often the new choice is looked at again
 ROUNDS = 4
 #: tensors, or groups, that get them, and grids of each
-_MOST_UNITS, _MOST_GRIDS = 3, 12
+_MOST_UNITS, _MOST_GRIDS = 4, 12
 #: how far from the chosen grid
 _SPAN = 1.3
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, None)
@@ -37,10 +38,11 @@ def finer(units: Curves, options: NDArray[np.int64]) -> dict[tuple[str, ...], li
         units: tensors or groups that were planned.
         options: int64[T], what was chosen.
     """
-    cost, _ = units.means()
-    spent = cost[np.arange(len(cost)), options]
+    rows = np.arange(len(options))
+    spent, lost = (values[rows, options] for values in units.means())
+    share = spent / spent.sum() + lost / max(lost.sum(), np.finfo(np.float64).tiny)
     found = {}
-    for u in np.argsort(-spent, kind="stable")[:_MOST_UNITS].tolist():
+    for u in np.argsort(-share, kind="stable")[:_MOST_UNITS].tolist():
         near = [one for one in _around(build_codec(units.codecs[options[u]])) if not _known(units, u, str(one))]
         if near:
             found[units.members[u]] = near

@@ -114,9 +114,9 @@ def minimize(
     greedy, bound, price = _relaxed(cost, error, budget)
     if greedy is None:
         return None
-    candidates = [greedy] if start is None else [greedy, np.asarray(start, np.int64)]
-    swapped = [_swapped(cost, error, budget, one) for one in candidates]
-    best = min(swapped, key=lambda one: float(error[rows, one].sum()))
+    best = _swapped(cost, error, budget, greedy)
+    if start is not None and error[rows, start].sum() < error[rows, best].sum():
+        best = _swapped(cost, error, budget, np.asarray(start, np.int64))
     least = float(error[rows, best].sum())
     proved = least <= bound * (1 + _ROUNDING)
     if search and least > bound * (1 + ENOUGH):

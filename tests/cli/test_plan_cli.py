@@ -1,0 +1,184 @@
+"""``gtrace plan``, its file in training, sweeps and reports, and what a newcomer gets wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from helpers_capture import run_gtrace, write_script
+from helpers_plan import LAYERS, trace_of_laws
+
+import gtrace
+from gtrace.cli import gtrace as command_line
+from gtrace.errors import GtraceError
+from gtrace.planning import load_plan
+from gtrace.sweep import ResultStore
+
+FAST = ("--bucket-size", "512", "--methods", "qsgdinf", "--per-bit", "2", "--bits", "2-6")
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    x = torch.randn(16, 20)
+    loss = torch.nn.functional.cross_entropy(model(x), torch.randint(4, (16,)))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return trace_of_laws(tmp_path_factory.mktemp("traces") / "laws.zarr", steps=3)
+
+
+def run(*words):
+    result = CliRunner().invoke(command_line, list(map(str, words)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def plan(trace, path, *words):
+    run("plan", trace, *FAST, "-o", path, *words)
+    return load_plan(path)
+
+
+def test_layers_of_very_different_scale_come_within_a_percent_of_the_bound(tmp_path):
+    layers = {f"layer{k}": (512 + 400 * k, 10.0 ** (k % 5 - 2)) for k in range(12)}
+    trace = trace_of_laws(tmp_path / "many.zarr", steps=1, layers=layers)
+    for bits in (2.5, 4):
+        options = ("--bits", "2-8", "--methods", "qsgdinf", "--budget", f"{bits}bits")
+        run("plan", trace, *options, "-o", tmp_path / f"{bits}.yaml")
+        found = load_plan(tmp_path / f"{bits}.yaml")
+        assert found.totals.gap < 0.01
+        assert found.totals.bits <= bits
+        assert all(found.totals.error <= one.error for one in found.uniforms if one.bits <= bits)
+
+
+def test_what_a_plan_expects_is_what_a_sweep_of_it_measures(trace, tmp_path):
+    found = plan(trace, tmp_path / "plan.yaml", "--budget", "3")
+    run("sweep", trace, "--plan", tmp_path / "plan.yaml", "-o", tmp_path / "p.sweep.db")
+    rows = ResultStore.load(tmp_path / "p.sweep.db")
+    assert set(rows["codec"]) == {"plan:plan"}
+    expected, drawn = rows["draw"] == -1, rows["draw"] == 0
+    elements = sum(size for size, _ in LAYERS.values())
+    error = rows["squared_error"][expected].sum() / rows["energy"][expected].sum()
+    bits = (rows["bits_total"] * rows["n"])[expected].sum() / (3 * elements)
+    assert error == pytest.approx(found.totals.error, rel=1e-5)
+    assert bits == pytest.approx(found.totals.bits, rel=1e-5)
+    assert rows["squared_error"][drawn].sum() == pytest.approx(rows["squared_error"][expected].sum(), rel=0.1)
+
+
+def test_a_sweep_gives_the_plan_that_its_trace_gives(trace, tmp_path):
+    direct = plan(trace, tmp_path / "a.yaml", "--budget", "3bits", "--per-bit", "1")
+    codecs = [f"qsgdinf:bits={bits},bucket_size=512" for bits in range(2, 7)]
+    gtrace.run_sweep(trace, codecs, draws=0, output=tmp_path / "s.sweep.db")
+    run("plan", tmp_path / "s.sweep.db", "--budget", "3bits", "-o", tmp_path / "b.yaml")
+    again = load_plan(tmp_path / "b.yaml")
+    assert {row.tensor: row.codec for row in again.tensors} == {row.tensor: row.codec for row in direct.tensors}
+    assert again.totals.error == pytest.approx(direct.totals.error)
+
+
+def test_float_formats_and_sparsities_are_chosen_tensor_by_tensor(trace, tmp_path):
+    formats = ("--methods", "fp:e2m1", "--formats", "e3m2,e2m3,e4m3", "--budget", "7bits")
+    run("plan", trace, *formats, "-o", tmp_path / "fp.yaml")
+    assert {row.codec.partition(":")[0] for row in load_plan(tmp_path / "fp.yaml").tensors} <= {"fp", "none"}
+    sparse = ("--methods", "prune", "--sparsity", "0.5-0.9:0.1", "--budget", "8bits")
+    run("plan", trace, *sparse, "-o", tmp_path / "prune.yaml")
+    assert any(row.codec.startswith("prune") for row in load_plan(tmp_path / "prune.yaml").tensors)
+
+
+def test_show_diff_and_json(trace, tmp_path):
+    plan(trace, tmp_path / "a.yaml", "--budget", "2.5bits")
+    plan(trace, tmp_path / "b.json", "--ratio", "7")
+    shown = run("plan", "show", tmp_path / "a.yaml")
+    for word in ("bits per value", "Exchange rate", "conv.weight", "resamples", "above the least error"):
+        assert word in shown
+    assert json.loads(run("plan", "show", tmp_path / "b.json", "--json"))["budget"] == "--ratio 7"
+    assert "tensors differ" in run("plan", "diff", tmp_path / "a.yaml", tmp_path / "b.json")
+    told = json.loads(run("plan", "diff", tmp_path / "a.yaml", tmp_path / "b.json", "--json"))
+    assert told["same"] + len(told["changed"]) == len(LAYERS)
+    assert "0 tensors differ, 4 are the same" in run("plan", "diff", tmp_path / "a.yaml", tmp_path / "a.yaml")
+
+
+def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
+    plain = plan(trace, tmp_path / "a.yaml", "--budget", "3bits")
+    (tmp_path / "weights.yaml").write_text("fc.weight: 1.0e+12\n")
+    heavy = plan(trace, tmp_path / "b.yaml", "--budget", "3bits", "--weight", tmp_path / "weights.yaml")
+    bits = [{row.tensor: row.bits for row in one.tensors}["fc.weight"] for one in (plain, heavy)]
+    assert bits[1] > bits[0]
+    grouped = plan(trace, tmp_path / "c.yaml", "--budget", "3bits", "--group", "g=*.weight")
+    assert len({row.codec for row in grouped.tensors if row.group == "g"}) == 1
+    bounded = plan(trace, tmp_path / "d.yaml", "--max-error", "0.05")
+    assert bounded.totals.error <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give one budget"),
+        (("--budget", "3bits", "--ratio", "3"), "not several"),
+        (("--budget", "3%"), "is no number of bits"),
+        (("--budget", "0"), "is no number of bits"),
+        (("--ratio", "-2"), "positive"),
+        (("--max-error", "0"), "positive"),
+        (("--budget", "0.1bits"), "take at least"),
+        (("--budget", "3bits", "--methods", "qsgdnf"), "did you mean"),
+        (("--budget", "3bits", "--methods", "mcgq"), "no closed form"),
+        (("--budget", "3bits", "--weight", "nothing*=2"), "no tensor matches"),
+        (("--budget", "3bits", "--weight", "fc*=-2"), "positive number"),
+        (("--budget", "3bits", "--weight", "missing.yaml"), "GLOB=NUMBER"),
+        (("--budget", "3bits", "--group", "g=nothing*"), "no tensor matches"),
+        (("--budget", "3bits", "--tensors", "nothing*"), "no tensor matches"),
+        (("--budget", "3bits", "--steps", "99"), "none of these steps"),
+        (("--budget", "3bits", "--objective", "update"), "update"),
+        (("--budget", "3bits", "-o", "plan.txt"), ".yaml or .json"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(trace, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(GtraceError, match=message) as caught:
+        run("plan", trace, *words)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_has_a_section_on_a_plan(trace, tmp_path):
+    plan(trace, tmp_path / "plan.yaml", "--budget", "3bits")
+    said = run("report", tmp_path / "plan.yaml", "-o", tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    for title in ("Codec of every tensor", "Plans against single codecs", "What changes between budgets"):
+        assert title in page
+    assert "Codec of every tensor" in said
+    run("report", tmp_path / "plan.yaml", "-o", tmp_path / "all")
+    names = {path.stem for path in (tmp_path / "all").glob("*.svg")}
+    assert names == {"plan-frontier", "plan-bits", "plan-budgets"}
+    assert json.loads(run("report", tmp_path / "plan.yaml", "--json"))["plans"][0]["name"] == "plan"
+
+
+def test_capture_plan_train_report_in_four_commands(tmp_path):
+    write_script(tmp_path / "train.py", SCRIPT)
+    for words in (
+        ("capture", "--steps", "0-3", "train.py"),
+        ("plan", "train.zarr", "--budget", "4bits", *FAST, "-o", "plan.yaml"),
+        ("train", "--plan", "plan.yaml", "-o", "run.jsonl", "train.py"),
+        ("report", "plan.yaml", "run.jsonl", "-o", "report.html"),
+    ):
+        done = run_gtrace(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    found = load_plan(tmp_path / "plan.yaml")
+    records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert records[0]["runs"] == ["plan:plan"]
+    assert records[0]["plans"][0]["tensors"] == {row.tensor: row.codec for row in found.tensors}
+    steps = [record for record in records if record["type"] == "step"]
+    assert len(steps) == 4
+    sent = 32 * sum(step["bits"] for step in steps) / sum(step["bits_float32"] for step in steps)
+    assert sent == pytest.approx(found.totals.bits, rel=0.15)
+    page = (tmp_path / "report.html").read_text()
+    assert "plan:plan" in page
+    assert "Codec of every tensor" in page

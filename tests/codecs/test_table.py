@@ -1,0 +1,121 @@
+"""The codec table: names before patterns before the default, and a tensor's codec under the table's name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gtrace
+from gtrace.codecs import codec, expecting
+from gtrace.codecs.table import CodecTable, coding_of
+from gtrace.errors import UsageError
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key
+
+TABLE = CodecTable(
+    codec("qsgdinf:bits=3"),
+    (("*.bias", codec("none")), ("fc*", codec("alq:bits=2"))),
+    tensors={"fc2.weight": codec("ef:topk:ratio=0.1"), "conv.bias": codec("nuqsgd:bits=4")},
+    name="mine",
+)
+
+
+def test_names_come_before_patterns_and_these_before_the_default():
+    chosen = {name: str(TABLE.choose(name, 100)) for name in ("fc2.weight", "conv.bias", "fc1.bias", "fc1.weight", "x")}
+    assert chosen == {
+        "fc2.weight": "ef:topk:ratio=0.1",
+        "conv.bias": "nuqsgd:bits=4",
+        "fc1.bias": "none",
+        "fc1.weight": "alq:bits=2",
+        "x": "qsgdinf:bits=3",
+    }
+    small = CodecTable.of("qsgdinf:bits=3", {"b": "alq:bits=2"}, 50)
+    assert [str(small.choose(name, size)) for name, size in (("a", 49), ("a", 50), ("b", 2))] == [
+        "none",
+        "qsgdinf:bits=3",
+        "alq:bits=2",
+    ]
+
+
+def test_plain_values_make_the_same_table():
+    assert CodecTable.from_plain(TABLE.describe()) == TABLE
+    assert CodecTable.from_plain(TABLE.describe()).digest == TABLE.digest
+    other = CodecTable(TABLE.codec, TABLE.rules, tensors={"fc2.weight": codec("none")}, name="mine")
+    assert other.digest != TABLE.digest
+    assert str(TABLE) == "plan:mine"
+
+
+def test_a_table_is_taken_as_it_is_and_has_no_further_rules():
+    assert CodecTable.of(TABLE) is TABLE
+    assert coding_of(TABLE) is TABLE
+    assert coding_of("qsgdinf:bits=3") == codec("qsgdinf:bits=3")
+    with pytest.raises(UsageError, match="names the codec of every tensor"):
+        CodecTable.of(TABLE, {"bias": "none"})
+    with pytest.raises(UsageError, match="below 0"):
+        CodecTable.of("none", min_size=-1)
+
+
+def test_what_a_model_lacks_is_said():
+    assert TABLE.unmatched(["fc2.weight", "conv.bias", "other"]) == []
+    assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
+
+
+@pytest.mark.parametrize("spec", ["qsgdinf:bits=3,steps=3", "alq:bits=3,bucket_size=64", "ef:qsgdinf:bits=2", "topk"])
+def test_a_planned_codec_does_what_its_codec_does(spec):
+    inner = codec(spec)
+    planned = CodecTable(codec("none"), tensors={"t": inner}, name="p").planned("t", 500)
+    values = np.random.default_rng(0).standard_normal(500).astype(np.float32)
+    state = inner.init(500)
+    if inner.needs is not None:
+        sketch = MomentSketch.from_spec(inner.view(state, values), inner.needs)
+        state = inner.fit(state, sketch, 0)
+        assert planned.fit(planned.init(500), sketch, 0).arrays.keys() == state.arrays.keys()
+    key = Key.derive(0, tensor="t")
+    payload = planned.encode(state, values, key)
+    assert payload == inner.encode(state, values, key)
+    assert (
+        planned.decode(planned.shared(state), payload, 500) == inner.decode(inner.shared(state), payload, 500)
+    ).all()
+    assert (planned.needs, planned.stateful, planned.unbiased) == (inner.needs, inner.stateful, inner.unbiased)
+    assert expecting(planned) == expecting(inner)
+    if expecting(inner):
+        assert planned.expect(state, sketch).squared_error == inner.expect(state, sketch).squared_error
+    assert str(planned) == "plan:p"
+
+
+def test_grids_between_the_bits():
+    values = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
+    errors = []
+    for spec in ("qsgdinf:bits=4", "qsgdinf:bits=5,steps=10", "qsgdinf:bits=5"):
+        item = codec(spec)
+        sketch = MomentSketch.from_spec(values, item.needs)
+        errors.append(item.expect(item.fit(item.init(4096), sketch, 0), sketch).squared_error)
+    assert errors[0] > errors[1] > errors[2]
+    assert item.levels(item.init(1)).size == 16
+    assert codec("qsgdinf:bits=5,steps=10").levels(item.init(1)).tolist() == [np.float32(k / 10) for k in range(11)]
+    for wrong in ("qsgdinf:bits=4,steps=8", "qsgd:bits=4,steps=3,zero=false", "qsgd:steps=0"):
+        with pytest.raises(UsageError, match="steps"):
+            codec(wrong)
+
+
+def test_a_sweep_has_rows_of_a_plan_and_keeps_plans_of_one_name_apart(tmp_path):
+    rng = np.random.default_rng(0)
+    with gtrace.create_trace(tmp_path / "t.zarr") as writer:
+        for step in range(2):
+            for name in ("a", "b"):
+                writer.append(step, name, rng.standard_normal(300).astype(np.float32))
+            writer.commit(step)
+    mine = CodecTable(codec("none"), tensors={"a": codec("qsgdinf:bits=3"), "b": codec("alq:bits=2")}, name="p")
+    out = tmp_path / "s.sweep.db"
+    found = gtrace.run_sweep(tmp_path / "t.zarr", [mine, "qsgdinf:bits=3", "alq:bits=2"], output=out, optimal=False)
+    rows = {(r["tensor"], r["step"], r["codec"], r["draw"]): r for r in found.rows()}
+    for name, spec in (("a", "qsgdinf:bits=3"), ("b", "alq:bits=2")):
+        for step in range(2):
+            for draw in (-1, 0):
+                ours, theirs = rows[name, step, "plan:p", draw], rows[name, step, spec, draw]
+                for column in ("squared_error", "bits_total", "cosine"):
+                    assert ours[column] == theirs[column] or np.isnan(ours[column])
+    assert set(found["method"]) == {"plan", "qsgdinf", "alq"}
+    other = CodecTable(codec("none"), tensors={"a": codec("qsgdinf:bits=4")}, name="p")
+    with pytest.raises(gtrace.errors.OutputExistsError, match="rows of another plan:p"):
+        gtrace.run_sweep(tmp_path / "t.zarr", [other], output=out, optimal=False)

@@ -1,0 +1,150 @@
+"""Plans from curves: budgets, weights, groups, what they are compared with, and how firm they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers_plan import LAYERS, curves_of_laws
+
+from gtrace.errors import UsageError
+from gtrace.planning import Budget, make_plan
+from gtrace.planning.confidence import bootstrap, resampled
+from gtrace.planning.solve import minimize
+
+
+def planned(curves, value=3.0, kind="bits", **more):
+    return make_plan(curves, Budget(kind, value, f"{value:g} {kind}"), name="p", provenance={}, **more)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("bits", [1.8, 2.5, 3.0, 4.7, 6.0])
+def test_no_single_codec_of_as_many_bits_has_less_error(seed, bits):
+    curves = curves_of_laws(seed=seed)
+    plan = planned(curves, bits)
+    assert plan.totals.bits <= bits * (1 + 1e-9)
+    for one in plan.uniforms:
+        if one.bits <= bits:
+            assert plan.totals.error <= one.error * (1 + 1e-12)
+    assert plan.uniform.planned <= plan.uniform.error
+    assert plan.totals.bound <= plan.totals.error
+
+
+def test_the_numbers_of_a_plan_add_up():
+    curves = curves_of_laws(steps=5)
+    plan = planned(curves)
+    assert sum(row.bits * row.elements for row in plan.tensors) == pytest.approx(plan.totals.bits * curves.elements)
+    assert sum(row.error for row in plan.tensors) == pytest.approx(plan.totals.error)
+    row = plan.tensors[2]
+    o = curves.codecs.index(row.codec)
+    assert row.error == pytest.approx(curves.error[2, :, o].sum() / curves.energy.sum())
+    assert row.bits == pytest.approx(curves.bits[2, :, o].mean() / curves.sizes[2])
+    assert plan.totals.ratio == pytest.approx(32 / plan.totals.bits)
+    assert [row.tensor for row in plan.tensors] == list(LAYERS)
+
+
+def test_a_bound_on_the_error_takes_the_fewest_bits():
+    curves = curves_of_laws()
+    plan = planned(curves, 0.01, "error")
+    assert plan.totals.error <= 0.01
+    assert plan.totals.bound <= plan.totals.bits
+    # The same bits as a budget give no less error than what was asked for.
+    again = planned(curves, plan.totals.bits * 0.99)
+    assert again.totals.error > 0.01 * 0.99
+    assert plan.exchange.price > 0
+
+
+def test_small_tensors_are_exact_where_that_is_free():
+    plan = planned(curves_of_laws(), 4.0)
+    assert next(row for row in plan.tensors if row.tensor == "conv.bias").codec == "none"
+
+
+def test_tensors_of_a_group_have_one_codec_and_weights_move_bits():
+    curves = curves_of_laws()
+    groups = {"conv.weight": "g", "head.weight": "g"}
+    plan = planned(curves, groups=groups)
+    codecs = {row.tensor: row.codec for row in plan.tensors if row.group == "g"}
+    assert set(codecs) == set(groups)
+    assert len(set(codecs.values())) == 1
+    assert plan.totals.error >= planned(curves).totals.error * (1 - 1e-12)
+    plain = {row.tensor: row.bits for row in planned(curves).tensors}
+    heavy = {row.tensor: row.bits for row in planned(curves.weighted(np.array([1, 1, 1e6, 1.0]))).tensors}
+    assert heavy["fc.weight"] > plain["fc.weight"]
+    scaled = {row.tensor: row.bits for row in planned(curves.relative()).tensors}
+    assert scaled["fc.weight"] > plain["fc.weight"]
+
+
+def test_with_one_codec_for_all_it_is_the_best_and_worth_is_said():
+    curves = curves_of_laws()
+    single = planned(curves, one_for_all=True)
+    assert {row.codec for row in single.tensors} == {single.uniform.codec} == {single.default}
+    assert planned(curves).worth
+    alike = curves_of_laws(layers={"a": (5000, 1.0), "b": (5000, 1.0)})
+    assert planned(alike, planned(alike, one_for_all=True).totals.bits).worth is False
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [(0.5, "bits", "take at least"), (-1, "bits", "positive"), (float("nan"), "bits", "positive"), (0, "error", "pos")],
+)
+def test_budgets_that_nothing_fits_into_say_what_would(value, kind, message):
+    with pytest.raises(UsageError, match=message):
+        planned(curves_of_laws(), value, kind)
+
+
+def test_a_codec_that_is_unknown_at_one_step_is_no_option():
+    curves = curves_of_laws()
+    best = planned(curves).tensors[2].codec
+    curves.error[2, 1, curves.codecs.index(best)] = np.nan
+    assert planned(curves).tensors[2].codec != best
+    # A tensor that is not there at a step leaves its codecs alone.
+    curves = curves_of_laws()
+    curves.error[2, 1], curves.bits[2, 1], curves.energy[2, 1] = np.nan, np.nan, np.nan
+    assert planned(curves).tensors[2].bits < planned(curves_of_laws()).tensors[2].bits
+
+
+def test_resampled_steps_come_in_blocks_and_count_as_often_as_there_are_steps():
+    counts, block = resampled(27, 50, 0)
+    assert block == 3
+    assert counts.shape == (50, 27)
+    assert (counts.sum(axis=1) == 27).all()
+    assert counts.std() > 0
+    assert (resampled(27, 50, 0)[0] == counts).all()
+
+
+def test_where_all_steps_are_alike_every_choice_is_stable():
+    curves = curves_of_laws(steps=1)
+    assert bootstrap(curves, np.zeros(4, np.int64), None) is None
+    same = [np.repeat(values, 6, axis=1) for values in (curves.bits, curves.error, curves.energy)]
+    alike = type(curves)(
+        curves.tensors, curves.members, curves.codecs, tuple(range(6)), curves.sizes, same[0], same[1], same[2]
+    )
+    plan = planned(alike)
+    assert [row.stable for row in plan.tensors] == [1.0] * 4
+    assert plan.confidence.regret[0] == pytest.approx(plan.confidence.regret[2])
+    assert plan.confidence.gain[0] == pytest.approx(1 - plan.totals.error / plan.uniform.error)
+
+
+def test_the_regret_is_over_a_true_lower_bound():
+    curves = curves_of_laws(steps=9)
+    plan = planned(curves)
+    options = np.array([curves.codecs.index(row.codec) for row in plan.tensors])
+    found = bootstrap(curves, options, None, resamples=20)
+    counts, _ = resampled(9, 20, 0)
+    rows = np.arange(4)
+    regrets = []
+    for weights in counts:
+        cost, error = curves.means(weights)
+        bound = minimize(cost, error, cost[rows, options].sum(), search=False).bound
+        regrets.append(error[rows, options].sum() / bound - 1)
+    assert found.regret == pytest.approx(np.quantile(regrets, [0.05, 0.5, 0.95]), abs=1e-4)
+
+
+def test_the_exchange_rate_is_what_plans_of_a_bit_more_and_less_would_make():
+    curves = curves_of_laws(options=60)
+    plan = planned(curves, 3.0)
+    for found, change in ((plan.exchange.more, 1), (plan.exchange.less, -1)):
+        other = planned(curves, plan.totals.bits + change)
+        assert found == pytest.approx(other.totals.error / plan.totals.error, rel=0.05)
+    assert plan.exchange.more < 1 < plan.exchange.less
+    assert [p.bits for p in plan.frontier] == sorted(p.bits for p in plan.frontier)
+    assert all(a.error >= b.error for a, b in zip(plan.frontier, plan.frontier[1:], strict=False))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import sqlite3
 import subprocess
 import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, closing, redirect_stderr, redirect_stdout
 
 import pytest
 from helpers_docs import DOCS, OTHERS, PAGES, ROOT, blocks, differs, gtrace_words, provide
@@ -15,7 +16,7 @@ from gtrace.cli import COMMANDS, gtrace, main
 from gtrace.codecs import split_specs
 
 BLOCKS = {page: blocks(page) for page in PAGES}
-RUNNABLE = [page for page, found in BLOCKS.items() if any(b.is_shell or b.language == "python" for b in found)]
+RUNNABLE = [page for page, found in BLOCKS.items() if any(b.is_shell or b.language in ("python", "sql") for b in found)]
 KNOWN = ("not run: ", "run by: ", "with: ", "file: ", "numbers differ", "generated: ")
 
 
@@ -56,6 +57,9 @@ def test_blocks_run_and_print_what_is_shown(page, tmp_path):
                 with redirect_stdout(both):
                     exec(compile(block.text, where, "exec"), {"__name__": "docs"})
                 printed = both.getvalue()
+            elif block.language == "sql":
+                with closing(sqlite3.connect(block.note("with"))) as sql:
+                    sql.execute(block.text).fetchall()
             elif block.language == "text" and printed:
                 wrong = differs(block.text.splitlines(), printed.splitlines(), numbers=numbers)
                 assert wrong is None, f"{where}: not printed:\n{wrong}\nbut:\n{printed}"

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gtrace.report.groups import TensorGroup
     from gtrace.report.inputs import Report
     from gtrace.report.runs import RunLogAnalysis
+    from gtrace.report.savings import Savings
     from gtrace.report.tables import Table
     from gtrace.report.traces import TraceSummary
 
@@ -70,6 +71,7 @@ def to_html(report: Report) -> str:
                 report.pairs[k] if report.pairs else (),
                 alone=alone,
                 groups=report.groups[k] if report.groups else (),
+                savings=report.savings_of(sweep),
             )
         )
     for k, pair in enumerate(report.side_by_side):
@@ -229,6 +231,7 @@ def _sweep(
     *,
     alone: bool,
     groups: Sequence[TensorGroup] = (),
+    savings: Savings | None = None,
 ) -> _Section:
     section = _Section(prefix, analysis.name, 2 if alone else 3)
     section.lines += [*_title("Sweep", analysis.name, alone=alone), f'<p class="facts">{text(_facts(analysis))}</p>']
@@ -243,7 +246,7 @@ def _sweep(
     if analysis.measured:
         section.table(equal_bits_table(analysis), "headline")
     if analysis.safety.known:
-        section.table(safety_table(analysis))
+        section.table(safety_table(analysis, savings))
     if groups:
         section.table(group_table(groups))
     if analysis.comparisons:

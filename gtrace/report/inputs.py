@@ -61,6 +61,10 @@ class Report:
     groups: tuple[tuple[TensorGroup, ...], ...] = ()
     savings: tuple[Savings, ...] = ()
 
+    def savings_of(self, sweep: SweepAnalysis) -> Savings | None:
+        """What the codecs of a sweep save, where the reader told of ranks."""
+        return next((savings for savings in self.savings if savings.name == sweep.name), None)
+
     @property
     def sections(self) -> int:
         """How many inputs there are."""

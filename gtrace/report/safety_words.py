@@ -12,6 +12,7 @@ import numpy as np
 
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.safety import LAYER_RATIO, LAYER_SHARE, SAFE_BIAS, SAFE_RATIO, Judgement, cheapest_safe
+from gtrace.report.savings import EXCHANGES
 from gtrace.report.tables import VIEW_BITS, Cell, Column, Table, configuration_name, value_cell
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis import Configuration, SweepAnalysis
     from gtrace.report.safety import Safety, Verdict
+    from gtrace.report.savings import Saving, Savings
     from gtrace.report.tables import Mark
 
 TITLE = "Is it safe?"
@@ -69,9 +71,10 @@ def _samples(size: float) -> str:
     return f"{size:,.0f}" if size >= 100 else number(size)
 
 
-def safety_table(analysis: SweepAnalysis) -> Table:
-    """One line per configuration: the verdict, its numbers and its reason, what is safe first."""
+def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Table:
+    """One line per configuration: the verdict, its numbers, what it saves, and its reason; what is safe first."""
     safety = analysis.safety
+    saved = [] if savings is None else [Column("step over bf16", f"between {savings.cluster.ranks} ranks", rank=1)]
     whole = f"{safety.batch:,.0f}" if math.isfinite(safety.batch) else f"{safety.stated_batch:g}"
     columns = (
         Column("configuration", "codec and its parameters", numeric=False),
@@ -81,6 +84,7 @@ def safety_table(analysis: SweepAnalysis) -> Table:
         Column("bias", "norm of the bias over that of the expected gradient", rank=1),
         Column(f"batch of {whole} like", "prediction: batch in full precision whose gradients are as noisy", rank=2),
         Column("worst layer", "the layer with the largest noise ratio", rank=3, numeric=False),
+        *saved,
         Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
     )
     rows = tuple(
@@ -92,6 +96,7 @@ def safety_table(analysis: SweepAnalysis) -> Table:
             _bias_cell(found),
             _batch_cell(safety, found),
             Cell(found.worst or MISSING, number(found.worst_ratio) if found.worst else ""),
+            *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
             Cell(found.reason),
         )
         for c, found in _by_verdict(analysis)
@@ -113,6 +118,11 @@ def safety_table(analysis: SweepAnalysis) -> Table:
             "codec, and not that it does harm. It says nothing about codecs that are biased or remember their error."
         ),
     ]
+    if savings is not None:
+        notes.append(
+            "Step over bf16: how many times as long a step with bf16 gradients would take, with the exchange below it; "
+            "more under Savings."
+        )
     if not math.isfinite(safety.batch):
         notes.append("The batch size is not in the trace; --batch-size states it.")
     return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.")
@@ -137,6 +147,12 @@ def _batch_cell(safety: Safety, found: Judgement) -> Cell:
     if not math.isfinite(size) or not found.bias < SAFE_BIAS:
         return Cell(MISSING, mark="missing", hint=found.reason)
     return Cell(_samples(size), f"{_samples(low)}{MISSING}{_samples(high)}" if math.isfinite(low) else "")
+
+
+def _saved_cell(best: Saving | None) -> Cell:
+    if best is None:
+        return Cell(MISSING, mark="missing", hint="it was not swept on all of the step's gradients")
+    return Cell(f"{number(best.over_bfloat16[0])}x", EXCHANGES[best.exchange])
 
 
 def _tests(analysis: SweepAnalysis) -> list[str]:

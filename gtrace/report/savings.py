@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 #: how payloads travel, the better one where there are many ranks last
 PAYLOADS: tuple[Literal["allgather", "two-shot"], ...] = ("allgather", "two-shot")
 #: what needs no codec: it is compared with, and not put beside
+#: what an exchange is called
+EXCHANGES: dict[Exchange, str] = {
+    "allreduce": "ring all-reduce",
+    "allgather": "all-gather",
+    "two-shot": "two-shot",
+}
 _PLAIN = ("none", "bf16", "fp16")
 _LARGEST = 1 << 53
 
@@ -97,6 +103,11 @@ class Savings:
     def title(self) -> str:
         """What stands before the name in a heading."""
         return f"Savings between {self.cluster.ranks} ranks:"
+
+    def best(self, spec: str) -> Saving | None:
+        """A codec with the exchange that makes its steps shortest; None where nothing is known of it."""
+        found = [row for row in self.rows if row.spec == spec]
+        return min(found, key=lambda row: row.step.seconds) if found else None
 
 
 def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | None:

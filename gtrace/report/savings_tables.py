@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
 from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import MISSING, count, duration, number, size
-from gtrace.report.savings import PAYLOADS
+from gtrace.report.savings import EXCHANGES, PAYLOADS
 from gtrace.report.tables import VIEW_BITS, Cell, Column, Table
 from gtrace.units import rate_text
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from gtrace.report.savings import Saving, Savings
 
-_NAMES = {"allreduce": "ring all-reduce", "allgather": "all-gather", "two-shot": "two-shot"}
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
 #: A step that is shorter than another by a smaller part than this is called no faster.
 _FASTER = 1 + WORTHWHILE
@@ -127,7 +126,7 @@ def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:
     pays = Cell({0: "nowhere", math.inf: "any speed"}.get(row.bandwidth) or rate_text(row.bandwidth, digits=3))
     return (
         Cell(row.spec),
-        Cell(_NAMES[row.exchange]),
+        Cell(EXCHANGES[row.exchange]),
         Cell(number(row.bits)),
         Cell(size(8 * row.sent_bytes)),
         Cell(duration(row.step.exposed)),

@@ -71,7 +71,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
     for place, sweep in enumerate(report.sweeps):
         named = report.pairs[place] if report.pairs else ()
         grouped = report.groups[place] if report.groups else ()
-        yield _sweep(sweep, most_layers, named, grouped)
+        yield _sweep(sweep, most_layers, named, grouped, report.savings_of(sweep))
     for pair in report.side_by_side:
         name = f"{pair.second} against {pair.first}"
         yield Section("Sweep", name, tuple(side_by_side_verdict(pair)), (side_by_side_table(pair),))
@@ -99,7 +99,11 @@ def savings_section(savings: Savings, most: int | None = None) -> Section:
 
 
 def _sweep(
-    sweep: SweepAnalysis, most_layers: int | None, named: tuple[Comparison, ...], groups: tuple[TensorGroup, ...]
+    sweep: SweepAnalysis,
+    most_layers: int | None,
+    named: tuple[Comparison, ...],
+    groups: tuple[TensorGroup, ...],
+    savings: Savings | None,
 ) -> Section:
     sentences = [*sweep_verdict(sweep), *safety_sentences(sweep)]
     tables = []
@@ -111,7 +115,7 @@ def _sweep(
     if sweep.measured:
         tables.append(equal_bits_table(sweep))
     if sweep.safety.known:
-        tables.append(safety_table(sweep))
+        tables.append(safety_table(sweep, savings))
     if groups:
         sentences = [*sentences, *groups_in_words(groups)]
         tables.append(group_table(groups))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row
 
+from gtrace.costs import Cluster, Network
 from gtrace.report import analyze
 from gtrace.report.export import to_json, to_markdown
 from gtrace.report.figures import equivalent_batch_over_steps, rate_distortion, variance_over_steps, wasserstein
@@ -13,8 +14,10 @@ from gtrace.report.gallery import sweep_plates
 from gtrace.report.heatmap import layer_heatmap
 from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
+from gtrace.report.names import number
 from gtrace.report.safety import NOT_ASKED, PER, WORKERS
 from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
+from gtrace.report.sections import sections
 from gtrace.report.statistics import ratio_of_sums
 from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
@@ -219,3 +222,17 @@ def test_intervals_of_ratios_of_sums_hold_the_truth():
         missed += not found.low <= 0.3 <= found.high
     assert missed <= 15
     assert math.isnan(ratio_of_sums([0.0], [0.0], key).estimate)
+
+
+def test_what_a_codec_saves_stands_beside_its_verdict():
+    cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
+    report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], cluster=cluster)
+    table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")
+    at = [column.heading for column in table.columns].index("step over bf16")
+    saved = report.savings[0]
+    for line in table.rows:
+        best = min((row for row in saved.rows if row.spec == line[0].text), key=lambda row: row.step.seconds)
+        assert line[at].text == f"{number(best.over_bfloat16[0])}x"
+        assert line[at].detail == best.exchange.replace("allgather", "all-gather")
+    assert "step over bf16" in to_html(report)
+    assert "step over bf16" not in to_html(make_report([swept({"alq": (0.05, 0.0)})]))

@@ -133,5 +133,5 @@ def test_a_few_bytes_that_stand_for_billions_are_refused_at_once(tmp_path, plan,
     del plain[field]
     path = tmp_path / "plan.yaml"
     path.write_text(f"{field}: {{a: [&x0 [1, 1], {layers}]}}\n{yaml.safe_dump(plain, sort_keys=False)}")
-    with pytest.raises(TraceError, match="is of version|belongs|no 'a'|more than 100000 values"):
+    with pytest.raises(TraceError, match=r"is of version|belongs|no 'a'|more than 100000 values"):
         load_plan(path)

@@ -93,7 +93,7 @@ def _firm(plan: Plan) -> list[str]:
         "least that its bits could reach there"
     )
     if found.gain is not None:
-        sentence += f", and it saves {found.gain[0]:.0%} to {found.gain[-1]:.0%} against that single codec"
+        sentence += f", and it saves {found.gain[0]:.0%} to {found.gain[-1]:.0%} against that single codec, each at its own bits"
     return [f"{sentence}."]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -19,15 +20,17 @@ from gtrace.trace.files import write_beside
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 FORMAT = "gtrace_plan"
 VERSION = 1
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
 #: a plan of ten thousand tensors has a few megabytes
-MAX_BYTES = 16 << 20
+MAX_BYTES = 8 << 20
 MAX_TENSORS = 100_000
 MAX_TEXT = 4096
+#: values of the provenance, however they are nested
+MOST_FACTS = 100_000
 #: relative gain over the best uniform choice below which a plan is not worth its trouble
 WORTH = 0.05
 
@@ -238,14 +241,14 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise TraceError(f"{place}: is no plan; make one with gtrace plan TRACE --budget 3bits -o plan.yaml")
     version = plain.pop(FORMAT)
     if version != VERSION:
-        raise TraceError(f"{place}: is of version {str(version)[:20]}, and this gtrace reads {VERSION}; plan again")
+        raise TraceError(f"{place}: is of version {_short(version)}, and this gtrace reads {VERSION}; plan again")
     tensors = plain.get("tensors")
     if not isinstance(tensors, dict) or not 0 < len(tensors) <= MAX_TENSORS:
         raise TraceError(f"{place}: tensors: expected 1 to {MAX_TENSORS} names with a codec each; plan again")
     rows = []
     for name, row in tensors.items():
         if not isinstance(row, dict):
-            raise TraceError(f"{place}: tensors.{str(name)[:80]}: expected codec, elements, bits and error; plan again")
+            raise TraceError(f"{place}: tensors.{_short(name)}: expected codec, elements, bits and error; plan again")
         rows.append({"tensor": name, **row})
     plan: Plan = _read(Plan, {**plain, "tensors": rows}, str(place))
     for where, spec in [("default", plan.default), *((f"tensors.{row.tensor}", row.codec) for row in plan.tensors)]:
@@ -285,7 +288,7 @@ def _parsed(place: Path) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise TraceError(f"{place}: is no YAML ({' '.join(str(error).split())[:100]})") from None
 
@@ -311,6 +314,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if getattr(kind, "__origin__", kind) is dict:
         if not isinstance(value, dict):
             raise _wrong(where, value, "names with values")
+        if sum(1 for _ in _inside(value)) >= MOST_FACTS:
+            raise TraceError(f"{where}: holds more than {MOST_FACTS} values; no plan does")
         return dict(value)
     if kind is str:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
@@ -329,13 +334,26 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return kind(value)
 
 
+def _inside(value: Any) -> Iterator[None]:
+    """As many items as there are values inside of a value, aliases counted again, and not many more than allowed."""
+    stack, seen = [value], 0
+    while stack and seen < MOST_FACTS:
+        item = stack.pop()
+        seen += 1
+        yield None
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+
+
 def _record(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(where, value, "names with values")
     types = get_type_hints(kind)
     foreign = [name for name in value if name not in types]
     if foreign:
-        raise TraceError(f"{where}: there is no '{str(foreign[0])[:80]}' in a plan; remove it, or plan again")
+        raise TraceError(f"{where}: there is no '{_short(foreign[0])}' in a plan; remove it, or plan again")
     found = {}
     for item in fields(kind):
         inside = f"{where}: {item.name}" if kind is Plan else f"{where}.{item.name}"
@@ -347,7 +365,12 @@ def _record(kind: Any, value: Any, where: str) -> Any:
 
 
 def _wrong(where: str, value: Any, wanted: str) -> TraceError:
-    return TraceError(f"{where}: '{str(value)[:80]}' where {wanted} belongs; correct it, or plan again")
+    return TraceError(f"{where}: '{_short(value)}' where {wanted} belongs; correct it, or plan again")
+
+
+def _short(value: Any) -> str:
+    # What aliases make of a few bytes can be longer than any memory.
+    return value[:80] if isinstance(value, str) else reprlib.repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -93,7 +93,8 @@ def _firm(plan: Plan) -> list[str]:
         "least that its bits could reach there"
     )
     if found.gain is not None:
-        sentence += f", and it saves {found.gain[0]:.0%} to {found.gain[-1]:.0%} against that single codec"
+        low, high = found.gain[0], found.gain[-1]
+        sentence += f", and it saves {low:.0%} to {high:.0%} against that single codec, each at its own bits"
     return [f"{sentence}."]
 
 

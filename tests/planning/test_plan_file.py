@@ -117,10 +117,21 @@ def test_what_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "plan.json"
     with path.open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(TraceError, match="more than 16 MB"):
+    with pytest.raises(TraceError, match="more than 8 MB"):
         load_plan(path)
     with pytest.raises(TraceError, match="no such plan"):
         load_plan(tmp_path / "missing.yaml")
     (tmp_path / "bad.json").write_text(json.dumps({"gtrace_plan": 1})[:-1])
     with pytest.raises(TraceError, match="is no JSON"):
         load_plan(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("field", ["name", "totals", "provenance", "gtrace_plan"])
+def test_a_few_bytes_that_stand_for_billions_are_refused_at_once(tmp_path, plan, field):
+    layers = ", ".join(f"&x{k} [{', '.join([f'*x{k - 1}'] * 9)}]" for k in range(1, 14))
+    plain = to_plain(plan)
+    del plain[field]
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"{field}: {{a: [&x0 [1, 1], {layers}]}}\n{yaml.safe_dump(plain, sort_keys=False)}")
+    with pytest.raises(TraceError, match=r"is of version|belongs|no 'a'|more than 100000 values"):
+        load_plan(path)

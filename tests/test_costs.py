@@ -17,13 +17,12 @@ from gtrace.costs import (
     break_even_rate,
     coded,
     messages,
-    parse_elements,
-    parse_seconds,
     sent,
     step_seconds,
     time_step,
 )
 from gtrace.errors import UsageError
+from gtrace.units import parse_elements, parse_seconds
 
 CLUSTER = Cluster(Network.parse("25Gbit/s", "20us"), ranks=8, step_time=0.18)
 SIZES = [3_000_000, 64, 20_000_000, 1000, 9_000_000, 9_000_000, 64, 400_000]

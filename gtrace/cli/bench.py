@@ -43,14 +43,15 @@ def command(
 ) -> None:
     """Compare CODEC with every built-in codec at equal measured bits, by a fixed protocol.
 
-    CODEC is a spec: of a file given with --plugin, of an installed package, or built in. What it leaves open, as
-    bits, runs over the protocol's ranges. Gradients are those of a CNN, an LSTM and a transformer, early and late in
-    training, trained here with fixed seeds; they and the rows of built-in codecs are kept in the cache folder. Without
-    PyTorch gradients are made by formulas, and the output says so.
+    CODEC is a Python file with codecs of your own, which is run, or a spec: of such a file given with --plugin, of an
+    installed package, or built in. What a spec leaves open, as bits, runs over the protocol's ranges. Gradients are
+    those of a CNN, an LSTM and a transformer, early and late in training, trained here with fixed seeds; they and the
+    rows of built-in codecs are kept in the cache folder. Without PyTorch gradients are made by formulas, and the output
+    says so.
 
     \b
     Examples:
-      gtrace bench dither --plugin dither.py
+      gtrace bench dither.py
       gtrace bench dither:bits=4 qsgdinf:bucket_size=64 --plugin dither.py -o dither.md -o dither.tex
       gtrace bench qsgdinf --quick
     """
@@ -60,12 +61,15 @@ def command(
         check_output(path, force=force)
     load_plugins(plugin)
     from gtrace.codecs import split_specs
+    from gtrace.codecs.plugin import load_plugin
     from gtrace.report.export import markdown_table
     from gtrace.report.latex import latex_comment, latex_preamble, latex_table
     from gtrace.report.write import put
     from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, run_bench
 
-    specs = [spec for text in codecs for spec in split_specs(text)]
+    specs = []
+    for word in codecs:
+        specs += [found.name for found in load_plugin(word)] if word.endswith(".py") else split_specs(word)
     result = run_bench(specs, QUICK if quick else FULL, at=at, jobs=jobs, say=_progress)
     _progress("")
     tables, lines = bench_tables(result), bench_lines(result)

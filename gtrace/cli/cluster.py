@@ -99,7 +99,8 @@ def chosen_cluster(options: Mapping[str, Any], ranks: int | None = None) -> Clus
     if missing:
         first = next(CLUSTER[name] for name in CLUSTER if options[name] is not None).split()[0]
         raise UsageError(f"{first}: what codecs save needs {' and '.join(missing)}, too")
-    from gtrace.costs import Cluster, Network, parse_elements, parse_seconds
+    from gtrace.costs import Cluster, Network
+    from gtrace.units import parse_elements, parse_seconds
 
     backward, rate = given.get("backward_time"), given.get("codec_rate")
     return Cluster(

@@ -116,7 +116,8 @@ def _plain(options: Mapping[str, Any]) -> Budget:
 
 def _cluster(options: Mapping[str, Any]) -> tuple[Cluster, float]:
     """Whose exchange it is, and the seconds that a step may take."""
-    from gtrace.costs import Cluster, Network, parse_seconds
+    from gtrace.costs import Cluster, Network
+    from gtrace.units import parse_seconds
 
     if options["network"] is None:
         raise UsageError(f"--step-time {options['step_time']}: over which links? give --network, as in 1Gbit/s")

@@ -72,6 +72,11 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         "tensor", "buckets run over one tensor or over the whole model", choices=("tensor", "model")
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # A fact of the class otherwise; what is clipped is lost.
+        object.__setattr__(self, "unbiased", type(self).unbiased and self.clip is None)
+
     @property
     def has_zero(self) -> bool:
         """Whether 0 is a level."""

@@ -403,6 +403,8 @@ def draw(report: Report, name: str) -> Figure:
         raise UsageError(f"figure '{name}': several of this report are called so; choose {', '.join(found)}")
     if not plates:
         raise UsageError(f"figure '{name}': these results have nothing to draw")
+    if name == "savings" and not report.savings:
+        raise UsageError("figure 'savings': needs --ranks, --network and --step-time, between which machines")
     if name in FIGURES:
         raise UsageError(f"figure '{name}': these results have nothing for it; they have {', '.join(plates)}")
     raise UsageError(f"figure '{name}': no such figure; {suggest(name, plates)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from gtrace.errors import UsageError
+from gtrace.errors import TraceError, UsageError
 from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import MISSING, count, number
 from gtrace.report.runs import BASELINE, analyze_runs, known_mean
@@ -38,6 +38,8 @@ FEWEST_CODECS = 5
 #: a correlation that predicts
 STRONG = 0.5
 _RESAMPLES = 2000
+#: no measure of a log that can be
+_LARGEST = 1e300
 #: range of a measure from which its axis is logarithmic
 _LOGARITHMIC = 20.0
 
@@ -158,11 +160,14 @@ def _measured(records: Sequence[Mapping[str, Any]], name: str, first: float) -> 
     steps = 1 + max((int(r["step"]) for r in of_kind["step"]), default=0)
     grouped: dict[tuple[str, int], dict[str, list[float]]] = {}
     for record in chosen:
-        if record["step"] < max(1.0, first * steps):
-            into = grouped.setdefault((str(record["run"]), int(record.get("seed", 0))), {})
+        step, seed = record.get("step"), record.get("seed", 0)
+        if "run" not in record or type(step) is not int or type(seed) is not int:
+            raise TraceError(f"{name}: a {record['type']} record names no run and step; the run log is damaged")
+        if step < max(1.0, first * steps):
+            into = grouped.setdefault((str(record["run"]), seed), {})
             for measure in MEASURES:
                 value = record.get(measure)
-                if isinstance(value, (int, float)):
+                if isinstance(value, (int, float)) and abs(value) <= _LARGEST:
                     into.setdefault(measure, []).append(float(value))
     return {
         run: {measure: known_mean(np.array(values)) for measure, values in into.items()}

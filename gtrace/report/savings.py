@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gtrace.costs import assign_buckets, break_even_bandwidth, break_even_rate, coded, sent, time_step
+from gtrace.report.families import method_of
 from gtrace.report.names import count
 from gtrace.report.runs import known_mean
 
@@ -145,8 +146,7 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
             variance = known_mean(np.array([run.mean_relative_variance for run in alike]))
             spent = known_mean(np.array([run.ranks.codec_seconds for run in alike if run.ranks is not None]))
             measured = {exchange: spent} if world == cluster.ranks and math.isfinite(spent) else {}
-            method = spec.partition("@")[0].split(":bits")[0].partition(" ")[0]
-            yield _Codec(spec, method, spec, bits, variance, True, measured), bits
+            yield _Codec(spec, method_of(spec), spec, bits, variance, True, measured), bits
 
     return _savings(
         log.name, cluster, sizes, list(found()), ["Bits are the mean over steps, the same for every tensor."]

@@ -6,11 +6,12 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE, rate_text
+from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
 from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import MISSING, count, duration, number, size
 from gtrace.report.savings import PAYLOADS
 from gtrace.report.tables import VIEW_BITS, Cell, Column, Table
+from gtrace.units import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

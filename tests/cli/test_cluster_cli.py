@@ -71,6 +71,7 @@ def test_json_and_the_figure_alone(call, sweep, tmp_path):
         (["--ranks", "8"], "--ranks: what codecs save needs --network 25Gbit/s and --step-time 180ms, too"),
         (["--bucket-mb", "8"], "--bucket-mb: what codecs save needs --ranks 8 and --network 25Gbit/s and --step-time"),
         ([*MACHINES, "--ranks", "1"], "ranks: 1 exchange nothing"),
+        (["--figure", "savings"], "figure 'savings': needs --ranks, --network and --step-time"),
         ([*MACHINES, "--network", "25Gbps"], "network: '25Gbps' is no rate"),
         ([*MACHINES, "--step-time", "180"], "step-time: '180' is no time"),
         ([*MACHINES, "--backward-time", "1s"], "backward-time: 1 s of a step of 0.01 s"),

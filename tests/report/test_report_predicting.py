@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gtrace.errors import UsageError
+from gtrace.errors import TraceError, UsageError
 from gtrace.report import predicting
 from gtrace.report.charts import draw_chart
 
@@ -102,3 +102,20 @@ def test_table_figure_and_json():
     document = predicting.as_json(several[0])
     assert document["measures"]["cosine"]["verdict"] == "predicts"
     assert len(document["excess_loss"]) == len(document["codecs"]) == len(CODECS) - 1
+
+
+@pytest.mark.parametrize("wrong", [{"step": "x"}, {"step": None}, {"seed": [1]}, {"run": ...}])
+def test_a_damaged_measurement_is_an_error_of_the_log(wrong):
+    records = study()
+    place = next(k for k, record in enumerate(records) if record["type"] == "measure")
+    records[place] = {name: value for name, value in {**records[place], **wrong}.items() if value is not ...}
+    with pytest.raises(TraceError, match="damaged"):
+        predicting.predict(records, "log")
+
+
+def test_numbers_that_cannot_be_are_left_out():
+    records = study()
+    for record in records:
+        if record["type"] == "measure":
+            record["w1"] = 10**400
+    assert not by_measure(predicting.predict(records, "log"))["w1"].correlation.known

@@ -104,6 +104,7 @@ def test_the_bits_of_a_run_are_spread_over_its_tensors():
     assert [one.bits for one in found.rows] == [4.0, 4.0]
     assert found.rows[1].step == time_step([*SIZES.values()], 4.0, CLUSTER, "two-shot")
     assert [one.coding for one in found.rows] == ["", ""]
+    assert {one.method for one in savings_of_runs(run_log("ef:topk:ratio=0.1"), CLUSTER).rows} == {"ef:topk"}
     for log in (run_log("none"), run_log(kind="neural"), run_log(kind="linear"), run_log(tensors=None)):
         assert savings_of_runs(log, CLUSTER) is None
 

@@ -45,10 +45,14 @@ def test_two_ranks_train_through_the_hook():
     assert float(re.search(r"([\d.]+) times fewer bits", said)[1]) > 8
 
 
-def test_lightning_trains_through_a_codec():
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_lightning_trains_through_a_codec(tmp_path, monkeypatch, capsys):
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("Lightning is not installed: pip install lightning")
-    said = run("lightning_sample.py", "--steps", "6")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lightning_sample.py", "--steps", "6"])
+    runpy.run_path(str(SAMPLES / "lightning_sample.py"), run_name="__main__")
+    said = capsys.readouterr().out
     assert float(re.search(r"6 steps with qsgdinf:bits=4: ([\d.]+) times fewer bits", said)[1]) > 8
 
 

@@ -172,6 +172,21 @@ def test_a_second_run_trains_nothing_and_says_the_same(cache, dither, monkeypatc
     assert sorted(path.name for path in cache.iterdir()) == kept
 
 
+def test_what_is_damaged_in_the_cache_is_made_anew(cache):
+    first = bench_json(run_bench(["topk"], SMALL, jobs=1))
+    stores = list(cache.glob("*.sweep.db"))
+    stores[0].write_bytes(stores[0].read_bytes()[:5000])
+    (cache / stores[0].name.replace("+", "-").replace(".sweep.db", "-of-another-version.sweep.db")).write_bytes(b"")
+    trace = next(cache.glob("digits-cnn-late-*.zarr"))
+    chunk = max((file for file in trace.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    chunk.write_bytes(chunk.read_bytes()[:-100] + bytes(100))
+    lines = []
+    again = bench_json(run_bench(["topk"], SMALL, jobs=1, say=lines.append))
+    assert json.dumps(again) == json.dumps(first)
+    assert "CNN: training for its gradients" in lines
+    assert len(list(cache.iterdir())) == 4
+
+
 def test_an_edited_codec_is_measured_anew(cache, tmp_path):
     file = tmp_path / "dither.py"
     file.write_text(DITHER.read_text())
@@ -232,7 +247,7 @@ def test_the_command_prints_and_writes_tables(cache, tmp_path, monkeypatch):
     for block in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", latex, re.DOTALL):
         lines = [line for line in block[1].splitlines() if line.endswith(r"\\")]
         assert {line.count(" & ") + 1 for line in lines} == {len(block[0])}
-    done = run("dither", "--plugin", DITHER, "--quick", "--json")
+    done = run(DITHER, "--quick", "--json")
     told = json.loads(done.stdout)
     assert told["protocol"]["name"] == "small-quick"
     assert {row["codec"] for row in told["against"]} == {"dither"}
@@ -246,6 +261,7 @@ def test_the_command_prints_and_writes_tables(cache, tmp_path, monkeypatch):
         (["qsgd", "-o", "x.pdf"], "x.pdf: tables are written as .md or .tex"),
         (["qsgd", "-o", "nowhere/x.md"], "the folder nowhere does not exist"),
         (["qsgd", "--plugin", "nowhere.py"], "plugin nowhere.py: no such file"),
+        (["nowhere.py"], "plugin nowhere.py: no such file"),
     ],
 )
 def test_mistakes_are_answered_before_anything_is_trained(cache, words, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from gtrace.codecs import codec_class, parse_spec
 from gtrace.codecs.installed import origin_of
 from gtrace.codecs.plugin import plugin_of
-from gtrace.errors import UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report.analysis import analyze
 from gtrace.sweep import run_sweep
 from gtrace.sweep.run import versions
@@ -78,7 +79,6 @@ def run_bench(
     Raises:
         UsageError: an unknown codec or parameter.
         ScriptError: a codec's own code failed.
-        TraceError: a kept trace or result is damaged.
     """
     if not specs:
         raise UsageError("bench: name a codec, as in gtrace bench dither --plugin dither.py")
@@ -126,19 +126,23 @@ def _sweep(
     kept = folder / f"{trace.path.stem}-{protocol.name}-{build().replace('+', '-')}.sweep.db"
     with tempfile.TemporaryDirectory(prefix=".running-", dir=folder) as name:
         path = Path(name) / kept.name
-        if kept.exists():
-            shutil.copy(kept, path)
 
         def run(codecs: Sequence[Codec]) -> SweepResult:
             return run_sweep(
                 trace.path, codecs, draws=protocol.draws, seed=protocol.seed, optimal=False, jobs=jobs, output=path
             )
 
-        if not kept.exists():
-            run(built_in)
-            beside = Path(name) / "kept"
-            shutil.copy(path, beside)
-            os.replace(beside, kept)
+        if kept.exists():
+            shutil.copy(kept, path)
+            with contextlib.suppress(TraceError, OutputExistsError):  # damaged: it is made anew
+                return run([*built_in, *asked])
+            path.unlink(missing_ok=True)
+        run(built_in)
+        beside = Path(name) / "kept"
+        shutil.copy(path, beside)
+        for old in folder.glob(f"{trace.path.stem}-{protocol.name}-*.sweep.db"):  # of other versions
+            old.unlink(missing_ok=True)
+        os.replace(beside, kept)
         return run([*built_in, *asked])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import gtrace
+from gtrace.errors import TraceError
 from gtrace.trace import open_trace
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def standard_traces(protocol: Protocol, folder: Path, say: Callable[[str], None]
     for model in protocol.models:
         digest = _digest(protocol, model, source)
         paths = {phase: folder / f"{model.task}-{phase}-{digest}.zarr" for phase in protocol.phases}
-        if not all(path.exists() for path in paths.values()):
+        if not all(map(_whole, paths.values())):
             say(
                 f"{model.name}: training for its gradients" if "torch " in source else f"{model.name}: making gradients"
             )
@@ -85,6 +86,20 @@ def standard_traces(protocol: Protocol, folder: Path, say: Callable[[str], None]
                 about = (path, source, trace.fingerprint, len(trace.tensors), elements, steps)
                 found.append(StandardTrace(f"{model.name} {phase}", *about))
     return found
+
+
+def _whole(path: Path) -> bool:
+    """Whether a trace is kept there, every value as it was written."""
+    if not path.exists():
+        return False
+    try:
+        with open_trace(path) as trace:
+            for info in trace.tensors:
+                for step in trace.steps(info.name):
+                    trace.read(info.name, int(step))
+    except TraceError:
+        return False
+    return True
 
 
 def _make(protocol: Protocol, model: Model, paths: dict[str, Path]) -> None:

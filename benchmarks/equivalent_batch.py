@@ -230,8 +230,9 @@ def show(result):
 def draw(result, path):
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 5.6), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    columns = len(result["codecs"]) // 2
+    figure = Figure(figsize=(3.6 * columns, 5.6), layout="constrained")
+    panels = figure.subplots(2, columns, sharex=True, sharey=True).ravel()
     steps = np.arange(1, result["steps"] // EVERY + 1) * EVERY
     for axes, found in zip(panels, result["codecs"], strict=True):
         axes.plot(steps, result["curve_at_batch"], color="0.6", linewidth=1, label=f"float, batch {result['batch']}")
@@ -239,11 +240,13 @@ def draw(result, path):
         axes.plot(steps, found["curve_at_predicted"], "--", color="black", label=f"float, batch {size} (predicted)")
         axes.plot(steps, found["curve"], color="#d55e00", label=f"{found['spec']}, batch {result['batch']}")
         axes.set_yscale("log")
+        # What diverges leaves through the top.
+        axes.set_ylim(0.015, 5)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, frameon=False)
-    for axes in panels[3:]:
+    for axes in panels[columns:]:
         axes.set_xlabel("training step")
-    for axes in panels[::3]:
+    for axes in panels[::columns]:
         axes.set_ylabel("loss over all training images")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: what is exact and always among the options
 EXACT = "none"
+#: the column of a sweep that is about the optimizer's update
+UPDATE = "update_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +237,12 @@ class _Filled:
         size, energy = int(row["n"]), row.get("energy")
         if energy is None or not np.isfinite(energy):
             return
-        if self._error not in row:
-            raise UsageError(f"plan: nothing is known of the {self._error} of {tensor}; choose another --objective")
+        lost = np.asarray(row.get(self._error), np.float64)
+        if self._error == UPDATE:
+            # Relative to the tensor's own update already; tensors count by their elements, as in a report.
+            lost, energy = lost * size, size
+            if np.isnan(lost).all():
+                raise UsageError(f"plan: of {tensor} no second moments of Adam are known; choose another --objective")
         self._energy[tensor, step] = float(energy), size
         if (tensor, step) not in self._cells:
             self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
@@ -244,7 +250,7 @@ class _Filled:
                 cell[-1] = exact
         at = [self._places[spec] for spec in specs]
         bits, error = self._cells[tensor, step]
-        bits[at], error[at] = np.multiply(row["bits_total"], size), row[self._error]
+        bits[at], error[at] = np.multiply(row["bits_total"], size), lost
 
     def curves(self, order: Sequence[str] = ()) -> Curves:
         """All that was added.

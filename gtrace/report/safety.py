@@ -226,17 +226,20 @@ def _verdict(
     if not ratio.known:
         return "cannot tell", f"no interval: {ratio.why}"
     cost, least, most_lost = (_part(r / (1 + r)) for r in (ratio.estimate, max(ratio.low, 0.0), ratio.high))
-    if ratio.low >= SAFE_RATIO:
-        return "at risk", f"costs {cost} of the batch (at least {least})"
     if bias > 0 and not most < SAFE_BIAS:
         size = f"is {number(bias)} of" if math.isfinite(bias) else "is large beside"
         return "cannot tell", f"its bias {size} the expected gradient, and no average shrinks it"
+    if ratio.low >= SAFE_RATIO:
+        return "at risk", f"predicted to cost {cost} of the batch (at least {least})"
     if ratio.high >= SAFE_RATIO:
-        return "cannot tell", f"costs {cost} of the batch, anything from {least} to {most_lost}; capture more steps"
+        return (
+            "cannot tell",
+            f"predicted to cost {cost} of the batch, anything from {least} to {most_lost}; capture more steps",
+        )
     if layer_ratio > LAYER_RATIO:
         return "at risk", f"in {layer} its noise is {number(layer_ratio)} times the gradient's"
     biased = f"; its bias is {_part(bias)} of the expected gradient" if bias > 0 else ""
-    return "safe", f"costs {cost} of the batch (at most {most_lost}){biased}"
+    return "safe", f"predicted to cost {cost} of the batch (at most {most_lost}){biased}"
 
 
 def _part(share: float) -> str:

@@ -13,6 +13,7 @@ import gtrace
 from gtrace.cli import gtrace as command_line
 from gtrace.errors import GtraceError
 from gtrace.planning import load_plan
+from gtrace.report import figure_names, load_report
 from gtrace.sweep import ResultStore
 
 FAST = ("--bucket-size", "512", "--methods", "qsgdinf", "--per-bit", "2", "--bits", "2-6")
@@ -118,6 +119,18 @@ def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
     assert bounded.totals.error <= 0.05
 
 
+def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
+    links = ("--network", "100Mbit/s", "--ranks", "4")
+    found = plan(trace, tmp_path / "a.yaml", "--step-time", "3ms", *links)
+    # Three others' payloads pass each rank's link.
+    taken = 3 * found.totals.bits * found.totals.elements / 1e8
+    assert taken == pytest.approx(found.provenance["step_seconds"], rel=1e-6)
+    assert 0.9e-3 * 3 < taken <= 3e-3
+    hidden = plan(trace, tmp_path / "b.yaml", "--step-time", "40ms", "--compute-time", "37ms", *links)
+    assert hidden.provenance["step_seconds"] <= 40e-3
+    assert hidden.totals.bits >= found.totals.bits * 0.99
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -127,6 +140,11 @@ def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
         (("--budget", "0"), "is no number of bits"),
         (("--ratio", "-2"), "positive"),
         (("--max-error", "0"), "positive"),
+        (("--step-time", "5ms"), "over which links"),
+        (("--step-time", "5", "--network", "1Gbit/s"), "is no time"),
+        (("--step-time", "1us", "--network", "1Gbit/s", "--latency", "1ms"), "without any bits"),
+        (("--step-time", "1ms", "--network", "1Gbit/s", "--compute-time", "2ms"), "computing alone"),
+        (("--budget", "3bits", "--network", "1Gbit/s"), "is for --step-time"),
         (("--budget", "0.1bits"), "take at least"),
         (("--budget", "3bits", "--methods", "qsgdnf"), "did you mean"),
         (("--budget", "3bits", "--methods", "mcgq"), "no closed form"),
@@ -136,7 +154,7 @@ def test_weights_groups_and_a_bound_on_the_error(trace, tmp_path):
         (("--budget", "3bits", "--group", "g=nothing*"), "no tensor matches"),
         (("--budget", "3bits", "--tensors", "nothing*"), "no tensor matches"),
         (("--budget", "3bits", "--steps", "99"), "none of these steps"),
-        (("--budget", "3bits", "--objective", "update"), "update"),
+        (("--budget", "3bits", "--objective", "update"), "second moments"),
         (("--budget", "3bits", "-o", "plan.txt"), ".yaml or .json"),
     ],
 )
@@ -155,9 +173,7 @@ def test_a_report_has_a_section_on_a_plan(trace, tmp_path):
     for title in ("Codec of every tensor", "Plans against single codecs", "What changes between budgets"):
         assert title in page
     assert "Codec of every tensor" in said
-    run("report", tmp_path / "plan.yaml", "-o", tmp_path / "all")
-    names = {path.stem for path in (tmp_path / "all").glob("*.svg")}
-    assert names == {"plan-frontier", "plan-bits", "plan-budgets"}
+    assert figure_names(load_report([tmp_path / "plan.yaml"])) == ["plan-frontier", "plan-bits", "plan-budgets"]
     assert json.loads(run("report", tmp_path / "plan.yaml", "--json"))["plans"][0]["name"] == "plan"
 
 

@@ -117,7 +117,7 @@ def test_an_existing_log_stays_without_force(folder, capsys):
         (["--codec", "qsgd", "--lr", "nan"], "gtrace: lr: nan is no positive number"),
         (["--codec", "qsgd", "--workers", "0"], "gtrace: Invalid value for '--workers'"),
         (["--codec", "qsgd", "-o", "no/a.jsonl"], "gtrace: no/a.jsonl: the folder no does not exist"),
-        ([], "gtrace: --codec or --compare: give one of them"),
+        ([], "gtrace: --codec, --compare or --plan: give one of them"),
     ],
 )
 def test_wrong_usage_is_one_line_and_leaves_nothing(folder, capsys, arguments, message):

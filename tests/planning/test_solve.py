@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from gtrace.planning.solve import ENOUGH, hulls, minimize, uniform
 
@@ -111,3 +112,47 @@ def test_the_one_codec_for_all_is_the_best_that_fits():
     cost = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     error = np.array([[9.0, 3.0, 0.0], [9.0, 3.0, 0.0]])
     assert [uniform(cost, error, budget) for budget in (2, 4, 5.9, 6)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bound_is_that_of_the_linear_program(seed):
+    rng = np.random.default_rng(seed)
+    tensors, options = 5, 6
+    cost, error = rng.random((2, tensors, options))
+    budget = rng.uniform(cost.min(axis=1).sum(), 0.6 * cost.max(axis=1).sum())
+    one_each = np.kron(np.eye(tensors), np.ones(options))
+    relaxed = linprog(error.ravel(), [cost.ravel()], [budget], one_each, np.ones(tensors))
+    assert minimize(cost, error, budget).bound == pytest.approx(relaxed.fun, rel=1e-9)
+
+
+def test_a_start_that_greed_misses_is_kept():
+    found = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        cost, error = rng.random((2, 6, 4))
+        start = rng.integers(0, 4, 6)
+        rows = np.arange(6)
+        budget, lost = cost[rows, start].sum(), error[rows, start].sum()
+        without = minimize(cost, error, budget, search=False)
+        found += without.error > lost
+        assert minimize(cost, error, budget, start, search=False).error <= lost
+    # Otherwise this test shows nothing.
+    assert found
+
+
+def test_the_search_finds_what_swaps_miss():
+    better = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        cost, error = rng.random((2, 6, 5))
+        budget = rng.uniform(1.2, 2.5)
+        costs, errors = np.zeros(1), np.zeros(1)
+        for t in range(6):
+            costs = np.add.outer(costs, cost[t]).ravel()
+            errors = np.add.outer(errors, error[t]).ravel()
+        if not (costs <= budget).any():
+            continue
+        best = errors[costs <= budget].min()
+        assert minimize(cost, error, budget).error <= best * (1 + ENOUGH)
+        better += minimize(cost, error, budget, search=False).error > best * (1 + ENOUGH)
+    assert better

@@ -75,7 +75,7 @@ def test_errors_and_noise_are_summed_before_they_are_divided():
 
 
 def test_verdicts_follow_from_the_interval_and_the_bias():
-    found = verdicts({"a": (0.05, 0.0), "b": (0.5, 0.0), "c": (0.02, 0.01), "d": (0.02, 0.5), "e": (None, 0.6)})
+    found = verdicts({"a": (0.05, 0.0), "b": (0.5, 0.0), "c": (0.02, 0.01), "d": (0.5, 0.5), "e": (None, 0.6)})
     assert {spec: j.verdict for spec, j in found.items()} == {
         "a": "safe",
         "b": "at risk",
@@ -83,7 +83,7 @@ def test_verdicts_follow_from_the_interval_and_the_bias():
         "d": "cannot tell",
         "e": "cannot tell",
     }
-    assert "costs 33% of the batch (at least 3" in found["b"].reason
+    assert "predicted to cost 33% of the batch (at least 3" in found["b"].reason
     assert "no average shrinks it" in found["d"].reason
     assert "how much of its error is bias" in found["e"].reason
     assert found["d"].bias == pytest.approx(0.5 * math.sqrt(3))

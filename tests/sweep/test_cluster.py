@@ -171,6 +171,8 @@ def test_a_worker_that_cannot_open_the_trace_is_named(trace, client, tmp_path):
     moved = write_trace(tmp_path / "run.zarr")
     with gtrace.open_trace(moved) as opened:
         assert opened.fingerprint
+        # The sweep looks for gradient noise in them before it asks any worker.
+        assert all(opened.statistics(info.name) for info in opened.tensors)
         os.rename(moved, tmp_path / "elsewhere.zarr")
         with pytest.raises(TraceError, match=rf"worker tcp://[\d.:]+: cannot open {moved} \(no such trace"):
             gtrace.run_sweep(opened, ["qsgd"], draws=0, scheduler=client)

@@ -88,7 +88,7 @@ def gtrace_words(words: list[str]) -> list[str] | None:
 
 
 def differs(shown: list[str], printed: list[str], *, numbers: bool) -> str | None:
-    """The first part of the shown lines that was not printed; ``...`` stands for any lines.
+    """The first part of the shown lines that was not printed; ``...`` stands for any lines, or for the rest of one.
 
     Without ``numbers``, digits, sparklines and the spaces of columns count as equal.
     """
@@ -96,12 +96,16 @@ def differs(shown: list[str], printed: list[str], *, numbers: bool) -> str | Non
     at, parts = 0, [list(part) for part in _split(shown)]
     for k, part in enumerate(parts):
         wanted = [_plain(line, numbers) for line in part]
-        places = [i for i in range(at, len(there) - len(wanted) + 1) if there[i : i + len(wanted)] == wanted]
+        places = [i for i in range(at, len(there) - len(wanted) + 1) if all(map(_same, wanted, there[i:]))]
         places = [i for i in places if (k > 0 or i == 0) and (k < len(parts) - 1 or i + len(wanted) == len(there))]
         if not places:
             return "\n".join(part)
         at = places[0] + len(wanted)
     return None
+
+
+def _same(wanted: str, line: str) -> bool:
+    return line.startswith(wanted.removesuffix(" ...")) if wanted.endswith(" ...") else line == wanted
 
 
 def _split(lines: list[str]) -> list[list[str]]:

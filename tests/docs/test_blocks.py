@@ -126,6 +126,8 @@ def test_a_difference_is_found():
     printed = ["a 1.5", "b 2", "c"]
     assert differs(["a 1.5", "..."], printed, numbers=True) is None
     assert differs(["...", "b 2", "..."], printed, numbers=True) is None
+    assert differs(["a ...", "b 2", "c"], printed, numbers=True) is None
+    assert differs(["b ...", "..."], printed, numbers=True) == "b ..."
     assert differs(["b 2"], printed, numbers=True) == "b 2"
     assert differs(["a 1.6", "..."], printed, numbers=True) == "a 1.6"
     assert differs(["a 1.6", "..."], printed, numbers=False) is None

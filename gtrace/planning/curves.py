@@ -231,6 +231,7 @@ class _Filled:
         self._error = error
         self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self._energy: dict[tuple[str, int], tuple[float, int]] = {}
+        self._unknown: dict[str, None] = {}
 
     def add(self, tensor: str, step: int, specs: Sequence[str], row: Mapping[str, Any]) -> None:
         """Numbers of some codecs on a tensor at a step; a row without numbers is one that was skipped."""
@@ -242,7 +243,9 @@ class _Filled:
             # Relative to the tensor's own update already; tensors count by their elements, as in a report.
             lost, energy = lost * size, size
             if np.isnan(lost).all():
-                raise UsageError(f"plan: of {tensor} no second moments of Adam are known; choose another --objective")
+                # As at the first step, which Adam has not seen anything before.
+                self._unknown.setdefault(tensor)
+                return
         self._energy[tensor, step] = float(energy), size
         if (tensor, step) not in self._cells:
             self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
@@ -259,11 +262,14 @@ class _Filled:
             order: of the tensors; otherwise they stand as they came.
 
         Raises:
-            UsageError: that is nothing.
+            UsageError: that is nothing, or of a tensor nothing that the objective is about.
         """
-        if not self._cells:
-            raise UsageError("plan: there are no finite gradients of single tensors to plan for")
         there = dict.fromkeys(tensor for tensor, _ in self._cells)
+        for tensor in self._unknown:
+            if tensor not in there:
+                raise UsageError(f"plan: of {tensor} no second moments of Adam are known; choose another --objective")
+        if not there:
+            raise UsageError("plan: there are no finite gradients of single tensors to plan for")
         tensors = tuple(dict.fromkeys([*(name for name in order if name in there), *there]))
         steps = tuple(sorted({step for _, step in self._cells}))
         shape = (len(tensors), len(steps), len(self._specs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from helpers_plan import LAYERS, curves_of_laws
@@ -169,6 +171,12 @@ def test_an_error_of_updates_counts_by_elements():
     assert curves.error[:, 0].tolist() == [[4.0, 1.0, 0.0], [6.0, 1.5, 0.0]]
     assert curves.bits[1, 0].tolist() == [60.0, 120.0, 960.0]
     assert curves.means()[1].sum(axis=0) == pytest.approx([0.25, 0.0625, 0.0])
+    # Adam knows nothing yet at its first step, and the others tell enough.
+    first = {name: [*values, *values] for name, values in columns.items()} | {"step": [0] * 4 + [1] * 4}
+    first["update_error"] = [math.nan] * 4 + columns["update_error"]
+    later = curves_of(SweepResult({name: np.array(values) for name, values in first.items()}, {}), "update_error")
+    assert later.steps == (1,)
+    assert later.error.tolist() == curves.error.tolist()
     result.columns["update_error"][:] = np.nan
     with pytest.raises(UsageError, match="second moments"):
         curves_of(result, "update_error")

@@ -62,13 +62,8 @@ def complete_task(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def complete_figure(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The name of a figure of a report, read from the source of what draws them."""
+    """The name of a figure of a report."""
     del context, parameter
-    import ast
-    from importlib import resources
+    from gtrace.report.catalogue import FIGURES
 
-    source = resources.files("gtrace").joinpath("report", "gallery.py").read_text(encoding="utf-8")
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "FIGURES":
-            return [name for name in ast.literal_eval(statement.value) if name.startswith(incomplete)]
-    return []
+    return [name for name in FIGURES if name.startswith(incomplete)]

@@ -1,6 +1,6 @@
 """Which figures a report has, in which order, and the words around each.
 
-A new figure is one entry in :data:`FIGURES` and one :class:`Plate`. :func:`draw` makes any of them by its name.
+A new figure is an entry in :data:`gtrace.report.catalogue.FIGURES` and a :class:`Plate`; :func:`draw` makes any by its name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report import figures, heatmap, law_figures, levels, plan_figures, shadows, training
+from gtrace.report.catalogue import FIGURES
 from gtrace.report.charts import draw_chart
 from gtrace.report.fits import common_count
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
@@ -31,36 +32,6 @@ if TYPE_CHECKING:
     from gtrace.report.laws import LawSection
     from gtrace.report.runs import RunLogAnalysis
     from gtrace.report.savings import Savings
-
-#: Every figure there is: name -> what it shows. In a trace's report the kind of gradient stands before the name,
-#: and with several inputs of one sort the input's name does.
-FIGURES = {
-    "rate-distortion": "sweep: relative variance against measured bits, with the Pareto front",
-    "variance-over-steps": "sweep: relative variance over training",
-    "equivalent-batch": "sweep: predicted equivalent batch size over training",
-    "layers": "sweep: relative variance of every tensor with every configuration",
-    "bits-over-steps": "sweep: measured bits over training, and when levels and codes were fitted anew",
-    "wasserstein": "sweep: Wasserstein-1 distance of the values against relative variance",
-    "levels": "sweep: levels of each method over the density of the gradient's magnitudes",
-    "levels-of-other-tensors": "sweep: the same for the largest tensors after the first",
-    "convergence": "sweep: objective of coordinate descent from every start",
-    "savings": "sweep or run log: error of each codec against the time of a step between ranks",
-    "distribution": "trace: histograms of one gradient and Q-Q plots against two laws",
-    "distances-over-steps": "trace: distance to each law over training",
-    "mu-and-sigma": "trace: mu and sigma of log2 |g| over training",
-    "format-errors": "trace: expected error of each float format",
-    "sparsity": "trace: sparsity achieved against sparsity required, and the cosine it costs",
-    "training-over-steps": "run log: loss and accuracy against steps",
-    "training-over-bits": "run log: loss and accuracy against the bytes one worker has sent",
-    "training-over-time": "run log: loss and accuracy against simulated time",
-    "training-bits": "run log: bits per value over training, and when levels and codes were fitted anew",
-    "averaged-gradient": "run log: error of the averaged gradient over training",
-    "neural-gradients": "run log: error of the neural gradients over training",
-    "plan-frontier": "plan: error against bits of plans of every budget, and of every single codec",
-    "plan-bits": "plan: bits of every tensor",
-    "plan-budgets": "plan: bits of the largest tensors at other budgets",
-    "weight-gradients": "run log: cosine of the weight gradients under compressed neural gradients",
-}
 
 #: Titles of the tables that figures on laws belong to.
 _LAWS = "Distance to each law, per layer"

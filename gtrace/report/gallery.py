@@ -1,6 +1,6 @@
 """Which figures a report has, in which order, and the words around each.
 
-A new figure is an entry in :data:`gtrace.report.catalogue.FIGURES` and a :class:`Plate`; :func:`draw` makes any by its name.
+A new figure is an entry in :data:`gtrace.report.catalogue.FIGURES` and a :class:`Plate`; :func:`draw` makes any of them.
 """
 
 from __future__ import annotations

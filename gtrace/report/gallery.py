@@ -1,6 +1,7 @@
 """Which figures a report has, in which order, and the words around each.
 
-A new figure is an entry in :data:`gtrace.report.catalogue.FIGURES` and a :class:`Plate`; :func:`draw` makes any of them.
+A new figure is an entry in :data:`gtrace.report.catalogue.FIGURES` and a :class:`Plate`. :func:`draw` makes any of them
+by its name.
 """
 
 from __future__ import annotations

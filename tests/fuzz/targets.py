@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from helpers_plan import curves_of_laws
 from helpers_trace import write_steps
 from helpers_variants import VARIANTS
 from rich.console import Console
@@ -33,6 +34,7 @@ from gtrace.codecs.registry import split_specs
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
 from gtrace.online.schedule import RefitSchedule
+from gtrace.planning import Budget, make_plan, save_plan
 from gtrace.report import markup
 from gtrace.report.inputs import make_report
 from gtrace.report.text import print_report
@@ -277,6 +279,13 @@ def _runlog() -> Target:
     return _file(".jsonl", (path.read_bytes(),), lambda path: _shown(runs=[path]), text=True)
 
 
+def _plan(suffix: str) -> Target:
+    path = _folder() / f"seed{suffix}"
+    budget = Budget("bits", 3.0, "--budget 3bits")
+    save_plan(make_plan(curves_of_laws(steps=3, options=4), budget, name="p", provenance={"trace": "t.zarr"}), path)
+    return _file(suffix, (path.read_bytes(),), lambda path: _shown(plans=[path]))
+
+
 class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -345,6 +354,8 @@ MAKERS: dict[str, Callable[[], Target]] = {
     "result-texts": _texts,
     "run-log": _runlog,
     "experiment-result": _made_up_result,
+    "plan-yaml": lambda: _plan(".yaml"),
+    "plan-json": lambda: _plan(".json"),
 }
 
 

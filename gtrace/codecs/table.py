@@ -248,6 +248,16 @@ class Planned(ExpectingCodec):
             raise UsageError(f"{self.inner}: its error has no closed form")
         return self.inner.expect(state, sketch)
 
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """What the codec expects of elements that count unlike.
+
+        Raises:
+            UsageError: as of :meth:`expect`.
+        """
+        if not expecting(self.inner):
+            raise UsageError(f"{self.inner}: its error has no closed form")
+        return self.inner.weighted_error(state, sketch, weighted)
+
 
 class _PlannedView(Planned):
     # Apart, because codecs that look at the values themselves can be judged from stored sketches.

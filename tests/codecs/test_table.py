@@ -60,7 +60,9 @@ def test_what_a_model_lacks_is_said():
     assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
 
 
-@pytest.mark.parametrize("spec", ["qsgdinf:bits=3,steps=3", "alq:bits=3,bucket_size=64", "ef:qsgdinf:bits=2", "topk"])
+@pytest.mark.parametrize(
+    "spec", ["qsgdinf:bits=3,steps=3", "alq:bits=3,bucket_size=64", "signsgd", "ef:qsgdinf:bits=2", "topk"]
+)
 def test_a_planned_codec_does_what_its_codec_does(spec):
     inner = codec(spec)
     planned = CodecTable(codec("none"), tensors={"t": inner}, name="p").planned("t", 500)
@@ -80,6 +82,8 @@ def test_a_planned_codec_does_what_its_codec_does(spec):
     assert expecting(planned) == expecting(inner)
     if expecting(inner):
         assert planned.expect(state, sketch).squared_error == inner.expect(state, sketch).squared_error
+        weighted = MomentSketch.from_spec(values, inner.needs, weights=np.linspace(0.1, 3, 500))
+        assert planned.weighted_error(state, sketch, weighted) == inner.weighted_error(state, sketch, weighted)
     assert str(planned) == "plan:p"
 
 

@@ -236,7 +236,8 @@ def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: in
     _close(errors, expected.squared_error, rounding + expected.error_bound, f"{where}: squared error", spread)
     n = values.size
     _close(lengths, expected.bits_payload * n, 32.0, f"{where}: payload bits")
-    _close(zeros, expected.sparsity * n, 1e-6 * n, f"{where}: zeros")
+    # A zero that is expected less than once in all draws may well not occur in any of them.
+    _close(zeros, expected.sparsity * n, 1e-6 * n + LIMIT**2 / draws, f"{where}: zeros")
     if c.unbiased and expected.bias == 0:
         # One number that sees a rounding probability that is off by a few per cent.
         shrinkage = math.sqrt(expected.squared_error)
@@ -246,8 +247,8 @@ def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: in
         assert abs(whole - 1) < 1e-9, f"{where}: symbol probabilities add up to {whole}"
 
 
-def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64]) -> float:
-    """Standard deviation of ||Q(v) - v||^2 of a level codec, 0 where it is not known.
+def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64], workers: int = 1) -> float:
+    """Standard deviation of ||Q(v) - v||^2 of a level codec, with Q(v) the mean of ``workers``; 0 if it is not known.
 
     A value just above the last but one level rarely jumps to 1, at a price: 24 draws seldom show that, so a sampled
     deviation would be too small.
@@ -264,8 +265,11 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64]) -> floa
         r = np.abs(bucket) / (scale or 1.0)
         k = np.clip(np.searchsorted(grid, r, side="right") - 1, 0, grid.size - 2)
         up, down = grid[k + 1] - r, r - grid[k]
-        p = down / (up + down)
-        variance += scale**4 * float(np.sum(p * (1 - p) * (up * up - down * down) ** 2))
+        # Second and fourth moments of one worker's rounding error, and of the mean of several.
+        second = up * down
+        fourth = second * (up * up - second + down * down)
+        mean_fourth = (fourth + 3 * (workers - 1) * second**2) / workers**3
+        variance += scale**4 * float(np.sum(mean_fourth - (second / workers) ** 2))
     return math.sqrt(variance)
 
 
@@ -309,7 +313,8 @@ def check_workers(c: Codec, values: NDArray[np.float32], seed: int = 0, draws: i
         errors[draw] = off @ off
     energy = float(exact @ exact)
     slack = 1e-6 * energy + 2.0**-23 * float(np.abs(exact).sum()) * math.sqrt(energy) + expected.error_bound
-    _close(errors, expected.squared_error / 4, slack, f"{c}: error of the mean of four workers")
+    spread = _error_deviation(c, state, exact, workers=4)
+    _close(errors, expected.squared_error / 4, slack, f"{c}: error of the mean of four workers", spread)
 
 
 def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12) -> None:

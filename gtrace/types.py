@@ -32,6 +32,9 @@ class Key(NamedTuple):
 
     Element ``i`` of a stream is a hash of the key and ``i``, so the same bytes come out for any number of
     threads, any chunking and any order.
+
+    The codec is not part of the key: at one seed, draw, worker, step and tensor every codec gets the same random
+    numbers. Codecs are then compared on the same luck, but their errors in one draw are not independent.
     """
 
     high: int

@@ -65,13 +65,15 @@ MASK = 0xFFFFFFFF
 
 def mix(counter, add, flip, last):
     x = (counter + add) & MASK
-    x ^= x >> 16
-    x = (x * 0x21F0AAAD) & MASK
+    x ^= x >> 17
+    x = (x * 0xED5AD4BB) & MASK
     x ^= flip
-    x ^= x >> 15
-    x = (x * 0x735A2D97) & MASK
+    x ^= x >> 11
+    x = (x * 0xAC4C1B51) & MASK
     x = (x + last) & MASK
-    return x ^ (x >> 15)
+    x ^= x >> 15
+    x = (x * 0x31848BAB) & MASK
+    return x ^ (x >> 14)
 
 
 def hashes(high, low, start, count):

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MASK32 = np.uint64(0xFFFFFFFF)
-_M1 = np.uint64(0x21F0AAAD)
-_M2 = np.uint64(0x735A2D97)
+#: the multipliers and shifts of triple32, a permutation of 32 bits with little bias between its input and output bits
+_M1 = np.uint64(0xED5AD4BB)
+_M2 = np.uint64(0xAC4C1B51)
+_M3 = np.uint64(0x31848BAB)
 _S8 = np.uint64(8)
+_S11 = np.uint64(11)
+_S14 = np.uint64(14)
 _S15 = np.uint64(15)
-_S16 = np.uint64(16)
+_S17 = np.uint64(17)
 _S32 = np.uint64(32)
 #: one step of the 24-bit grid on which uniforms lie
 STEP24 = np.float32(2.0**-24)
@@ -28,17 +32,21 @@ STEP24 = np.float32(2.0**-24)
 def mix(counter: np.uint64, add: np.uint64, flip: np.uint64, last: np.uint64) -> np.uint64:
     """32 random bits of one counter under three 32-bit words of a key.
 
-    Two multiplications with the constants of a low-bias integer hash. Kernels get it in 32-bit lanes, see below; this
-    form is masked in 64 bits, so that products wrap the same without compilation.
+    The rounds of triple32, with a word of the key before each. Neighboring counters differ in few bits, so the first
+    multiplication alone does not separate them: elements at some distances are correlated after two rounds. Kernels
+    get this function in 32-bit lanes, see below; this form is masked in 64 bits, so that products wrap the same without
+    compilation.
     """
     x = (counter + add) & MASK32
-    x ^= x >> _S16
+    x ^= x >> _S17
     x = (x * _M1) & MASK32
     x ^= flip
-    x ^= x >> _S15
+    x ^= x >> _S11
     x = (x * _M2) & MASK32
     x = (x + last) & MASK32
-    return x ^ (x >> _S15)
+    x ^= x >> _S15
+    x = (x * _M3) & MASK32
+    return x ^ (x >> _S14)
 
 
 def _lanes(builder: Any, words: Sequence[Any]) -> Any:
@@ -51,9 +59,10 @@ def _lanes(builder: Any, words: Sequence[Any]) -> Any:
     def folded(value: Any, shift: int) -> Any:
         return builder.xor(value, builder.lshr(value, narrow(shift)))
 
-    x = builder.mul(folded(builder.add(counter, add), 16), narrow(int(_M1)))
-    x = builder.mul(folded(builder.xor(x, flip), 15), narrow(int(_M2)))
-    return builder.zext(folded(builder.add(x, last), 15), wide)
+    x = builder.mul(folded(builder.add(counter, add), 17), narrow(int(_M1)))
+    x = builder.mul(folded(builder.xor(x, flip), 11), narrow(int(_M2)))
+    x = builder.mul(folded(builder.add(x, last), 15), narrow(int(_M3)))
+    return builder.zext(folded(x, 14), wide)
 
 
 if not config.DISABLE_JIT:

@@ -202,19 +202,25 @@ def uniforms(hashed: tuple[int, int, int], start: int, count: int, device: torch
 
 
 def _mix(x: Any, add: int, flip: int, last: int) -> Any:
-    """The hash of :mod:`gtrace.kernels.counter` of a number, or of int64[n] in place; no product reaches 2^63."""
+    """The hash of :mod:`gtrace.kernels.counter` of a number, or of int64[n] in place.
+
+    Multipliers above 2^31 are taken less 2^32, which changes no bit that the mask keeps: no product reaches 2^63.
+    """
     x += add
     x &= _MASK
-    x ^= x >> 16
-    x *= 0x21F0AAAD
+    x ^= x >> 17
+    x *= 0xED5AD4BB - (1 << 32)
     x &= _MASK
     x ^= flip
-    x ^= x >> 15
-    x *= 0x735A2D97
+    x ^= x >> 11
+    x *= 0xAC4C1B51 - (1 << 32)
     x &= _MASK
     x += last
     x &= _MASK
     x ^= x >> 15
+    x *= 0x31848BAB
+    x &= _MASK
+    x ^= x >> 14
     return x
 
 

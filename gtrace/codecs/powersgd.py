@@ -34,8 +34,8 @@ class PowerSgd(Codec):
     """One step of power iteration with error feedback and a warm start.
 
     The matrix has the first dimension of the parameter as rows, and the rest as columns. Parameters with fewer than
-    two dimensions, and those that two factors do not shorten, are sent in float32. If the shape is not known, the matrix
-    is as square as possible, its last row filled with zeros, which usually has a larger error than the true matrix.
+    two dimensions, and those that two factors do not shorten, are sent in float32. If the shape is not known, the
+    matrix is as square as possible, its last row filled with zeros; that usually loses more than the true matrix.
     Workers average P, then Q. The state holds ``residual`` (float32[n]) and ``q`` (float32[columns, rank]), the start
     of the iteration, which is the same on all workers; it is empty for a tensor that is sent exactly.
     """

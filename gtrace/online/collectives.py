@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Collectives:
     """Blocking exchanges of byte strings whose lengths differ from rank to rank, and means of numbers.
 
-    Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks, so that
-    nothing has to be padded: what is counted is what travels.
+    Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks,
+    so that nothing has to be padded: what is counted is what travels.
 
     Args:
         group: the process group; None for the default one.

@@ -282,9 +282,7 @@ class Exchange:
             sender.load_arrays(arrays)
             receiver.shared = np.asarray(shared, np.uint8).tobytes()
 
-    def _link(
-        self, name: str, worker: int, size: int, shape: tuple[int, ...] | None = None
-    ) -> tuple[Sender, Receiver]:
+    def _link(self, name: str, worker: int, size: int, shape: tuple[int, ...] | None = None) -> tuple[Sender, Receiver]:
         link = self._links.get((name, worker))
         rules = self.rules
         if worker == _SERVER and isinstance(self._down, Codec):
@@ -324,9 +322,7 @@ class Exchange:
         tally.fit_seconds += sender.fit_seconds - fitting
         return message, arrived
 
-    def _send_on(
-        self, name: str, average: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally
-    ) -> Vector:
+    def _send_on(self, name: str, average: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally) -> Vector:
         """One tensor's average from the server to all workers."""
         message, arrived = self._travel(name, _SERVER, average, shape, step, tally)
         tally.down_bits += message.payload_bits + message.shared_bits

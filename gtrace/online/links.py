@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from gtrace.codecs.base import Rounds
-
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
     from gtrace.types import SummarySpec

@@ -67,7 +67,9 @@ def steps_of(workers, shape, steps=6):
     rows, columns = shape[0], math.prod(shape[1:])
     common = matrix(rows, columns, 3.0 * 0.6 ** np.arange(6))
     for _ in range(steps):
-        yield [(common + 0.05 * rng.normal(size=(rows, columns))).astype(np.float32).reshape(shape) for _ in range(workers)]
+        yield [
+            (common + 0.05 * rng.normal(size=(rows, columns))).astype(np.float32).reshape(shape) for _ in range(workers)
+        ]
 
 
 @pytest.mark.parametrize("c", VARIANTS, ids=str)
@@ -234,7 +236,9 @@ def test_a_worker_that_cannot_send_leaves_the_mean_to_the_others_and_all_memorie
             assert np.array_equal(old[2]["state"][name], new[2]["state"][name])
 
 
-@pytest.mark.parametrize("spec", ["powersgd", "momentum:powersgd", "ef:powersgd", "accumulate:powersgd", "rotate:powersgd"])
+@pytest.mark.parametrize(
+    "spec", ["powersgd", "momentum:powersgd", "ef:powersgd", "accumulate:powersgd", "rotate:powersgd"]
+)
 def test_wrappers_pass_the_rounds_on(spec):
     """One worker's rounds are its payload, decoded; workers with the same gradient have its result."""
     c = gtrace.codec(spec)

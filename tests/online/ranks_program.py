@@ -231,7 +231,11 @@ def rules_report() -> dict[str, Any]:
 def nonfinite_report() -> dict[str, Any]:
     found = {}
     for policy in ("pass", "skip", "zero"):
-        for spec, exchange in (("qsgdinf:bits=4", "allgather"), ("qsgdinf:bits=4", "two-shot"), ("powersgd", "allgather")):
+        for spec, exchange in (
+            ("qsgdinf:bits=4", "allgather"),
+            ("qsgdinf:bits=4", "two-shot"),
+            ("powersgd", "allgather"),
+        ):
             state = gtrace.online.State(spec, nonfinite=policy, exchange=exchange)
             gradients = Training(state).step(0, poison=True)
             found[f"{policy} {spec} {exchange}"] = {

@@ -42,7 +42,6 @@ class Links:
     def gather(self, part):
         return self.scatter([part] * self.size)
 
-
     def average(self, values):
         return np.mean([np.frombuffer(part, np.float32) for part in self.gather(values.tobytes())], axis=0)
 

@@ -55,10 +55,10 @@ class Network:
     Attributes:
         bandwidth: bits per second of each worker's link in either direction; of the server's, for ``ps``.
         latency: seconds of each message.
-        topology: ``ring``: uncompressed gradients go by a ring all-reduce, payloads, which cannot be added up, by a
-            ring all-gather; ``allgather``: both go by a ring all-gather; ``ps``: a parameter server whose one
-            link carries every worker's payload, and then the average to every worker: uncompressed, unless it is
-            encoded for that. Of :meth:`transfer` alone.
+        topology: ``ring``: uncompressed gradients go by a ring all-reduce, payloads, which cannot be added up unless
+            the codec is linear, by a ring all-gather; ``allgather``: both go by a ring all-gather; ``ps``: a parameter
+            server whose one link carries every worker's payload, and then the average to every worker: uncompressed,
+            unless it is encoded for that. Of :meth:`transfer` alone.
         compute: seconds of a step's computing and coding, in the place of measured ones; None for those.
     """
 

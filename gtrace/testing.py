@@ -18,6 +18,7 @@ import numpy as np
 
 from gtrace.buckets import bucket_scales
 from gtrace.codecs import Codec, LevelCodec, codec, expecting
+from gtrace.codecs.base import Averaged, advance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import GtraceError, PayloadError
 from gtrace.sketch import MomentSketch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: standard errors that a sampled mean may be off; about one correct check in 30,000 would be
 LIMIT = 4.2
+#: true shapes of parameters: a scalar, a vector, matrices, a convolution's kernel
+SHAPES = ((), (7,), (0, 5), (1, 64), (24, 30), (16, 8, 3, 3))
 
 
 def tensors(seed: int = 0) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -54,9 +57,11 @@ def tensors(seed: int = 0) -> Iterator[tuple[str, NDArray[np.float32]]]:
     yield "heavy", rng.standard_t(3, 20_011).astype(np.float32)
 
 
-def fitted(c: Codec, values: NDArray[np.float32], step: int = 0) -> tuple[State, MomentSketch | None]:
+def fitted(
+    c: Codec, values: NDArray[np.float32], step: int = 0, shape: tuple[int, ...] | None = None
+) -> tuple[State, MomentSketch | None]:
     """The codec's state fitted on the tensor itself, and the sketch it was fitted to."""
-    state = c.init(values.size)
+    state = c.init(values.size, shape)
     if c.needs is None:
         return state, None
     sketch = MomentSketch.from_spec(c.view(state, values), c.needs)
@@ -82,6 +87,12 @@ def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike
     for name, values in tensors(seed):
         with _told(f"{c} on {name}"):
             check_round_trip(c, name, values, seed)
+    for shape in SHAPES:
+        values = np.random.default_rng(seed).standard_t(4, math.prod(shape)).astype(np.float32)
+        with _told(f"{c} on shape {shape}"):
+            check_round_trip(c, f"shape {shape}", values, seed, shape)
+            if c.linear:
+                check_rounds(c, values, seed, shape)
     found = dict(tensors(seed))
     heavy = found["heavy"]
     with _told(f"{c}: a payload that is wrong"):
@@ -149,10 +160,13 @@ def check_spec(c: Codec) -> None:
     assert hash(again) == hash(c), f"{c}: equal codecs must hash alike"
 
 
-def check_round_trip(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0) -> None:
+def check_round_trip(
+    c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, shape: tuple[int, ...] | None = None
+) -> None:
     """Size kept, finite, decoded from bytes alone, deterministic for a key, state survives as plain arrays."""
     where = f"{c} on {name}"
-    state, _ = fitted(c, values)
+    state, _ = fitted(c, values, shape=shape)
+    assert state.shape == shape, f"{where}: init or fit lost the shape; return State(size, arrays, shape)"
     key = Key.derive(seed, tensor=name)
     before = values.copy()
     payload = c.encode(state, values, key)
@@ -167,12 +181,51 @@ def check_round_trip(c: Codec, name: str, values: NDArray[np.float32], seed: int
     assert np.array_equal(simulated.values, decoded), f"{where}: simulate made other values than decode"
     assert simulated.payload_bytes == len(payload), f"{where}: simulate told another length than the payload has"
     again = State.from_arrays(state.to_arrays())
+    assert again.shape == shape, f"{where}: the shape did not survive to_arrays"
     assert c.encode(again, values, key) == payload, f"{where}: the state did not survive to_arrays"
     assert c.shared(again) == shared, f"{where}: shared bytes changed with to_arrays"
     if not values.any():
         assert not decoded.any(), f"{where}: zeros came back as something else"
     following = c.update(state, values, decoded)
     assert following.size == state.size, f"{where}: update changed the size"
+    assert following.shape == shape, f"{where}: update lost the shape; use state.with_arrays"
+
+
+def check_rounds(
+    c: Codec, values: NDArray[np.float32], seed: int = 0, shape: tuple[int, ...] | None = None, workers: int = 3
+) -> None:
+    """A linear codec's rounds: alone as encode and decode; together the same for all, and the mean of their parts."""
+    key = Key.derive(seed, tensor="rounds")
+    state, _ = fitted(c, values, shape=shape)
+    alone, sent = _in_rounds(c, [state], [values], key)
+    payload = c.encode(state, values, key)
+    scale = 1e-5 * float(np.abs(values).max(initial=0.0))
+    decoded = c.decode(c.shared(state), payload, values.size)
+    assert np.allclose(alone[0].decoded, decoded, rtol=0, atol=scale), f"{c}: rounds of one worker differ from decode"
+    assert len(payload) - ENVELOPE_BYTES >= sent, f"{c}: the payload is shorter than what one worker sends in rounds"
+    random = np.random.default_rng(seed)
+    others = [random.permutation(values) for _ in range(workers)]
+    ended, _ = _in_rounds(c, [state] * workers, others, key)
+    first = ended[0].decoded
+    assert all(np.array_equal(one.decoded, first) for one in ended), f"{c}: workers decoded different gradients"
+    mean = np.mean([one.own for one in ended], axis=0, dtype=np.float64)
+    assert np.allclose(first, mean, rtol=0, atol=scale), f"{c}: what is decoded is not the mean of the workers' parts"
+    assert all(one.state.shape == shape for one in ended), f"{c}: rounds lost the shape"
+
+
+def _in_rounds(
+    c: Codec, states: list[State], tensors: list[NDArray[np.float32]], key: Key
+) -> tuple[list[Averaged], int]:
+    """How the rounds of some workers end, and how many bytes the first of them sent."""
+    runs = [c.rounds(state, values, key) for state, values in zip(states, tensors, strict=True)]
+    found, sent = [advance(run) for run in runs], 0
+    while messages := [one for one in found if not isinstance(one, Averaged)]:
+        assert len(messages) == len(runs), f"{c}: workers have different numbers of rounds"
+        assert all(message.dtype == np.float32 for message in messages), f"{c}: a round yielded other than float32"
+        sent += messages[0].nbytes
+        mean = np.asarray(np.mean(messages, axis=0, dtype=np.float64), np.float32)
+        found = [advance(run, mean) for run in runs]
+    return [one for one in found if isinstance(one, Averaged)], sent
 
 
 def check_refusals(c: Codec, values: NDArray[np.float32], seed: int = 0) -> None:

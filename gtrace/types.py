@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -79,18 +80,31 @@ class State:
     Attributes:
         size: number of elements of the tensor.
         arrays: name -> array, as the codec's own documentation says; never changed in place.
+        shape: the parameter's true shape; None if it is not known, or if the values are those of no parameter.
+
+    Raises:
+        ValueError: the shape has another number of elements.
     """
 
     size: int
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is None:
+            return
+        object.__setattr__(self, "shape", tuple(int(length) for length in self.shape))
+        if math.prod(self.shape) != self.size:
+            raise ValueError(f"codec state: shape {self.shape} does not have {self.size} elements")
 
     def with_arrays(self, **arrays: NDArray[Any]) -> State:
         """A copy with these arrays set."""
-        return State(self.size, {**self.arrays, **arrays})
+        return State(self.size, {**self.arrays, **arrays}, self.shape)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The state as plain arrays (for a checkpoint, npz or a state dict)."""
-        return {"size": np.asarray(self.size, dtype=np.int64), **self.arrays}
+        shape = {} if self.shape is None else {"shape": np.asarray(self.shape, dtype=np.int64)}
+        return {"size": np.asarray(self.size, dtype=np.int64), **shape, **self.arrays}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> State:
@@ -101,8 +115,9 @@ class State:
         """
         if "size" not in arrays:
             raise ValueError("codec state: no entry 'size'; pass what State.to_arrays() returned")
-        rest = {name: np.asarray(value) for name, value in arrays.items() if name != "size"}
-        return cls(int(np.asarray(arrays["size"])), rest)
+        rest = {name: np.asarray(value) for name, value in arrays.items() if name not in ("size", "shape")}
+        shape = tuple(np.asarray(arrays["shape"]).tolist()) if "shape" in arrays else None
+        return cls(int(np.asarray(arrays["size"])), rest, shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ VARIANTS = [
     "int8",
     "int8:block_size=none",
     "powersgd",
-    "powersgd:rank=4,rows=64",
+    "powersgd:rank=4,warm=false",
     "prune",
     "prune:sparsity=0.5,threshold=lognormal",
     "prune:threshold=normal",

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.codecs import Codec, Fp16, QsgdInf, parameter
+from gtrace import testing
+from gtrace.codecs import Codec, Fp16, PowerSgd, QsgdInf, parameter
 from gtrace.testing import check_codec, check_mean, tensors
+from gtrace.types import State
 
 
 class Bare(Codec):
@@ -95,3 +97,48 @@ def test_a_bias_that_is_denied_is_noticed():
     check_mean(gtrace.codec("rotate:minmax"), "heavy", heavy)
     with pytest.raises(AssertionError, match="mean shrinkage; unbiased = False says so"):
         check_mean(Boastful(), "heavy", heavy)
+
+
+def test_a_codec_that_loses_the_shape_is_noticed():
+    class Losing(QsgdInf):
+        name = "losing"
+
+        def init(self, size, shape=None):
+            return super().init(size)
+
+    with pytest.raises(AssertionError, match="lost the shape"):
+        testing.check_codec(Losing(), spike=False)
+
+
+def test_a_codec_whose_init_takes_no_shape_is_noticed():
+    class Old(QsgdInf):
+        name = "old"
+
+        def init(self, size):
+            return super().init(size)
+
+    with pytest.raises(AssertionError, match="init"):
+        testing.check_codec(Old(), spike=False)
+
+
+def test_rounds_that_give_workers_different_gradients_are_noticed():
+    class Apart(PowerSgd):
+        def rounds(self, state, values, key):
+            ended = yield from super().rounds(state, values, key)
+            return ended._replace(decoded=ended.own)
+
+    testing.check_rounds(PowerSgd(), np.arange(200, dtype=np.float32), shape=(10, 20))
+    with pytest.raises(AssertionError, match="different gradients"):
+        testing.check_rounds(Apart(), np.arange(200, dtype=np.float32), shape=(10, 20))
+
+
+def test_a_state_keeps_its_shape():
+    state = State(12, {"a": np.ones(2)}, [3, np.int64(4)])
+    assert state.shape == (3, 4)
+    for one in (state.with_arrays(b=np.ones(1)), State.from_arrays(state.to_arrays())):
+        assert one.shape == (3, 4)
+    assert "shape" not in State(12).to_arrays()
+    assert State.from_arrays(State(12).to_arrays()).shape is None
+    assert State.from_arrays(State(1, {}, ()).to_arrays()).shape == ()
+    with pytest.raises(ValueError, match="does not have 12 elements"):
+        State(12, {}, (5, 2))

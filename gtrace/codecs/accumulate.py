@@ -35,23 +35,14 @@ class Accumulate(Wrapper):
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """Nothing accumulated yet."""
-        return super().init(size).with_arrays(accumulated=np.zeros(size, np.float32))
+        return super().init(size, shape).with_arrays(accumulated=np.zeros(size, np.float32))
 
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """The accumulated gradient, as the codec inside will see it."""
-        return self.inner.view(self.inner_state(state), self._grown(state, values))
+    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """What did not arrive; the rest is cleared."""
+        return {"accumulated": np.where(decoded != 0, np.float32(0), given)}
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The inner payload of the accumulated gradient."""
-        return self.inner.encode(self.inner_state(state), self._grown(state, values), key)
-
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Clear what arrived, keep the rest."""
-        grown = self._grown(state, values)
-        state = self.with_inner(state, self.inner.update(self.inner_state(state), grown, decoded))
-        return state.with_arrays(accumulated=np.where(decoded != 0, np.float32(0), grown))
-
-    def _grown(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The accumulated gradient."""
         return saturating(state.arrays["accumulated"], checked_values(state, values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -15,11 +15,14 @@ from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
+
+    #: yields what is to be averaged over the workers, and is sent the mean, of the same shape
+    Rounds: TypeAlias = Generator[NDArray[np.float32], NDArray[np.float32], "Averaged"]
 
 
 def parameter(
@@ -70,6 +73,34 @@ class Simulated(NamedTuple):
     payload_bytes: int
 
 
+class Averaged(NamedTuple):
+    """How the rounds of a linear codec end for one worker.
+
+    Attributes:
+        decoded: float32[n], what every worker holds, the same bytes on each.
+        own: float32[n], this worker's part of it; ``decoded`` is the mean of all parts.
+        state: of this worker's next step.
+    """
+
+    decoded: NDArray[np.float32]
+    own: NDArray[np.float32]
+    state: State
+
+
+def advance(rounds: Rounds, mean: NDArray[np.float32] | None = None) -> NDArray[np.float32] | Averaged:
+    """The next message of :meth:`Codec.rounds`, or how they ended.
+
+    Args:
+        rounds: of one worker.
+        mean: over all workers, of the messages of the round before; None in the first one.
+    """
+    try:
+        return next(rounds) if mean is None else rounds.send(mean)
+    except StopIteration as end:
+        ended: Averaged = end.value
+        return ended
+
+
 @dataclass(frozen=True)
 class Codec(ABC):
     """A gradient codec: an immutable value whose dataclass fields are its parameters.
@@ -91,6 +122,8 @@ class Codec(ABC):
     unbiased: ClassVar[bool] = True
     #: the state changes from step to step, so steps must be replayed in order
     stateful: ClassVar[bool] = False
+    #: workers average what they send before they decode it, see :meth:`rounds`
+    linear: ClassVar[bool] = False
     #: the payload's length is what the method says it sends; decoding needs more than these bytes
     declared: ClassVar[bool] = False
     #: the parameter that a word without = sets, as e3m2 does in a spec of fp
@@ -157,9 +190,14 @@ class Codec(ABC):
         """The state with a tensor's share of :meth:`allocate`, as the array ``target``, for the next fits."""
         return state.with_arrays(target=np.array(float(share)))
 
-    def init(self, size: int) -> State:
-        """The state before the first step for a tensor of ``size`` elements."""
-        return State(int(size))
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
+        """The state before the first step.
+
+        Args:
+            size: elements of the tensor.
+            shape: the parameter's true shape; None if it is not known.
+        """
+        return State(int(size), {}, shape)
 
     def at_bits(self, bits: int) -> Codec:
         """The same codec with other ``bits``.
@@ -173,7 +211,7 @@ class Codec(ABC):
 
     def renewed(self, state: State) -> State:
         """The state for this codec of one that differed from it in ``bits``: memory is kept, what was fitted is not."""
-        return self.init(state.size)
+        return self.init(state.size, state.shape)
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
         """What the summary for :meth:`fit` must be of: the values themselves, unless a wrapper encodes others."""
@@ -221,6 +259,22 @@ class Codec(ABC):
         """
         payload = self.encode(state, values, key)
         return Simulated(self.decode(self.shared(state), payload, state.size), len(payload))
+
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """What a worker of a :attr:`linear` codec sends, round by round, while all others do the same.
+
+        Each round yields float32 values and gets their mean over all workers; in the end every worker holds the same
+        decoded gradient. Such a codec is not fitted. :meth:`encode` sends what one worker alone would send.
+
+        Args:
+            state: as of :meth:`encode`.
+            values: as of :meth:`encode`.
+            key: as of :meth:`encode`; each worker has its own.
+
+        Raises:
+            UsageError: the codec is not linear; later, as of :meth:`encode`.
+        """
+        raise UsageError(f"{self}: there are no rounds; each worker's payload is decoded by itself")
 
     def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float] | None:
         """Shares of the non-zero values that were cut to the largest number, and that came out as zero.

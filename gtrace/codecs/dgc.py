@@ -51,10 +51,10 @@ class Dgc(SparseCodec):
     clip: float | None = parameter(None, "largest l2 norm of a gradient; none for no clipping", minimum=0.0)
     warmup: int = parameter(0, "steps over which the ratio falls, from 1/4 in four stages, each a quarter", minimum=0)
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """Nothing accumulated yet."""
         zeros = np.zeros(size, np.float32)
-        return State(int(size), {"velocity": zeros, "residual": zeros, "step": np.zeros((), np.int64)})
+        return State(int(size), {"velocity": zeros, "residual": zeros, "step": np.zeros((), np.int64)}, shape)
 
     def ratio_at(self, step: int) -> float:
         """The share that is sent at a step.

@@ -42,27 +42,21 @@ class ErrorFeedback(Wrapper):
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No residual yet."""
-        return super().init(size).with_arrays(residual=np.zeros(size, np.float32))
+        return super().init(size, shape).with_arrays(residual=np.zeros(size, np.float32))
 
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """The values with the residual added, as the codec inside will see them."""
-        return self.inner.view(self.inner_state(state), corrected(state, values))
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The values with the residual added."""
+        return corrected(state, values)
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The inner payload of values and residual."""
-        return self.inner.encode(self.inner_state(state), corrected(state, values), key)
+    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """What did not arrive."""
+        return {"residual": saturating(given, decoded, scale_y=-1.0)}
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """As the codec inside does it, of values and residual."""
         return self.inner.simulate(self.inner_state(state), corrected(state, values), key)
-
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Keep what did not arrive."""
-        sent = corrected(state, values)
-        state = self.with_inner(state, self.inner.update(self.inner_state(state), sent, decoded))
-        return state.with_arrays(residual=saturating(sent, decoded, scale_y=-1.0))
 
 
 @dataclass(frozen=True)
@@ -73,9 +67,9 @@ class ResidualCodec(Codec):
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No residual yet."""
-        return State(int(size), {"residual": np.zeros(size, np.float32)})
+        return State(int(size), {"residual": np.zeros(size, np.float32)}, shape)
 
     @abstractmethod
     def send(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> bytes:

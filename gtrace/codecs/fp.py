@@ -194,10 +194,10 @@ class Fp(PartwiseCodec, ExpectingCodec):
         """A sketch does not know which values share a block."""
         return self.block is None
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No shift (or the fixed one), and a format for a typical gradient."""
         form = self._named or optimal_format(cast("int", self.bits), _TYPICAL_SIGMA)
-        return State(int(size), _arrays(form, self.exponent or 0))
+        return State(int(size), _arrays(form, self.exponent or 0), shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Choose the format and the scale for the mean and deviation of log2|x|."""

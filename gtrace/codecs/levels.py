@@ -111,7 +111,8 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         old = state.arrays.get("lengths")
         if old is not None and old.size != probabilities.size:
             # Fitted levels became fewer or more: the old code names other symbols.
-            state = State(state.size, {name: value for name, value in state.arrays.items() if name != "lengths"})
+            kept_arrays = {name: value for name, value in state.arrays.items() if name != "lengths"}
+            state = State(state.size, kept_arrays, state.shape)
             old = None
         if old is None:
             kept = symbols.fixed

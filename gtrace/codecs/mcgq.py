@@ -322,9 +322,9 @@ class Mcgq(Codec):
         object.__setattr__(self, "stateful", self.accumulate or self.delta_k > 0)
         object.__setattr__(self, "unbiased", self.with_norm and not self.accumulate)
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """Nothing accumulated, the amount as the parameter says."""
-        state = super().init(size)
+        state = super().init(size, shape)
         if self.accumulate:
             state = state.with_arrays(accumulated=np.zeros(state.size, np.float32))
         if self.delta_k:

@@ -36,25 +36,17 @@ class Momentum(Wrapper):
     beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
     dampening: float = parameter(0.0, "share of a new gradient that is left out", minimum=0.0, maximum=1.0)
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No momentum yet."""
-        return super().init(size).with_arrays(momentum=np.zeros(size, np.float32))
+        return super().init(size, shape).with_arrays(momentum=np.zeros(size, np.float32))
 
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """The momentum, as the codec inside will see it."""
-        return self.inner.view(self.inner_state(state), self._moved(state, values))
+    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """The new momentum."""
+        del decoded
+        return {"momentum": given}
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The inner payload of the new momentum."""
-        return self.inner.encode(self.inner_state(state), self._moved(state, values), key)
-
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Keep the new momentum."""
-        moved = self._moved(state, values)
-        state = self.with_inner(state, self.inner.update(self.inner_state(state), moved, decoded))
-        return state.with_arrays(momentum=moved)
-
-    def _moved(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The new momentum."""
         return averaged(state.arrays["momentum"], checked_values(state, values), self.beta, self.dampening)
 
 

@@ -243,9 +243,11 @@ PAGES: dict[str, Page] = {
     "powersgd": Page(
         "The gradient as a matrix of low rank: two thin factors by one step of power iteration, begun where the "
         "last step ended, with error feedback. Linear layers suit it.",
-        "The orthonormal factor P, then Q, in float32; a tensor that factors would not shorten is sent as it is.",
-        "Bits 32 rank (rows + columns) / n: they fall with size. Error is small where singular values fall fast; "
-        "the first steps are worse, until the iteration has found its directions.",
+        "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would not "
+        "shorten, are sent as they are.",
+        "Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size. Error is "
+        "small where singular values fall fast; the first steps are worse, until the iteration has found its "
+        "directions.",
         (
             "ef",
             "topk",

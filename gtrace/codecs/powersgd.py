@@ -2,119 +2,174 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import parameter
-from gtrace.codecs.feedback import UNITS, ResidualCodec, corrected
+from gtrace.codecs.base import Averaged, Codec, advance, checked_values, parameter
+from gtrace.codecs.feedback import UNITS, corrected
 from gtrace.codecs.registry import register
-from gtrace.codecs.wrapper import FLOAT32_MAX
+from gtrace.codecs.wrapper import FLOAT32_MAX, saturating
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.kernels import select as _select
-from gtrace.types import Key
+from gtrace.types import Key, State
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.types import State
+    from gtrace.codecs.base import Rounds
 
 _START = Key.derive(0, tensor="powersgd", role="sample")
+_ROWS = struct.Struct("<I")
 
 
 @register
 @dataclass(frozen=True)
-class PowerSgd(ResidualCodec):
+class PowerSgd(Codec):
     """One step of power iteration with error feedback and a warm start.
 
-    A codec sees a flat tensor. It is laid out in rows of a matrix that is as square as possible, or has ``rows``
-    rows (give the first dimension of the weight, so that rows are what they were); a short last row is filled with
-    zeros, which are not sent. A tensor that two factors would not shorten is sent in float32, as the paper does with
-    vectors. The state holds ``residual`` (float32[n]) and ``q`` (float32[columns, rank]), the start of the iteration.
+    The matrix has the first dimension of the parameter as rows, and the rest as columns. Parameters with fewer than
+    two dimensions, and those that two factors do not shorten, are sent in float32. If the shape is not known, the
+    matrix is as square as possible, its last row filled with zeros; that usually loses more than the true matrix.
+    Workers average P, then Q. The state holds ``residual`` (float32[n]) and ``q`` (float32[columns, rank]), the start
+    of the iteration, which is the same on all workers; it is empty for a tensor that is sent exactly.
     """
 
     name: ClassVar[str] = "powersgd"
     summary: ClassVar[str] = "two thin factors of the gradient as a matrix, with error feedback"
-    formula: ClassVar[str] = "M = v + e as a matrix; P = orthonormal(M Q); Q <- M' P; send P, Q: P Q'; e <- M - P Q'"
+    formula: ClassVar[str] = (
+        "M = v + e as a matrix; P <- mean of M Q over the workers, orthonormal; Q <- mean of M' P; all hold P Q'; "
+        "e <- M - P Q'"
+    )
     paper: ClassVar[str] = (
         "Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019"
     )
     corrections: ClassVar[tuple[str, ...]] = (
-        "the paper averages P, then Q, over the workers; here each sends its own, and their products are averaged",
+        "P is made orthonormal by Householder reflections, not by Gram-Schmidt: the same product, with less rounding",
         "a column of Q that becomes zero keeps its last start",
         UNITS,
     )
+    unbiased: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
 
     rank: int = parameter(2, "columns of each factor", minimum=1, maximum=1 << 16)
-    rows: int | None = parameter(
-        None, "rows of the matrix; none for about the square root of the size", minimum=1, optional=True
-    )
     warm: bool = parameter(True, "start from the last Q; otherwise from random numbers at every step")
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No residual, and a start of normal random numbers, the same on every worker."""
-        state = super().init(size)
-        return state.with_arrays(q=self._random(size, _START)) if self.warm and self._thin(size) else state
+        state = State(int(size), {}, shape)
+        rows = self._rows(state)
+        if not rows:
+            return state
+        q = _normal((-(-state.size // rows), self.rank), _START)
+        return state.with_arrays(residual=np.zeros(state.size, np.float32), q=q)
 
-    def send(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> bytes:
-        """P (rows x rank), then Q (columns x rank), row by row in float32."""
-        if not self._thin(x.size):
-            return seal(x.astype("<f4").tobytes(), codec=self.name, size=x.size, shared=b"")
-        start = state.arrays["q"] if self.warm else self._random(x.size, key)
-        p, q = self._factors(x, start)
-        return seal(p.astype("<f4").tobytes() + q.astype("<f4").tobytes(), codec=self.name, size=x.size, shared=b"")
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """P (rows x rank), then Q (columns x rank); the values themselves of a tensor that is sent exactly."""
+        del key
+        if "q" not in state.arrays:
+            exact = checked_values(state, values)
+            mean = yield exact
+            return Averaged(mean, exact, state)
+        x, start = corrected(state, values), state.arrays["q"]
+        matrix = np.zeros((self._rows(state), len(start)))
+        matrix.reshape(-1)[: x.size] = x
+        p = _orthonormal((yield _narrowed(matrix @ start)))
+        own = _narrowed(matrix.T @ p)
+        q = yield own
+        decoded = _product(p, q, x.size)
+        if self.warm:
+            following = np.where(q.any(axis=0), q, start)
+        else:
+            following = _normal(start.shape, _key_of(start))
+        after = state.with_arrays(residual=saturating(x, decoded, scale_y=-1.0), q=following)
+        return Averaged(decoded, decoded if q is own else _product(p, own, x.size), after)
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """P, then Q, of this worker alone, row by row in float32."""
+        messages, _ = self._alone(state, values, key)
+        body = b"".join(message.astype("<f4").tobytes() for message in messages)
+        return seal(body, codec=self.name, size=state.size, shared=self.shared(state))
+
+    def shared(self, state: State) -> bytes:
+        """The number of rows, little-endian uint32; nothing for a tensor that is sent exactly."""
+        return _ROWS.pack(self._rows(state)) if "q" in state.arrays else b""
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        rows, columns = self._shape(size)
-        thin = self._thin(size)
-        wanted = 4 * (self.rank * (rows + columns) if thin else size)
+        rows = 0
+        if shared:
+            if len(shared) != _ROWS.size or not any(shared):
+                raise PayloadError("shared bytes are not a number of rows")
+            (rows,) = _ROWS.unpack(shared)
+        columns = -(-size // rows) if rows else 0
+        wanted = 4 * (self.rank * (rows + columns) if rows else size)
         if flags or len(body) != wanted:
             raise PayloadError(f"payload body of {len(body)} bytes where {wanted} were expected")
         sent = np.frombuffer(body, "<f4").astype(np.float32)
         if not np.isfinite(sent).all():
             raise PayloadError("payload holds a value that is not finite")
-        if not thin:
+        if not rows:
             return sent
-        p = sent[: rows * self.rank].reshape(rows, self.rank).astype(np.float64)
-        q = sent[rows * self.rank :].reshape(columns, self.rank).astype(np.float64)
-        return _narrowed(p @ q.T).reshape(-1)[:size].copy()
+        if self.rank > rows or rows > size:
+            raise PayloadError(f"a matrix of {rows} rows has no {self.rank} factors of {size} values")
+        p, q = sent[: rows * self.rank], sent[rows * self.rank :]
+        return _product(_orthonormal(p.reshape(rows, -1)), q.reshape(columns, -1), size)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
-        """Keep what did not arrive, and Q as the next start."""
-        following = super().update(state, values, decoded)
-        if "q" not in state.arrays:
-            return following
-        old = state.arrays["q"]
-        _, q = self._factors(corrected(state, values), old)
-        return following.with_arrays(q=np.where(q.any(axis=0), q, old))
+        """What one worker alone keeps: what did not arrive, and Q as the next start."""
+        del decoded
+        return self._alone(state, values, _START)[1].state
 
-    def _shape(self, size: int) -> tuple[int, int]:
-        rows = self.rows or max(1, math.isqrt(size))
-        return rows, -(-size // rows)
+    def _alone(
+        self, state: State, values: ArrayLike, key: tuple[int, int]
+    ) -> tuple[list[NDArray[np.float32]], Averaged]:
+        """All messages of one worker without others, and how its rounds end."""
+        run = self.rounds(state, values, key)
+        messages: list[NDArray[np.float32]] = []
+        found = advance(run)
+        while not isinstance(found, Averaged):
+            messages.append(found)
+            found = advance(run, found)
+        return messages, found
 
-    def _thin(self, size: int) -> bool:
-        return self.rank * sum(self._shape(size)) < size
+    def _rows(self, state: State) -> int:
+        """Rows of the matrix; 0 for a tensor that is sent exactly."""
+        shape = state.shape
+        rows = math.isqrt(state.size) if shape is None else shape[0] if len(shape) > 1 else 0
+        return rows if rows and self.rank * (rows + -(-state.size // rows)) < state.size else 0
 
-    def _random(self, size: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """Normal random numbers, float32[columns, rank]."""
-        _, columns = self._shape(size)
-        random = np.empty((2, columns, self.rank), np.uint32)
-        _select.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
-        u = (random + 0.5) / 2.0**32
-        normal: NDArray[np.float32] = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
-        return normal
 
-    def _factors(self, x: NDArray[np.float32], start: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-        rows, columns = self._shape(x.size)
-        matrix = np.zeros((rows, columns), np.float64)
-        matrix.reshape(-1)[: x.size] = x
-        p = np.linalg.qr(matrix @ start.astype(np.float64))[0].astype(np.float32)
-        return p, _narrowed(matrix.T @ p.astype(np.float64))
+def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> NDArray[np.float32]:
+    """Normal random numbers, float32."""
+    random = np.empty((2, *shape), np.uint32)
+    _select.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
+    u = (random + 0.5) / 2.0**32
+    normal: NDArray[np.float32] = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
+    return normal
+
+
+def _key_of(start: NDArray[np.float32]) -> Key:
+    """A key for the next start that all workers with this one have."""
+    digest = hashlib.blake2b(start.astype("<f4").tobytes(), digest_size=16, person=b"powersgd").digest()
+    return Key(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
+
+
+def _orthonormal(p: NDArray[np.float32]) -> NDArray[np.float64]:
+    """A basis of the columns, float64[rows, rank]."""
+    return np.linalg.qr(p.astype(np.float64))[0]
+
+
+def _product(p: NDArray[np.float64], q: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """P Q', without what fills the last row: float32[size]."""
+    return _narrowed(p @ q.T.astype(np.float64)).reshape(-1)[:size].copy()
 
 
 def _narrowed(x: NDArray[np.float64]) -> NDArray[np.float32]:

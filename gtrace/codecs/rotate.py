@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Rounds
     from gtrace.types import State
 
 _SEED = struct.Struct("<I")
@@ -54,15 +55,17 @@ class Rotate(Wrapper):
         super().__post_init__()
         if self.block & (self.block - 1):
             raise UsageError(f"codec rotate: block={self.block} is no power of two; try {1 << self.block.bit_length()}")
+        # Without memory inside, every worker rotates by signs of its own, and sums mean nothing.
+        object.__setattr__(self, "linear", self.inner.linear and self.inner.stateful)
 
     @property
     def wire_name(self) -> str:
         """Its own: a receiver that does not rotate back must refuse."""
         return self.name
 
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        """The values rotated once, by any rotation: they look alike to a codec."""
-        return self.inner.view(self.inner_state(state), self._rotated(checked_values(state, values), 0))
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The values in the rotation that a codec with memory gets; to others every rotation looks the same."""
+        return self._rotated(checked_values(state, values), 0)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The seed where one is needed, then the body of the inner payload of the rotated values."""
@@ -90,9 +93,13 @@ class Rotate(Wrapper):
         """Let the codec inside take note, in its own coordinates."""
         if not self.inner.stateful:
             return state
-        x = self._rotated(checked_values(state, values), 0)
-        arrived = self._rotated(decoded, 0)
-        return self.with_inner(state, self.inner.update(self.inner_state(state), x, arrived))
+        return super().update(state, values, self._rotated(decoded, 0))
+
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """Those of the codec inside, rotated back at the end; all workers rotate by the same signs."""
+        ended = yield from super().rounds(state, values, key)
+        decoded, own = (self._rotated(array, 0, back=True) for array in (ended.decoded, ended.own))
+        return ended._replace(decoded=decoded, own=own)
 
     def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         """The mean: a vote over signs means nothing once they are rotated back."""

@@ -197,9 +197,9 @@ class Signum(_VotingCodec):
     beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
     scale: Scale = parameter("mean", _HELP, choices=SCALES)
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No momentum yet."""
-        return State(int(size), {"momentum": np.zeros(size, np.float32)})
+        return State(int(size), {"momentum": np.zeros(size, np.float32)}, shape)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """Scale and signs of the new momentum."""

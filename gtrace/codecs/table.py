@@ -202,9 +202,9 @@ class Planned(ExpectingCodec):
         """Whether the codec has closed forms."""
         return expecting(self.inner)
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """The codec's state."""
-        return self.inner.init(size)
+        return self.inner.init(size, shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Fit the codec."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.codecs.base import Codec
+from gtrace.codecs.base import Codec, checked_values
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Rounds
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec
 
@@ -28,8 +29,8 @@ FLOAT32_MAX = np.finfo(np.float32).max
 class Wrapper(Codec):
     """A codec around a codec, another wrapper among them.
 
-    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``
-    and ``declared`` are facts of the instance, because they depend on what is inside.
+    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
+    ``linear`` and ``declared`` are facts of the instance, because they depend on what is inside.
     """
 
     inner: Codec
@@ -40,6 +41,7 @@ class Wrapper(Codec):
         object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
         object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
+        object.__setattr__(self, "linear", self.inner.linear)
         object.__setattr__(self, "declared", self.inner.declared)
 
     def __str__(self) -> str:
@@ -75,9 +77,39 @@ class Wrapper(Codec):
         """The share goes to the codec inside."""
         return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
 
-    def init(self, size: int) -> State:
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """The inner codec's state under the prefix ``inner.``."""
-        return self.with_inner(State(int(size)), self.inner.init(size))
+        return self.with_inner(State(int(size), {}, shape), self.inner.init(size, shape))
+
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """What the codec inside encodes, float32[n]: the values themselves unless a wrapper changes them."""
+        return checked_values(state, values)
+
+    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """The wrapper's own arrays in the state of the next step, after ``given`` arrived as ``decoded``."""
+        del given, decoded
+        return {}
+
+    def view(self, state: State, values: ArrayLike) -> ArrayLike:
+        """What the codec inside will look at."""
+        return self.inner.view(self.inner_state(state), self.given(state, values))
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The inner payload of :meth:`given`."""
+        return self.inner.encode(self.inner_state(state), self.given(state, values), key)
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """The codec inside and the wrapper take note."""
+        given = self.given(state, values)
+        state = self.with_inner(state, self.inner.update(self.inner_state(state), given, decoded))
+        return state.with_arrays(**self.remembered(given, decoded))
+
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """Those of the codec inside, of :meth:`given`."""
+        given = self.given(state, values)
+        ended = yield from self.inner.rounds(self.inner_state(state), given, key)
+        state = self.with_inner(state, ended.state).with_arrays(**self.remembered(given, ended.decoded))
+        return ended._replace(state=state)
 
     def at_bits(self, bits: int) -> Codec:
         """The codec inside with other bits."""
@@ -108,13 +140,14 @@ class Wrapper(Codec):
         """The inner codec's part of a state."""
         cut = len(INNER)
         arrays = {name[cut:]: array for name, array in state.arrays.items() if name.startswith(INNER)}
-        return State(state.size, arrays)
+        return State(state.size, arrays, state.shape)
 
     @staticmethod
     def with_inner(state: State, inner: State) -> State:
         """A state with the inner codec's part replaced."""
         own = {name: array for name, array in state.arrays.items() if not name.startswith(INNER)}
-        return State(state.size, {**own, **{INNER + name: array for name, array in inner.arrays.items()}})
+        held = {INNER + name: array for name, array in inner.arrays.items()}
+        return State(state.size, {**own, **held}, state.shape)
 
 
 def saturating(x: ArrayLike, y: ArrayLike, scale_x: float = 1.0, scale_y: float = 1.0) -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gtrace.codecs.base import Codec
+from gtrace.codecs.base import Averaged, Codec, advance
 from gtrace.codecs.table import CodecTable
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
@@ -24,6 +24,8 @@ from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from gtrace.codecs.table import TableLike
     from gtrace.online.links import Message
@@ -152,7 +154,9 @@ class Exchanged:
 class Exchange:
     """All workers' senders and receivers.
 
-    Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon.
+    Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon. Messages of a
+    linear codec are averaged round by round. If a worker lacks a tensor of one, or cannot send it, the mean of the
+    others' is exact, in float32, and no memory changes: all workers must go on with the same start.
 
     Args:
         codec: what every worker uses, or a table or plan of what it uses for which tensor.
@@ -229,7 +233,6 @@ class Exchange:
         tally, bad = Tally(), []
         aggregated: dict[str, Vector] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
-            exact, decoded = [], []
             sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
             finite = [(worker, *self._finite(values, name, worker, step)) for worker, values in sent]
             found = [Bad(name, worker, count) for worker, _, count in finite if count]
@@ -237,18 +240,22 @@ class Exchange:
             if found and self._nonfinite == "pass":
                 aggregated[name] = vectors.plain_mean([values for _, values in sent])
                 continue
-            for worker, values, _ in finite:
-                if values is not None:
-                    exact.append(values)
-                    decoded.append(self._carry(name, worker, values, step, tally))
+            shape = None if self._whole else shapes[name]
+            there = [(worker, values) for worker, values, _ in finite if values is not None]
+            exact = [values for _, values in there]
+            if there and self.rules.choose(name, len(exact[0])).linear:
+                decoded, aggregated[name] = self._average(name, there, shape, step, tally)
+            else:
+                decoded = [self._carry(name, worker, values, shape, step, tally) for worker, values in there]
             if decoded:
                 start = time.thread_time()
-                aggregated[name] = vectors.aggregate(self.rules.choose(name, len(exact[0])), decoded)
+                if name not in aggregated:
+                    aggregated[name] = vectors.aggregate(self.rules.choose(name, len(exact[0])), decoded)
                 seconds = time.thread_time() - start
                 tally.codec_seconds += seconds
                 tally.decode_seconds += seconds
                 if self._down is not None:
-                    aggregated[name] = self._send_on(name, aggregated[name], step, tally)
+                    aggregated[name] = self._send_on(name, aggregated[name], shape, step, tally)
                 _measure(tally, exact, decoded, aggregated[name])
                 if watch is not None:
                     watch(name, exact, decoded, aggregated[name])
@@ -275,7 +282,7 @@ class Exchange:
             sender.load_arrays(arrays)
             receiver.shared = np.asarray(shared, np.uint8).tobytes()
 
-    def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
+    def _link(self, name: str, worker: int, size: int, shape: tuple[int, ...] | None = None) -> tuple[Sender, Receiver]:
         link = self._links.get((name, worker))
         rules = self.rules
         if worker == _SERVER and isinstance(self._down, Codec):
@@ -284,7 +291,14 @@ class Exchange:
         if link is None:
             role: Role = "down" if worker == _SERVER else "up"
             sender = Sender(
-                codec, size, tensor=name, worker=max(worker, 0), seed=self._seed, refit=self._refit, role=role
+                codec,
+                size,
+                tensor=name,
+                worker=max(worker, 0),
+                seed=self._seed,
+                refit=self._refit,
+                shape=shape,
+                role=role,
             )
             link = self._links[name, worker] = (sender, Receiver(codec, size))
         elif codec != link[0].codec:
@@ -292,10 +306,12 @@ class Exchange:
             link[1].codec = codec
         return link
 
-    def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
+    def _travel(
+        self, name: str, worker: int, values: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally
+    ) -> tuple[Message, Vector]:
         """One tensor to the other end, and the time that takes."""
         start = time.thread_time()
-        sender, receiver = self._link(name, worker, len(values))
+        sender, receiver = self._link(name, worker, len(values), shape)
         fitting = sender.fit_seconds
         message = sender.send(values, step)
         sent = time.thread_time()
@@ -306,9 +322,9 @@ class Exchange:
         tally.fit_seconds += sender.fit_seconds - fitting
         return message, arrived
 
-    def _send_on(self, name: str, average: Vector, step: int, tally: Tally) -> Vector:
+    def _send_on(self, name: str, average: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally) -> Vector:
         """One tensor's average from the server to all workers."""
-        message, arrived = self._travel(name, _SERVER, average, step, tally)
+        message, arrived = self._travel(name, _SERVER, average, shape, step, tally)
         tally.down_bits += message.payload_bits + message.shared_bits
         wide = vectors.widened(average)
         tally.down_energy += float(wide @ wide)
@@ -316,9 +332,34 @@ class Exchange:
         tally.down_squared_error += float(wide @ wide)
         return arrived
 
-    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
+    def _average(
+        self, name: str, sent: Sequence[tuple[int, Vector]], shape: tuple[int, ...] | None, step: int, tally: Tally
+    ) -> tuple[list[Vector], Vector]:
+        """One tensor of all workers by the rounds of its codec: each worker's part, and what all of them hold."""
+        start = time.thread_time()
+        tally.float32_bits += sum(32 * len(values) for _, values in sent)
+        if len(sent) < self.workers:
+            tally.payload_bits += sum(32 * len(values) for _, values in sent)
+            own = [values for _, values in sent]
+            average = vectors.plain_mean(own)
+        else:
+            runs = [self._link(name, worker, len(values), shape)[0].rounds(values, step) for worker, values in sent]
+            found = [advance(run) for run in runs]
+            while messages := [one for one in found if not isinstance(one, Averaged)]:
+                tally.payload_bits += sum(8 * message.nbytes for message in messages)
+                mean: NDArray[np.float32] = np.asarray(np.mean(messages, axis=0, dtype=np.float64), np.float32)
+                found = [advance(run, mean) for run in runs]
+            ended = [one for one in found if isinstance(one, Averaged)]
+            own, average = [one.own for one in ended], ended[0].decoded
+        tally.zeros += sum(map(vectors.count_zeros, own))
+        tally.codec_seconds += time.thread_time() - start
+        return own, average
+
+    def _carry(
+        self, name: str, worker: int, values: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally
+    ) -> Vector:
         """One tensor from one worker to the other end."""
-        message, arrived = self._travel(name, worker, values, step, tally)
+        message, arrived = self._travel(name, worker, values, shape, step, tally)
         tally.payload_bits += message.payload_bits
         tally.shared_bits += message.shared_bits
         tally.envelope_bits += 8 * ENVELOPE_BYTES

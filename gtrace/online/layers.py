@@ -74,21 +74,22 @@ class LayerCodecs:
         self._tensors: dict[str, _Tensor] = {}
         self._fresh = False
 
-    def carry(self, name: str, values: NDArray[np.float32], step: int, tally: Tally) -> NDArray[np.float32]:
-        """Fit where the schedule says so, encode float32[n], decode from the bytes alone, and count.
+    def carry(self, name: str, array: NDArray[np.float32], step: int, tally: Tally) -> NDArray[np.float32]:
+        """Fit where the schedule says so, encode float32 of any shape, decode from the bytes alone, and count.
 
         Returns:
-            float32[n]; ``values`` themselves where nothing can be encoded yet.
+            float32[n]; the values themselves where nothing can be encoded yet.
         """
+        values = array.reshape(-1)
         start = time.thread_time()
         tensor = self._tensor(name)
-        self._sketch(tensor, values, step, tally)
+        self._sketch(tensor, array, step, tally)
         ends = tensor.ends
         decoded = values
         if ends.state is None:
             tally.payload_bits += 32 * values.size
         else:
-            state = State(values.size, ends.state.arrays)
+            state = State(values.size, ends.state.arrays, array.shape)
             payload, shared, decoded = self._through(state, name, values, step)
             tally.payload_bits += 8 * (len(payload) - ENVELOPE_BYTES)
             tally.envelope_bits += 8 * ENVELOPE_BYTES
@@ -98,10 +99,12 @@ class LayerCodecs:
         tally.codec_seconds += time.thread_time() - start
         return decoded
 
-    def preview(self, name: str, values: NDArray[np.float32], step: int) -> NDArray[np.float32]:
-        """What would arrive of float32[n] with the codec as it is; nothing is fitted and nothing is counted."""
-        state = self._tensor(name).ends.state
-        return values if state is None else self._through(State(values.size, state.arrays), name, values, step)[2]
+    def preview(self, name: str, array: NDArray[np.float32], step: int) -> NDArray[np.float32]:
+        """What :meth:`carry` would return with the codec as it is; nothing is fitted and nothing is counted."""
+        state, values = self._tensor(name).ends.state, array.reshape(-1)
+        if state is None:
+            return values
+        return self._through(State(values.size, state.arrays, array.shape), name, values, step)[2]
 
     def settle(self, step: int, tally: Tally) -> None:
         """The batch is over: fit what needs all of its tensors."""
@@ -130,13 +133,13 @@ class LayerCodecs:
             self._tensors[name] = _Tensor(self._common or _Ends(self._codec.init(0)))
         return self._tensors[name]
 
-    def _sketch(self, tensor: _Tensor, values: NDArray[np.float32], step: int, tally: Tally) -> None:
+    def _sketch(self, tensor: _Tensor, array: NDArray[np.float32], step: int, tally: Tally) -> None:
         due = self._refit.latest(step)
         if self._spec is None or due <= tensor.due:
             return
         start = time.thread_time()
-        state = State(values.size, tensor.ends.state.arrays if tensor.ends.state is not None else {})
-        tensor.summary = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
+        state = State(array.size, tensor.ends.state.arrays if tensor.ends.state is not None else {}, array.shape)
+        tensor.summary = MomentSketch.from_spec(self._codec.view(state, array.reshape(-1)), self._spec)
         tensor.due = due
         self._fresh = True
         if self._common is None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gtrace.codecs.base import Rounds
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
     from gtrace.types import SummarySpec
@@ -63,6 +64,7 @@ class Sender:
         worker: number of the worker, part of the key.
         seed: of all keys.
         refit: when the codec is fitted.
+        shape: of the parameter, None if it is not known.
         role: ``up`` for what a worker sends, ``down`` for what is sent on after a sum; part of the key.
 
     Attributes:
@@ -80,10 +82,11 @@ class Sender:
         worker: int,
         seed: int,
         refit: RefitSchedule,
+        shape: tuple[int, ...] | None = None,
         role: Role = "up",
     ) -> None:
         self.codec = codec
-        self.state = codec.init(size)
+        self.state = codec.init(size, shape)
         self.fit_seconds = 0.0
         self._tensor, self._worker, self._seed, self._role = tensor, worker, seed, role
         self._refit = refit
@@ -133,7 +136,7 @@ class Sender:
             summary = self.summary(values)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
-        key = Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
+        key = self._key(step)
         if isinstance(values, np.ndarray):
             payload = self.codec.encode(self.state, values, key)
         else:
@@ -144,10 +147,19 @@ class Sender:
         changed, self._known = shared != self._known, shared
         return Message(payload, shared if changed else None)
 
+    def rounds(self, values: Vector, step: int) -> Rounds:
+        """What a linear codec sends in its rounds instead of a message; its state is the next step's when they end."""
+        ended = yield from self.codec.rounds(self.state, on_host(values), self._key(step))
+        self.state = ended.state
+        return ended
+
     def settle(self, values: Vector, decoded: Vector) -> None:
         """Take note of how ``values`` arrived, for residuals and momentum."""
         if type(self.codec).update is not Codec.update:
             self.state = self.codec.update(self.state, on_host(values), on_host(decoded))
+
+    def _key(self, step: int) -> Key:
+        return Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
 
     def to_arrays(self) -> dict[str, Any]:
         """The state, as plain numbers and arrays."""

@@ -194,9 +194,9 @@ class Batch:
             return None
         if gradient.layout != torch.strided:
             raise UsageError(f"kind neural: the gradient of {name} is sparse; codecs take dense ones")
-        values = as_values(gradient.detach().to("cpu", torch.float32).numpy())
+        values = as_values(gradient.detach().to("cpu", torch.float32).numpy()).reshape(gradient.shape)
         decoded = self._preview(name, values) if self._only is not None else self._carry(name, values)
-        if decoded is None or np.array_equal(decoded, values):
+        if decoded is None or np.array_equal(decoded, values.reshape(-1)):
             return None
         # With the strides of the gradient that came: other strides would take other paths through the matrix products.
         return torch.empty_like(gradient).copy_(torch.from_numpy(decoded).reshape(gradient.shape))
@@ -226,7 +226,7 @@ class Batch:
                 return None
             values = np.where(finite, values, np.float32(0))
         decoded = self._layers.carry(name, values, self.step, tally)
-        wide = values.astype(np.float64)
+        wide = values.reshape(-1).astype(np.float64)
         energy = float(wide @ wide)
         wide -= decoded
         error = float(wide @ wide)

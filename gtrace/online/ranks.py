@@ -88,7 +88,7 @@ class State:
         model: names the parameters; without it they are looked for among all live modules.
         exchange: ``allgather`` sends every rank's payload to all others; ``two-shot`` sends each rank a piece of every
             tensor, which it decodes, averages and encodes once more for all: fewer bytes from three ranks on, and
-            a second error, which is measured.
+            a second error, which is measured. Messages of linear codecs go through all-reduces either way.
         levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: where
             the schedule says so, ranks exchange their sketches and all fit to the sum.
         rules: pattern -> codec for some tensors: ``{"bias": "none"}``. See :class:`gtrace.codecs.table.CodecTable`.
@@ -169,7 +169,8 @@ class State:
             vectors.flat(gradient, self.rules.choose(name, gradient.numel()))
             for name, gradient in zip(names, gradients, strict=True)
         ]
-        for gradient, average in zip(gradients, self.average(names, values), strict=True):
+        shapes = [tuple(gradient.shape) for gradient in gradients]
+        for gradient, average in zip(gradients, self.average(names, values, shapes), strict=True):
             gradient.copy_(torch.as_tensor(average).view(gradient.shape))
         if bucket.is_last():
             self.end_step()
@@ -180,12 +181,15 @@ class State:
         future.set_result(buffer)
         return future
 
-    def average(self, names: Sequence[str], values: Sequence[Vector]) -> list[Vector]:
+    def average(
+        self, names: Sequence[str], values: Sequence[Vector], shapes: Sequence[tuple[int, ...]] | None = None
+    ) -> list[Vector]:
         """Exchange some tensors and average what arrives; every rank calls this with the same names in the same order.
 
         Args:
             names: of the tensors.
             values: float32[n] of each, arrays or tensors; they are not changed.
+            shapes: true shape of each, for codecs that look at it; None if they are not known.
 
         Returns:
             float32[n] of each, of the same kind, the same bytes on all ranks; zeros where no rank could send.
@@ -199,7 +203,21 @@ class State:
         start, waited, before = time.thread_time(), links.seconds, links.sent
         shot = self._shots.one if self.exchange == "allgather" else self._shots.two
         sent = [self._finite(name, array) for name, array in zip(names, values, strict=True)]
-        averages = shot(links, names, sent, values, self.steps)
+        averages: list[Vector] = list(values)
+        linear = [self.rules.choose(name, len(array)).linear for name, array in zip(names, values, strict=True)]
+        for way, chosen in ((shot, False), (self._shots.averaged, True)):
+            among = [k for k, one in enumerate(linear) if one is chosen]
+            if among:
+                found = way(
+                    links,
+                    [names[k] for k in among],
+                    [sent[k] for k in among],
+                    [values[k] for k in among],
+                    self.steps,
+                    None if shapes is None else [shapes[k] for k in among],
+                )
+                for k, average in zip(among, found, strict=True):
+                    averages[k] = average
         tally.codec_seconds += time.thread_time() - start
         tally.wire_seconds += links.seconds - waited
         tally.wire_bytes += links.sent - before

@@ -251,7 +251,9 @@ class Run:
         network = self._settings.network
         if network is not None:
             exact = self._codec == Identity()
-            simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact)
+            linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
+            workers = self._settings.workers
+            simulated = simulated_step(network, workers, tally, seconds, exact=exact, linear=linear)
             result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
             record["sim_seconds"] = simulated
             if self._control is not None:

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from gtrace.codecs import codec as build_codec
+from gtrace.codecs.base import Averaged, advance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
+from gtrace.errors import PayloadError
 from gtrace.online import vectors
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Tally
@@ -23,7 +25,10 @@ from gtrace.online.links import Message, Receiver, Sender
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from gtrace.codecs import Codec
+    from gtrace.codecs.base import Rounds
     from gtrace.codecs.table import CodecTable
     from gtrace.online.collectives import Collectives
     from gtrace.online.schedule import RefitSchedule
@@ -45,6 +50,7 @@ class Piece:
         stop: one beyond the last.
         codec: what it goes through.
         device: where it is encoded and decoded; None for the host.
+        shape: of the parameter where it is all of it and the shape is known.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Piece:
     stop: int
     codec: Codec
     device: torch.device | None = None
+    shape: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -80,7 +87,13 @@ class Shots:
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
     def one(
-        self, links: Collectives, names: Sequence[str], values: Sequence[Values], likes: Sequence[Vector], step: int
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        values: Sequence[Values],
+        likes: Sequence[Vector],
+        step: int,
+        shapes: Sequence[tuple[int, ...] | None] | None = None,
     ) -> list[Vector]:
         """Every rank's payloads go to all; returns the averages, the same bytes on all ranks.
 
@@ -90,19 +103,109 @@ class Shots:
             values: of each, what is to be sent.
             likes: of each, something of the size and of the place that the average is to have.
             step: number of the step.
+            shapes: of each, that of its parameter, None if it is not known.
         """
-        whole = [
-            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), _place(like))
-            for name, like in zip(names, likes, strict=True)
-        ]
+        whole = self._whole(links, names, likes, shapes)
         messages = self._encode(links, whole, values, "up", step)
         frames = links.gather(pack(messages))
         gathered = [self._decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
         self._settle(whole, values, gathered[links.rank], "up")
         return [_mean(piece, arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
 
+    def averaged(
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        values: Sequence[Values],
+        likes: Sequence[Vector],
+        step: int,
+        shapes: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> list[Vector]:
+        """Tensors of linear codecs, by all-reduces of their messages; the same bytes on all ranks.
+
+        A tensor that a rank cannot send goes uncompressed from the others, and no memory changes.
+
+        Args:
+            links: to the other ranks.
+            names: of the tensors.
+            values: of each, what is to be sent.
+            likes: of each, something of the size and of the place that the average is to have.
+            step: number of the step.
+            shapes: of each, that of its parameter, None if it is not known.
+
+        Raises:
+            PayloadError: the ranks' models differ.
+        """
+        whole = self._whole(links, names, likes, shapes)
+        flags = bytes(_sendable(array) + 2 * isinstance(array, NotFinite) for array in values)
+        self.tally.frame_bits += 8 * len(flags)
+        frames = links.gather(flags)
+        if any(len(frame) != len(flags) for frame in frames):
+            raise PayloadError("frame: other tensors than here; the ranks differ in their model")
+        averages: list[Vector | None] = [None] * len(whole)
+        runs: dict[int, Rounds] = {}
+        alone: dict[int, NDArray[np.float32]] = {}
+        sent: dict[int, Vector] = {}
+        for k, (piece, array, seen) in enumerate(zip(whole, values, zip(*frames, strict=True), strict=True)):
+            if 2 in seen or 1 not in seen:
+                averages[k] = _mean(piece, [NOT_FINITE] if 2 in seen else [])
+            elif 0 in seen:
+                part = vectors.on_host(array) if _sendable(array) else np.zeros(piece.size, np.float32)
+                alone[k] = part * np.float32(links.size / sum(seen))
+                self.tally.payload_bits += 32 * piece.size if _sendable(array) else 0
+            elif _sendable(array):
+                sent[k] = array
+                runs[k] = self._sender(piece, "up", links.rank).rounds(array, step)
+        found = self._all_reduce(links, alone)
+        means: dict[int, NDArray[np.float32]] = {}
+        while runs:
+            messages: dict[int, NDArray[np.float32]] = {}
+            for k, run in list(runs.items()):
+                message = advance(run, means.get(k))
+                if isinstance(message, Averaged):
+                    found[k] = message.decoded
+                    self._note(vectors.on_host(sent[k]), message.own, "up")
+                    del runs[k]
+                else:
+                    messages[k] = message
+                    self.tally.payload_bits += 8 * message.nbytes
+            means = self._all_reduce(links, messages)
+        for k, decoded in found.items():
+            place = whole[k].device
+            averages[k] = decoded if place is None else torch.from_numpy(decoded).to(place)
+        return [average for average in averages if average is not None]
+
+    @staticmethod
+    def _all_reduce(links: Collectives, parts: Mapping[int, NDArray[np.float32]]) -> dict[int, NDArray[np.float32]]:
+        """The mean over ranks of each array, all of them in one collective."""
+        if not parts:
+            return {}
+        joined = links.average(np.concatenate([part.reshape(-1) for part in parts.values()]))
+        borders = np.cumsum([part.size for part in parts.values()])[:-1]
+        cut = np.split(joined, borders)
+        return {k: mean.reshape(part.shape) for (k, part), mean in zip(parts.items(), cut, strict=True)}
+
+    def _whole(
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        likes: Sequence[Vector],
+        shapes: Sequence[tuple[int, ...] | None] | None,
+    ) -> list[Piece]:
+        """Tensors in one piece each."""
+        return [
+            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), _place(like), shape)
+            for name, like, shape in zip(names, likes, shapes or [None] * len(names), strict=True)
+        ]
+
     def two(
-        self, links: Collectives, names: Sequence[str], values: Sequence[Values], likes: Sequence[Vector], step: int
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        values: Sequence[Values],
+        likes: Sequence[Vector],
+        step: int,
+        shapes: Sequence[tuple[int, ...] | None] | None = None,
     ) -> list[Vector]:
         """Each rank sums up a piece of every tensor and sends the average on; the same bytes on all ranks.
 
@@ -112,7 +215,9 @@ class Shots:
             values: of each, what is to be sent.
             likes: of each, something of the size and of the place that the average is to have.
             step: number of the step.
+            shapes: of each, as of :meth:`one`; pieces have none.
         """
+        del shapes
         averages = [vectors.filled(like, len(like), 0.0) for like in likes]
         pieces: list[Piece] = []
         parts: list[Values] = []
@@ -185,7 +290,14 @@ class Shots:
         sender = self._senders.get((role, piece.name))
         if sender is None:
             sender = self._senders[role, piece.name] = Sender(
-                piece.codec, piece.size, tensor=piece.name, worker=rank, seed=self._seed, refit=self._refit, role=role
+                piece.codec,
+                piece.size,
+                tensor=piece.name,
+                worker=rank,
+                seed=self._seed,
+                refit=self._refit,
+                shape=piece.shape,
+                role=role,
             )
         return sender
 
@@ -257,22 +369,25 @@ class Shots:
 
     def _settle(self, pieces: Sequence[Piece], values: Sequence[Values], arrived: Sequence[Values], role: Role) -> None:
         """Tell memory how this rank's own messages arrived, and measure how far off they were."""
-        tally = self.tally
         for piece, array, decoded in zip(pieces, values, arrived, strict=True):
-            if not (_sendable(array) and _sendable(decoded)):
-                continue
-            self._senders[role, piece.name].settle(array, decoded)
-            wide = vectors.widened(array)
-            energy = float(wide @ wide)
-            wide -= decoded
-            error = float(wide @ wide)
-            if role == "up":
-                tally.worker_energy += energy
-                tally.worker_squared_error += error
-                tally.zeros += vectors.count_zeros(decoded)
-            else:
-                tally.down_energy += energy
-                tally.down_squared_error += error
+            if _sendable(array) and _sendable(decoded):
+                self._senders[role, piece.name].settle(array, decoded)
+                self._note(array, decoded, role)
+
+    def _note(self, array: Vector, decoded: Vector, role: Role) -> None:
+        """Measure how far off a message of this rank's arrived."""
+        tally = self.tally
+        wide = vectors.widened(array)
+        energy = float(wide @ wide)
+        wide -= decoded
+        error = float(wide @ wide)
+        if role == "up":
+            tally.worker_energy += energy
+            tally.worker_squared_error += error
+            tally.zeros += vectors.count_zeros(decoded)
+        else:
+            tally.down_energy += energy
+            tally.down_squared_error += error
 
 
 def _mean(piece: Piece, arrived: Sequence[Values]) -> Vector:

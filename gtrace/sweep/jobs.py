@@ -58,6 +58,7 @@ class Job:
         chunked: values are taken chunk by chunk and never held as a whole.
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
+        shape: of the gradient in training, None if it is not one parameter's or not all of it is stored.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
     """
 
@@ -69,6 +70,7 @@ class Job:
     chunked: bool = False
     size: int = 0
     sample: BlockSample | None = None
+    shape: tuple[int, ...] | None = None
     final: bool = True
 
 

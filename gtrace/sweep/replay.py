@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -339,9 +340,14 @@ class Replay:
         key = (self._spec(codec), index, size)
         found = self._states.get(key)
         if found is None:
-            state, fitted = self._fit(codec, codec.init(size), index, self._job.steps[index])
+            state, fitted = self._fit(codec, self._init(codec, size), index, self._job.steps[index])
             found = self._states[key] = _Fitted(state, fitted, codec.shared(state))
         return found
+
+    def _init(self, codec: Codec, size: int) -> State:
+        """Before the first step; a step of another size has another shape, which is not known."""
+        shape = self._job.shape
+        return codec.init(size, shape if shape is not None and math.prod(shape) == size else None)
 
     def _spec(self, codec: Codec) -> str:
         spec: str = self._identities[id(codec)]["codec"]
@@ -360,7 +366,7 @@ class Replay:
         else:
             values, _ = self._read(source)
             # What is remembered of another size says nothing about these values.
-            memory = state if state.size == values.size else codec.init(values.size)
+            memory = state if state.size == values.size else self._init(codec, values.size)
             summary = MomentSketch.from_spec(codec.view(memory, values), codec.needs)
         after = codec.fit(state, summary, step)
         return after, any(state.arrays.get(name) is not array for name, array in after.arrays.items())
@@ -377,7 +383,7 @@ class Replay:
         start = start_of(steps, index)
         link = self._links.get((self._spec(codec), draw))
         if start == index:
-            link = _Link(index, codec.init(size), b"")
+            link = _Link(index, self._init(codec, size), b"")
         elif link is None or link.following != index:
             link = None
             for k in range(start, index):
@@ -395,7 +401,7 @@ class Replay:
         if link is not None and link.state.size != size:
             note = f"memory starts afresh: {link.state.size} values became {size}"
         if link is None or note is not None:
-            link = _Link(index, codec.init(size), b"")
+            link = _Link(index, self._init(codec, size), b"")
         source = self._settings.source(index, self._job.steps)
         state, fitted = self._fit(codec, link.state, source, self._job.steps[index])
         shared = codec.shared(state)

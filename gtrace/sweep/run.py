@@ -331,7 +331,8 @@ def _plan(
     for info in sorted(gradients.infos, key=lambda info: -info.size):
         job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
         own = [*alone, *(planned or {}).get(info.name, ())]
-        add(replace(job, size=info.size, sample=sample_of(info)), limits.for_tensor(info, own))
+        shape = info.shape if info.sample is None else None
+        add(replace(job, size=info.size, sample=sample_of(info), shape=shape), limits.for_tensor(info, own))
     return [job for job in jobs if job.wanted]
 
 

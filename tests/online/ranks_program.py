@@ -27,11 +27,11 @@ SPECS = ("qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=
 
 
 class Counted:
-    """What goes into the collective for other ranks."""
+    """What goes into the collectives for other ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sums: bool = False) -> None:
         self.bytes = 0
-        self._original = dist.all_to_all_single
+        self._original, self._all_reduce, self._sums = dist.all_to_all_single, dist.all_reduce, sums
 
     def __enter__(self) -> Self:
         def counted(out: torch.Tensor, given: torch.Tensor, outs: Any = None, ins: Any = None, **kwargs: Any) -> Any:
@@ -40,11 +40,15 @@ class Counted:
             self.bytes += (given.numel() - own) * given.element_size()
             return self._original(out, given, outs, ins, **kwargs)
 
-        dist.all_to_all_single = counted
+        def summed(given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.bytes += given.numel() * given.element_size() if self._sums else 0
+            return self._all_reduce(given, *args, **kwargs)
+
+        dist.all_to_all_single, dist.all_reduce = counted, summed
         return self
 
     def __exit__(self, *_: object) -> None:
-        dist.all_to_all_single = self._original
+        dist.all_to_all_single, dist.all_reduce = self._original, self._all_reduce
 
 
 def model() -> nn.Module:
@@ -88,9 +92,10 @@ class Training:
         return gradients
 
 
-def local_gradients(number: int) -> list[list[np.ndarray]]:
-    """Every rank's gradients of the first step, without any wrapper."""
-    plain = model()
+def local_gradients(number: int, like: nn.Module | None = None) -> list[list[np.ndarray]]:
+    """Every rank's gradients of a step, without any wrapper, of the first model or of one that is trained."""
+    plain = model() if like is None else copy.deepcopy(like)
+    plain.zero_grad()
     random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
     x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
     nn.functional.cross_entropy(plain(x), y).backward()
@@ -145,6 +150,44 @@ def codecs_report() -> dict[str, Any]:
     return report
 
 
+def linear_report() -> dict[str, Any]:
+    """PowerSGD between ranks against the simulated exchange of the same gradients."""
+    report, world = {}, dist.get_world_size()
+    for spec in ("powersgd", "momentum:beta=0.5:powersgd:rank=1"):
+        for exchange in ("allgather", "two-shot"):
+            state = gtrace.online.State(spec, exchange=exchange, compare_every=0)
+            training, simulated, worst = Training(state), gtrace.online.Exchange(spec, world), 0.0
+            wire = 0
+            for number in range(STEPS):
+                everyone = local_gradients(number, training.model)
+                workers = [{str(k): g for k, g in enumerate(gradients)} for gradients in everyone]
+                expected = simulated.step(number, workers)
+                with Counted(sums=True) as counted:
+                    found = training.step(number)
+                wire += counted.bytes
+                for k, gradient in enumerate(found):
+                    wanted = expected.gradients[str(k)]
+                    worst = max(worst, float(np.abs(gradient.numpy() - wanted).max() / np.abs(wanted).max()))
+            starts = [
+                sender.state.arrays[name].tobytes()
+                for _, sender in sorted(state._shots._senders.items())
+                for name in sorted(sender.state.arrays)
+                if name.endswith("q")
+            ]
+            report[f"{spec} {exchange}"] = {
+                "same": training.same,
+                "worst": worst,
+                "starts": len(starts),
+                "same_starts": same_everywhere(hashlib.sha1(b"".join(starts)).hexdigest()),
+                "payload": state.last.payload_bits,
+                "simulated": expected.tally.payload_bits // world,
+                "counted": wire,
+                "wire": state.tally.wire_bytes,
+                "variance": state.tally.worker_variance,
+            }
+    return report
+
+
 def exact_report() -> dict[str, Any]:
     plain, none, two = Training(None), Training(gtrace.online.State("none", compare_every=1)), None
     two = Training(gtrace.online.State("none", exchange="two-shot"))
@@ -188,10 +231,14 @@ def rules_report() -> dict[str, Any]:
 def nonfinite_report() -> dict[str, Any]:
     found = {}
     for policy in ("pass", "skip", "zero"):
-        for exchange in ("allgather", "two-shot"):
-            state = gtrace.online.State("qsgdinf:bits=4", nonfinite=policy, exchange=exchange)
+        for spec, exchange in (
+            ("qsgdinf:bits=4", "allgather"),
+            ("qsgdinf:bits=4", "two-shot"),
+            ("powersgd", "allgather"),
+        ):
+            state = gtrace.online.State(spec, nonfinite=policy, exchange=exchange)
             gradients = Training(state).step(0, poison=True)
-            found[f"{policy} {exchange}"] = {
+            found[f"{policy} {spec} {exchange}"] = {
                 "finite": all(bool(torch.isfinite(g).all()) for g in gradients),
                 "nan": all(bool(torch.isnan(g).all()) for g in gradients),
                 "nonzero": any(bool(g.any()) for g in gradients),
@@ -229,6 +276,7 @@ def resume_report() -> dict[str, Any]:
         ("ef:topk:ratio=0.05", {}),
         ("ef:qsgdinf:bits=2", {"exchange": "two-shot"}),
         ("alq:bits=3", {"refit": "0,2"}),
+        ("powersgd", {}),
     ):
         whole = Training(gtrace.online.State(spec, **options))
         for number in range(6):
@@ -268,7 +316,7 @@ def resume_report() -> dict[str, Any]:
 def main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
-    parts = [codecs_report, exact_report]
+    parts = [codecs_report, exact_report, linear_report]
     if world == 2:
         parts += [rules_report, nonfinite_report, device_report, resume_report]
     report = {part.__name__: part() for part in parts}

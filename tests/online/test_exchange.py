@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from helpers_online import Memory, Vote
@@ -279,3 +281,59 @@ def test_a_codec_that_never_fits_pays_for_no_sketch(monkeypatch):
     Exchange(codec("none")).step(0, [{"w": heavy(6)}])
     with pytest.raises(AssertionError, match="nobody reads"):
         Exchange(codec("qsgd")).step(0, [{"w": heavy(6)}])
+
+
+class Shaped(type(codec("none"))):
+    """Notes the shapes that it is given."""
+
+    name: ClassVar[str] = "test-shaped"
+    seen: ClassVar[list] = []
+
+    def init(self, size, shape=None):
+        self.seen.append((size, shape))
+        return super().init(size, shape)
+
+
+def test_codecs_get_the_true_shapes():
+    Shaped.seen.clear()
+    exchange = Exchange(Shaped(), 2, down="same")
+    tensors = {"conv": heavy((4, 3, 2, 2)), "bias": heavy(4), "scale": heavy(())}
+    for step in range(2):
+        exchange.step(step, [tensors, tensors])
+    assert sorted(Shaped.seen, key=str) == sorted([(48, (4, 3, 2, 2)), (4, (4,)), (1, ())] * 3, key=str)
+    again = Exchange(Shaped(), 2, down="same")
+    again.load_arrays(exchange.to_arrays())
+    assert [link[2]["state"].get("shape") is not None for link in again.to_arrays()["links"]] == [True] * 9
+
+
+def test_an_exchange_of_factors_goes_on_from_its_arrays():
+    values = [[{"w": heavy((30, 20), [step, worker])} for worker in range(3)] for step in range(6)]
+    whole, first = Exchange("powersgd", 3), Exchange("powersgd", 3)
+    expected = [whole.step(step, values[step]).gradients["w"] for step in range(6)]
+    for step in range(3):
+        first.step(step, values[step])
+    second = Exchange("powersgd", 3)
+    second.load_arrays(first.to_arrays())
+    for step in range(3, 6):
+        np.testing.assert_array_equal(second.step(step, values[step]).gradients["w"], expected[step])
+
+
+def test_workers_parts_of_a_linear_codec_are_what_is_measured():
+    seen = {}
+    exchange = Exchange("powersgd", 4)
+    workers = [{"w": heavy((30, 20), worker), "b": heavy(7, worker)} for worker in range(4)]
+    tally = exchange.step(0, workers, lambda name, *found: seen.update({name: found})).tally
+    exact, own, aggregated = seen["w"]
+    np.testing.assert_allclose(np.mean(own, axis=0), aggregated, atol=1e-7)
+    error = sum(np.sum((x.astype(float) - y) ** 2) for x, y in zip(exact, own, strict=True))
+    assert tally.worker_squared_error == pytest.approx(error)
+    mean = np.mean([w["w"] for w in workers], axis=0).reshape(-1)
+    assert tally.squared_error == pytest.approx(np.sum((mean.astype(float) - aggregated) ** 2), rel=1e-4)
+    assert tally.payload_bits == 4 * 32 * (2 * 50 + 7)
+    assert tally.envelope_bits == tally.shared_bits == 0
+
+
+def test_a_server_sends_factors_on():
+    workers = [{"w": heavy((30, 20), worker)} for worker in range(2)]
+    tally = Exchange("powersgd", 2, down="same").step(0, workers).tally
+    assert tally.down_bits == 32 * 2 * 50 + 32  # and the number of rows

@@ -515,3 +515,21 @@ def test_identity_is_the_default_run():
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         Study(Regression(), [], **settings)
+
+
+def test_codecs_see_the_shape_of_a_neural_gradient():
+    """It changes with the batch, so it is in the state of each encoding."""
+    seen = []
+
+    class Watching(type(gtrace.codec("none"))):
+        name = "test-watching"
+
+        def encode(self, state, values, key):
+            seen.append((state.size, state.shape))
+            return super().encode(state, values, key)
+
+    model = mlp()
+    neural = compressed(model, Watching())
+    backward(model, data(9), neural)
+    backward(model, data(4), neural, step=1)
+    assert seen == [(45, (9, 5)), (144, (9, 16)), (180, (9, 20)), (20, (4, 5)), (64, (4, 16)), (80, (4, 20))]

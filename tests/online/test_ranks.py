@@ -32,6 +32,7 @@ def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, tmp_pat
         assert (sum(errors) > 0) == case.endswith("two-shot")
     for report in reports:
         _check_codecs(report["codecs_report"], world)
+        _check_linear(report["linear_report"])
         exact = report["exact_report"]
         # Sums in another order than gloo's, from three ranks on.
         assert exact["worst"] <= (0 if world == 2 else 1e-6)
@@ -72,6 +73,19 @@ def _check_codecs(found, world):
             # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
             assert (error > 0) == (energy > 0) == (bits > 0)
             assert error <= 1.5 * energy
+
+
+def _check_linear(found):
+    assert len(found) == 4
+    for case, seen in found.items():
+        assert seen["same"], f"{case}: ranks have different weights"
+        assert seen["worst"] < 1e-5, f"{case}: another average than of simulated workers"
+        assert (seen["starts"], seen["same_starts"]) == (2, True)
+        rank = 1 if "rank=1" in case else 2
+        # P and Q of both matrices, and the biases as they are.
+        assert seen["payload"] == seen["simulated"] == 32 * (rank * (60 + 24 + 6 + 60) + 60 + 6)
+        assert seen["counted"] == seen["wire"] > 0
+        assert 0.05 < seen["variance"] < 2
 
 
 def _check_rules(found):

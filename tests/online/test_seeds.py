@@ -173,3 +173,11 @@ def test_optimizers_and_clipping_take_the_place_of_the_tasks_own():
     clipped = Study(Regression(), [], workers=1, steps=5, clip=1e-3)
     clipped.run()
     assert clipped.results[0].loss > losses[""]
+
+
+def test_messages_of_linear_codecs_are_added_up_on_the_way():
+    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000)
+    seconds = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False, linear=True)
+    assert seconds == pytest.approx(2 * 3 / 4 * 2000 / 1e3)
+    alone = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False)
+    assert alone == pytest.approx(3 * 2000 / 1e3)

@@ -6,10 +6,12 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import gtrace
 from gtrace.codecs.table import CodecTable
-from gtrace.online import shots
+from gtrace.errors import PayloadError
+from gtrace.online import Exchange, shots
 from gtrace.online.frames import NOT_FINITE
 from gtrace.online.links import Receiver, Sender
 from gtrace.online.schedule import RefitSchedule
@@ -39,6 +41,9 @@ class Links:
 
     def gather(self, part):
         return self.scatter([part] * self.size)
+
+    def average(self, values):
+        return np.mean([np.frombuffer(part, np.float32) for part in self.gather(values.tobytes())], axis=0)
 
 
 def together(world, work):
@@ -216,3 +221,77 @@ def test_states_come_back_from_lists():
         )
 
     assert together(2, work) == [True, True]
+
+
+SHAPES = [(100, 200), (30, 10, 10), (10,)]
+
+
+def test_linear_codecs_average_what_they_send():
+    """Real ranks against the simulated exchange, and with it against the published algorithm."""
+
+    def work(links):
+        one = fresh("powersgd")
+        return [one.averaged(links, NAMES, gradients(links.rank, step), LIKES, step, SHAPES) for step in range(3)], one
+
+    results = together(4, work)
+    simulated = Exchange("powersgd", 4)
+    for step in range(3):
+        workers = [
+            {name: g.reshape(shape) for name, g, shape in zip(NAMES, gradients(rank, step), SHAPES, strict=True)}
+            for rank in range(4)
+        ]
+        expected = simulated.step(step, workers)
+        for averages, _ in results:
+            for name, average in zip(NAMES, averages[step], strict=True):
+                wanted = expected.gradients[name].reshape(-1)
+                assert average == pytest.approx(wanted, abs=1e-5 * float(np.abs(wanted).max()))
+    for _, one in results:
+        assert one.tally.payload_bits == 3 * 32 * (2 * (100 + 200) + 2 * (30 + 100) + 10)
+        assert one.tally.frame_bits == 3 * 8 * 3
+
+
+@pytest.mark.parametrize("missing", [None, NOT_FINITE])
+def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
+    def work(links):
+        one = fresh("powersgd")
+        one.averaged(links, NAMES, gradients(links.rank), LIKES, 0, SHAPES)
+        before = one.to_lists()["senders"]
+        second = gradients(links.rank, 1)
+        if links.rank == 1:
+            second[0] = missing
+        averages = one.averaged(links, NAMES, second, LIKES, 1, SHAPES)
+        return averages, before, one.to_lists()["senders"]
+
+    results = together(3, work)
+    expected = np.full(SIZES[0], np.nan) if missing else (gradients(0, 1)[0] + gradients(2, 1)[0]) / 2
+    for averages, before, after in results:
+        np.testing.assert_allclose(averages[0], expected, rtol=1e-6, atol=1e-6)
+        assert np.isfinite(averages[1]).all()
+        for name in ("q", "residual"):
+            assert torch.equal(before[0][3]["state"][name], after[0][3]["state"][name])
+            assert not torch.equal(before[1][3]["state"][name], after[1][3]["state"][name])
+
+
+def test_ranks_of_other_models_are_noticed():
+    def work(links):
+        some = slice(0, 3 - links.rank)
+        return fresh("powersgd").averaged(links, NAMES[some], gradients(0)[some], LIKES[some], 0)
+
+    with pytest.raises(PayloadError, match="ranks differ"):
+        together(2, work)
+
+
+def test_a_state_comes_back_with_its_shape():
+    def work(links):
+        one = fresh("powersgd")
+        one.averaged(links, NAMES, gradients(links.rank), LIKES, 0, SHAPES)
+        again = fresh("powersgd")
+        again.load_lists(one.to_lists(), links.rank)
+        return [
+            shot.averaged(links, NAMES, gradients(links.rank, 1), LIKES, 1, SHAPES) for shot in (one, again)
+        ], again._senders["up", "fc.weight"].state.shape
+
+    for (expected, found), shape in together(2, work):
+        assert shape == (30, 10, 10)
+        for wanted, average in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(average, wanted)

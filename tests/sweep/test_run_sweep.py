@@ -425,3 +425,31 @@ def test_the_whole_model_of_several_optimizers_is_told(tmp_path):
     alone = gtrace.run_sweep(tmp_path / "gan.zarr", [spec], tensors=["w"], jobs=1, draws=0)
     assert dict(zip(alone["step"], alone["energy"], strict=True)) == {0: 8, 1: 8}
     assert list(alone.warnings) == []
+
+
+def test_draws_know_the_shape_that_the_trace_has(tmp_path):
+    """A kernel is a matrix of its first dimension; a plan and a resumed sweep know that, too."""
+    shapes = {"conv.weight": (16, 8, 3, 3), "fc.weight": (30, 40), "fc.bias": (30,)}
+    rng = np.random.default_rng(5)
+    with gtrace.create_trace(tmp_path / "s.zarr") as writer:
+        for step in range(3):
+            for name, shape in shapes.items():
+                writer.append(step, name, rng.standard_t(4, shape).astype(np.float32))
+            writer.commit(step)
+    c = gtrace.codec("powersgd")
+    found = gtrace.run_sweep(tmp_path / "s.zarr", [c], jobs=1)
+    gtrace.run_sweep(tmp_path / "s.zarr", [c], steps=[0, 1], jobs=1, output=tmp_path / "s.db")
+    resumed = gtrace.run_sweep(tmp_path / "s.zarr", [c], jobs=1, output=tmp_path / "s.db")
+    assert sorted(map(str, rows_of(found))) == sorted(map(str, rows_of(resumed)))
+    with gtrace.open_trace(tmp_path / "s.zarr") as opened:
+        for name, shape in shapes.items():
+            state = c.init(math.prod(shape), shape)
+            for step in range(3):
+                g = opened.read(name, step)
+                q = c.decode(c.shared(state), c.encode(state, g, (0, 0)), g.size)
+                state = c.update(state, g, q)
+                row = pick(found, tensor=name, step=step)
+                assert math.isclose(row["squared_error"], np.sum((q - g.astype(np.float64)) ** 2), abs_tol=1e-6)
+                columns = math.prod(shape[1:])
+                bits = 32 * (2 * (shape[0] + columns) if len(shape) > 1 else shape[0])
+                assert math.isclose(row["bits_payload"], bits / math.prod(shape))

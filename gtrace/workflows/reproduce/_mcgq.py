@@ -70,7 +70,7 @@ class Logistic:
         """
         n, d = self.samples.shape
         codec = gtrace.codec(spec)
-        state, bits = codec.init(d), 0
+        state, bits = codec.init(d, (d,)), 0
         x = np.zeros(d, np.float32)
         curve = [self.objective(x)]
         order = np.random.default_rng(seed)

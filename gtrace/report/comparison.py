@@ -23,6 +23,9 @@ WIDEST = 1.1
 #: Bit rates of a comparison at most, and families that it needs.
 MOST_TARGETS, OVERLAP = 4, 3
 
+#: Errors that differ by less than this part are the same number.
+_EQUAL = 1e-9
+
 #: Bits that a reader asks about first, when several targets can be compared equally well.
 PREFERRED_BITS = 3.0
 
@@ -76,6 +79,11 @@ class AtBits:
     bits: float = math.nan
     bias: float = math.nan
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the error belongs to other bits than those asked for, to three digits."""
+        return abs(self.bits - self.target) > 1e-3 * self.target
+
 
 def at_bits(bits: Sequence[float], variance: Sequence[float], target: float) -> AtBits:
     """Error at ``target`` measured bits, log-interpolated and never extrapolated.
@@ -95,7 +103,7 @@ def at_bits(bits: Sequence[float], variance: Sequence[float], target: float) -> 
         return AtBits(target, math.nan, "unmeasured")
     found = _at(points, target)
     fewer = _best_below(points, target)
-    return fewer if fewer is not None and fewer.variance < found.variance else found
+    return fewer if fewer is not None and fewer.variance < (1 - _EQUAL) * found.variance else found
 
 
 def _at(points: list[tuple[float, float, int]], target: float) -> AtBits:
@@ -150,24 +158,25 @@ def choose_targets(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
 
     Rates where three methods were measured come before those where two were, and round numbers before others. A rate
     where every method loses more than sending nothing, whose error is 1, is of no use to anybody. Each rate adds
-    methods that no other rate has, or else is near three bits.
+    methods that the others do not have, or else has the most methods, or else is near three bits.
 
     Args:
         curves: (bits, error) of the configurations of each method.
     """
     own = sorted({float(f"{b:.{digits}g}") for bits, _ in curves for b in bits if b > 0 for digits in (2, 3)})
-    pools = (_ROUND, (*_HALVES, *_TENTHS), own)
 
     def there(rate: float) -> dict[int, float]:
         found = {k: at_bits(*curve, rate).variance for k, curve in enumerate(curves)}
         return {k: value for k, value in found.items() if value > 0}
 
-    compared = {rate: there(rate) for pool in pools for rate in pool}
+    compared = {rate: there(rate) for rate in (*_ROUND, *_HALVES, *_TENTHS, *own)}
     for needed in range(min(OVERLAP, len(curves)), 0, -1):
         for useful in (1.0, math.inf):
-            for pool in pools[: 2 if needed > 1 else 3]:
-                fit = [t for t in pool if len(compared[t]) >= needed and min(compared[t].values()) <= useful]
-                if fit:
+            fit: list[float] = []
+            # Whole bits; halves beside a single one; anything else only when there is nothing yet.
+            for pool, enough in ((_ROUND, 2), (_HALVES, 1), (_TENTHS, 1), (own if needed == 1 else (), 1)):
+                fit += [t for t in pool if len(compared[t]) >= needed and min(compared[t].values()) <= useful]
+                if len(fit) >= enough:
                     return _spread({t: set(compared[t]) for t in fit})
     return ()
 

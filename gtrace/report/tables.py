@@ -149,8 +149,8 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
             "which are below it."
         )
     wide: dict[str, list[str]] = {}
-    for family, at in ((family, at) for family in ordered for at in family.at if at.outcome == "wide"):
-        wide.setdefault(f"{family.label} ({_neighbours(analysis, at)})", []).append(f"{at.target:g}")
+    for name, at in ((f.label, at) for f in ordered for at in f.at if at.outcome == "wide"):
+        wide.setdefault(f"{name} ({_neighbours(analysis, at)})", []).append(f"{at.target:g}")
     if wide:
         said = listed(f"{who} near {listed(rates)} bits" for who, rates in wide.items())
         notes.append(f"Not measured, because neighbours more than one bit apart are not interpolated: {said}.")
@@ -175,7 +175,7 @@ def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool
         return Cell(MISSING, mark="missing", hint=hint)
     low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
     detail = _bracket(low, high)
-    if at.bits != at.target:
+    if at.elsewhere:
         detail += f" at {number(at.bits)} bits"
     if at.bias >= 0.01 * at.variance > 0 and low.bias_known:
         detail += f", {at.bias / at.variance:.0%} bias"

@@ -18,7 +18,7 @@ from gtrace.report.workers import CODED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.report.analysis import Configuration, Family, Leader, SweepAnalysis
+    from gtrace.report.analysis import Configuration, Family, SweepAnalysis
     from gtrace.report.evidence import Comparison
     from gtrace.report.runs import RankCosts, Run, RunLogAnalysis
     from gtrace.report.seeds import SeedGroup
@@ -82,13 +82,13 @@ def _amount(family: Family, k: int) -> str:
     """``4.6%``, or ``has 3.0% at 1.99 bits`` when it needs fewer bits than the target."""
     at = family.at[k]
     lost = energy_share(at.variance)
-    return lost if at.bits == at.target else f"has {lost} at {number(at.bits)} bits"
+    return f"has {lost} at {number(at.bits)} bits" if at.elsewhere else lost
 
 
 def _share(family: Family, k: int) -> str:
     at = family.at[k]
     lost = f"{energy_share(at.variance)} of gradient energy"
-    return lost if at.bits == at.target else f"it has {lost} at {number(at.bits)} bits"
+    return f"it has {lost} at {number(at.bits)} bits" if at.elsewhere else lost
 
 
 def _over(analysis: SweepAnalysis) -> str:
@@ -126,18 +126,18 @@ def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
     """Whether another coder of the symbols has another leader."""
     here, target = {f.label for f in leaders(analysis, k)}, analysis.targets[k]
     own = analysis.basis.coder
-    said = [(CODED[c], found) for c, found in analysis.coder_leaders.items() if c != own and found.label not in here]
-    if not said:
-        return []
-    elsewhere = {found.target for _, found in said} != {target}
+    said: dict[tuple[str, float], list[str]] = {}
+    for coder, found in analysis.coder_leaders.items():
+        if coder != own and found.label not in here:
+            said.setdefault((found.label, found.target), []).append(CODED[coder])
+    elsewhere = any(rate != target for _, rate in said)
 
-    def led(found: Leader) -> str:
-        return f" at {bits_in_words(found.target)}" if elsewhere else ""
+    def at(rate: float) -> str:
+        return f" at {bits_in_words(rate)}" if elsewhere else ""
 
-    others = " and ".join(f"{how} {found.label} leads{led(found)} ({energy_share(found.error)})" for how, found in said)
-    at = f" at {bits_in_words(target)}" if elsewhere else ""
-    sentence = f"{others}; {CODED[own]} {ranking(analysis, k)[0].label} does{at}."
-    return [f"{sentence[:1].upper()}{sentence[1:]}"]
+    others = [f"{listed(how)} {label} leads{at(rate)}" for (label, rate), how in said.items()]
+    sentence = f"{', '.join(others)}; {CODED[own]} {ranking(analysis, k)[0].label} does{at(target)}."
+    return [f"{sentence[:1].upper()}{sentence[1:]}"] if said else []
 
 
 def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:

@@ -56,7 +56,12 @@ def cluster_options(function: F) -> F:
         ),
         click.option("--latency", metavar="TIME", help="Of a message there, as in 20us.  [default: 0s]"),
         click.option("--network", metavar="RATE", help="Speed of each rank's link, as in 25Gbit/s."),
-        click.option("--ranks", type=int, metavar="N", help="For what codecs save: machines that train together."),
+        click.option(
+            "--ranks",
+            type=int,
+            metavar="N",
+            help="Workers that train together: for what codecs save, and in a report for the error of their average.",
+        ),
     ):
         function = option(function)
     return function

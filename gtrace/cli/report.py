@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gtrace.costs import Cluster
+    from gtrace.report.cells import Coder
 
 #: Columns of a pipe or a file, where nothing says how wide it is.
 PIPE_WIDTH = 160
@@ -65,6 +66,13 @@ PIPE_WIDTH = 160
     help="Samples of a step, over all workers: the batch that an equivalent one is stated for.  "
     "[default: the trace's, else 100]",
 )
+@click.option(
+    "--coder",
+    type=click.Choice(["fixed", "huffman", "entropy"]),
+    default="huffman",
+    show_default=True,
+    help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
+)
 @cluster_options
 @click.option("--force", is_flag=True, help="Overwrite a report that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; no page unless -o asks for it.")
@@ -76,17 +84,20 @@ def command(
     groups: tuple[str, ...],
     *,
     batch: float,
+    coder: Coder,
     force: bool,
     as_json: bool,
     **machines: Any,
 ) -> None:
-    """Say what RESULTS show: which codec makes the least error at equal measured bits, where, and how sure that is.
+    """Say what RESULTS show: which codec has the least error at equal measured bits, where, and how sure that is.
 
     RESULTS are sweeps (.sweep.db), run logs (.jsonl), traces and plans, each a section of the report. Sweeps are
     compared with the first one, run logs of the same task are put together. Without any, the newest sweep and the
     newest run log in this folder are taken.
 
-    With --ranks, --network and --step-time it also says what each codec saves between so many machines.
+    Codecs are compared for --ranks N workers: averaging over them shrinks the variance of an error, but not its bias.
+    [default: those of the run that was captured, else 1]  With --network and --step-time, too, the report says what
+    each codec saves between so many machines.
 
     \b
     Examples:
@@ -96,25 +107,50 @@ def command(
       gtrace report a.sweep.db b.sweep.db -o both.md
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
+      gtrace report a.sweep.db --ranks 64 --coder entropy
       gtrace report a.sweep.db --ranks 8 --network 25Gbit/s --latency 20us --step-time 180ms
     """
-    cluster = chosen_cluster(machines)
+    workers = machines["ranks"]
+    if workers is not None and workers < 1:
+        raise UsageError(f"--ranks: {workers} is not a valid number of workers; it must be at least 1")
+    # Alone, --ranks is about errors; savings need the network, too.
+    only = all(value is None for name, value in machines.items() if name != "ranks")
+    cluster = None if only else chosen_cluster(machines)
     if figure is not None:
         if as_json or pairs or groups:
             raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
-        draw(list(results), figure, output, cluster, batch=batch, force=force)
+        draw(list(results), figure, output, cluster, batch=batch, workers=workers, coder=coder, force=force)
     else:
-        run(list(results), output, pairs, groups, cluster, batch=batch, force=force, as_json=as_json)
+        run(
+            list(results),
+            output,
+            pairs,
+            groups,
+            cluster,
+            batch=batch,
+            workers=workers,
+            coder=coder,
+            force=force,
+            as_json=as_json,
+        )
 
 
 def draw(
-    results: list[Path], figure: str, output: Path | None, cluster: Cluster | None, *, batch: float, force: bool
+    results: list[Path],
+    figure: str,
+    output: Path | None,
+    cluster: Cluster | None,
+    *,
+    batch: float,
+    workers: int | None = None,
+    coder: Coder = "huffman",
+    force: bool,
 ) -> None:
     """One figure into a file, its path on standard output."""
     from gtrace.report.figure_files import write_figure
     from gtrace.report.inputs import load_report
 
-    report = load_report(_given(results), batch=batch, cluster=cluster)
+    report = load_report(_given(results), batch=batch, cluster=cluster, workers=workers, coder=coder)
     click.echo(str(write_figure(report, figure, output or Path(f"{figure}.svg"), force=force)))
 
 
@@ -137,6 +173,8 @@ def run(
     cluster: Cluster | None = None,
     *,
     batch: float = math.nan,
+    workers: int | None = None,
+    coder: Coder = "huffman",
     force: bool,
     as_json: bool,
 ) -> None:
@@ -152,7 +190,9 @@ def run(
     if output is not None:
         output_kind(output)
     results = _given(results)
-    report = load_report(results, pairs=pairs, groups=groups, batch=batch, cluster=cluster)
+    report = load_report(
+        results, pairs=pairs, groups=groups, batch=batch, cluster=cluster, workers=workers, coder=coder
+    )
     if not as_json:
         output = output or default_page(results[0])
     written: list[Path] = []

@@ -9,20 +9,24 @@ draws of what was really encoded, otherwise the expectation) and one energy. Ove
 large gradients count as they do in training; ``w`` is the part of training that the step stands for. This is *by
 elements*: every element of the model counts alike. *By layers*, each layer counts alike: the geometric mean of the
 layers' relative variances. All configurations are summed over the same cells.
+
+What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
+when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.workers`. For one
+worker, without windows, it is the relative variance.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.bd_rate import BDRate, bd_rates
-from gtrace.report.cells import CellTable, read_cells
-from gtrace.report.comparison import TARGETS, AtBits, at_bits, pareto_front
+from gtrace.report.cells import CODERS, CellTable, Coder, read_cells
+from gtrace.report.comparison import PREFERRED_BITS, AtBits, Outcome, all_at_bits, choose_targets, pareto_front
 from gtrace.report.evidence import (
     KEY,
     Comparison,
@@ -31,15 +35,18 @@ from gtrace.report.evidence import (
     StepTable,
     compare_configurations,
     compare_families,
-    layer_choices,
+    compare_layers,
+    log_of_mean,
 )
 from gtrace.report.families import Labels, label
 from gtrace.report.fits import TensorFit, read_fits
 from gtrace.report.notes import sweep_notes
+from gtrace.report.ranking import decisive, ranked
 from gtrace.report.runs import known_mean
 from gtrace.report.safety import Safety, judge
 from gtrace.report.statistics import UNKNOWN, Interval, bootstrap, step_weights, thirds
 from gtrace.report.sums import Source, Sums, common_cells, divide
+from gtrace.report.workers import Basis, over_windows, per_step, ranked_by, workers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,12 +68,12 @@ class Configuration:
         nominal_bits: NaN where the codec has none.
         cells: cells that were summed over.
         partial: measured on too few cells to be compared with the others; summed over its own.
-        relative_variance: sum of squared errors / sum of energies.
+        relative_variance: sum of squared errors / sum of energies, of single steps and one worker.
         error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
-        bits: bits per coordinate, payload and shared bytes.
-        bits_source: ``measured`` (encoded bytes), ``expected`` (no draws), ``mixed``, ``none``.
-        bits_fixed: with fixed-width symbols; bits_entropy: at their entropy.
-        bits_huffman: with a Huffman code.
+        bits: bits per coordinate, payload and shared bytes, under the coder of the comparison.
+        bits_source: ``measured`` (encoded bytes), ``expected`` (computed), ``mixed``, ``none``.
+        bits_fixed: with fixed-width symbols, without shared bytes; bits_entropy: at their entropy, likewise.
+        bits_huffman: with a Huffman code, likewise.
         ratio_float32: 32 / bits, the ratio of totals.
         step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
         cosine: of decoded and original, mean over cells weighted by elements.
@@ -79,8 +86,16 @@ class Configuration:
         pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
         mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
         layers_variance: geometric mean over layers of relative variances; NaN without layers.
-        in_steps: log of the relative variance in the average step, with its interval over steps.
+        in_steps: log of ``relative_variance`` with its interval over steps.
         update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
+        bits_measured: bits per coordinate of its own payloads with shared bytes, whatever the coder.
+        error: what methods are ranked by; NaN where it was not measured.
+        error_bias: the part of ``error`` that is bias, which more workers do not shrink.
+        bias: part of ``relative_variance`` that is bias, all of it where the bias is not known.
+        variance: part of ``relative_variance`` of one worker that is not.
+        window_error: as ``relative_variance``, of what has arrived over windows of steps; NaN where not measured.
+        window_variance: the part of it, of one worker, that more workers shrink.
+        bias_known: whether ``bias`` is known; otherwise it is the most that it can be.
     """
 
     spec: str
@@ -110,6 +125,43 @@ class Configuration:
     layers_variance: float = math.nan
     in_steps: Interval = UNKNOWN
     update_error: float = math.nan
+    bits_measured: float = math.nan
+    error: float = math.nan
+    error_bias: float = math.nan
+    bias: float = math.nan
+    variance: float = math.nan
+    window_error: float = math.nan
+    window_variance: float = math.nan
+    bias_known: bool = False
+
+
+class Standing(NamedTuple):
+    """A method at a number of bits.
+
+    Attributes:
+        family: label.
+        error: over the energy of the gradient, for the workers and the coder of the analysis.
+        bias: the part of ``error`` that is bias.
+        bits: measured bits that it has this error at: those asked for, or fewer.
+        how: a key of :data:`gtrace.report.comparison.OUTCOMES`.
+        configurations: specs that it is interpolated between, or the one that it is.
+    """
+
+    family: str
+    error: float
+    bias: float
+    bits: float
+    how: Outcome
+    configurations: tuple[str, ...]
+
+
+class Leader(NamedTuple):
+    """Which family has the least error at a number of bits, and how many were compared there."""
+
+    label: str
+    target: float
+    error: float
+    among: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +213,13 @@ class SweepAnalysis:
         layer_choices: tensors that another method than the leader suits better.
         layer_best: (tensors,) label of the method with the least error at the decisive target, at equal bits of the
             tensor itself; empty where fewer than two can be compared.
+        layer_at: label -> (tensors,) its error there; empty where fewer than two can be compared.
         safety: errors beside the noise of the gradients.
-        table: cells and logarithms by step, for further comparisons.
+        table: errors that methods are ranked by, step by step, for further comparisons.
+        single: errors of single steps and one worker likewise.
+        basis: workers, coder and window of the comparison.
+        step_at: (families, targets) error of single steps at equal bits, for the same workers.
+        coder_leaders: coder -> who leads when every method uses it.
     """
 
     name: str
@@ -190,8 +247,13 @@ class SweepAnalysis:
     bd_rates: tuple[BDRate, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
     layer_best: tuple[str, ...] = ()
+    layer_at: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     safety: Safety = field(default_factory=Safety)
     table: StepTable | None = field(default=None, repr=False)
+    single: StepTable | None = field(default=None, repr=False)
+    basis: Basis = field(default_factory=Basis)
+    step_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    coder_leaders: dict[str, Leader] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -202,6 +264,20 @@ class SweepAnalysis:
         """Index of the family's configuration with the nearest measured bits, -1 where none is known."""
         known = [i for i in family.members if math.isfinite(self.configurations[i].bits)]
         return min(known, key=lambda i: abs(self.configurations[i].bits - bits), default=-1)
+
+    def standings(self, bits: float) -> tuple[Standing, ...]:
+        """The methods that can be compared at a target, least error first."""
+        found = [(family.label, family.at[k]) for k in self._places(bits) for family in ranked(self.families, k)]
+        return tuple(
+            Standing(name, at.variance, at.bias, at.bits, at.outcome, self._specs(at.lower, at.upper))
+            for name, at in found
+        )
+
+    def _places(self, bits: float) -> list[int]:
+        return [k for k, target in enumerate(self.targets) if target == bits]
+
+    def _specs(self, *indices: int) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.configurations[i].spec for i in indices))
 
     def comparison(self, one: str, other: str, bits: float) -> Comparison | None:
         """How two families (labels, in any order) were compared at a target, None where they were not."""
@@ -227,40 +303,57 @@ class SweepAnalysis:
 
 
 def analyze(
-    result: SweepResult, name: str = "sweep", targets: Sequence[float] = TARGETS, batch: float = math.nan
+    result: SweepResult,
+    name: str = "sweep",
+    targets: Sequence[float] | None = None,
+    batch: float = math.nan,
+    *,
+    workers: int | None = None,
+    coder: Coder = "huffman",
 ) -> SweepAnalysis:
     """Sum a sweep up.
 
     Args:
         result: any number of rows, also none; missing numbers are NaN.
         name: what the sweep is called in headings.
-        targets: measured bits per coordinate at which methods are compared.
+        targets: measured bits per coordinate at which methods are compared; None takes those where most can be.
         batch: samples of a step over all workers; NaN takes what the trace says.
+        workers: whose average is compared; None takes those of the run that was captured.
+        coder: that turns symbols into bits, for all methods alike.
     """
-    table = read_cells(result)
+    own = read_cells(result)
+    table = own.under_coder(coder)
     common, partial = common_cells(table)
     used = np.where(partial[:, None], table.measured, table.used(common))
     weights = _weights(table, used)
     sums = Sums(table, used, weights)
-    error, energy = (sums.by_cell(v, len(table.tensors), len(table.steps)) for v in (table.squared_error, table.energy))
-    per_step = sums.relative_variance_by(table.step, len(table.steps))
-    per_tensor = sums.relative_variance_by(table.tensor, len(table.tensors))
-    order, labels, configurations = _configurations(table, sums, partial, per_step, per_tensor, weights)
-    wanted = tuple(float(t) for t in targets)
-    families = _families(configurations, wanted)
-    steps = StepTable(
-        steps=table.steps,
-        weights=weights,
-        by_elements=_log(per_step)[order],
-        by_layer=_log(divide(error, energy, energy > 0))[order],
-        error=error[order],
-        energy=energy[order],
-        variance=np.array([c.relative_variance for c in configurations]),
-        bits=np.array([c.bits for c in configurations]),
-        layer_variance=per_tensor[order],
-        layer_bits=sums.bits_by(table.tensor, len(table.tensors))[order],
+    steps = per_step(table)
+    windows = over_windows(table, steps)
+    chosen = workers or workers_of(result.provenance)
+    compared, split, basis = ranked_by(table, steps, windows, partial, chosen, coder)
+    ranked_used, ranked_weights = used, weights
+    if basis.window is not None:
+        common, partial = common_cells(compared)
+        ranked_used = np.where(partial[:, None], compared.measured, compared.used(common))
+        ranked_weights = _weights(compared, ranked_used)
+    ranked_sums = Sums(compared, ranked_used, ranked_weights)
+    parts = _Parts(
+        error=ranked_sums.relative_variance(),
+        error_bias=ranked_sums.relative(split.bias, split.energy),
+        bias=sums.relative(steps.bias, steps.energy),
+        variance=sums.relative(steps.variance, steps.energy),
+        window_error=ranked_sums.relative(windows.error, windows.energy),
+        window_variance=ranked_sums.relative(windows.variance, windows.energy),
+        bias_known=np.logical_and.reduce(np.isfinite(table.relative_bias) | ~used, axis=1),
     )
-    layer_best, choices = layer_choices(steps, families, wanted, table.tensors)
+    order, labels, configurations = _configurations(table, sums, partial, weights, parts, own.bits)
+    layer_bits = sums.bits_by(table.tensor, len(table.tensors))
+    single = _step_table(table, sums, weights, order, configurations, layer_bits)
+    ranked_steps = _step_table(compared, ranked_sums, ranked_weights, order, configurations, layer_bits)
+    curves = _curves(configurations, [c.bits for c in configurations], [c.error for c in configurations])
+    wanted = choose_targets(list(curves.values())) if targets is None else tuple(float(t) for t in targets)
+    families = _families(configurations, wanted)
+    layers = compare_layers(ranked_steps, families, wanted, table.tensors)
     return SweepAnalysis(
         name=name,
         rows=len(result),
@@ -271,24 +364,29 @@ def analyze(
         elements=table.elements,
         energy_share=_energy_share(table, common),
         steps=table.steps,
-        per_tensor=steps.layer_variance,
-        per_step=per_step[order],
+        per_tensor=single.layer_variance,
+        per_step=single.relative(),
         bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
         cells=int(common.sum()) if not partial.all() else 0,
-        notes=sweep_notes(table, common, configurations, labels),
+        notes=sweep_notes(table, common, configurations, labels, basis),
         warnings=result.warnings,
         provenance=result.provenance,
         fits=read_fits(result),
         step_weights=weights,
-        per_tensor_bits=steps.layer_bits,
-        at_layers=_at_layers(steps, families, len(wanted)),
-        comparisons=compare_families(steps, families, wanted),
-        phases=_phases(table, sums, order, families, wanted),
+        per_tensor_bits=single.layer_bits,
+        at_layers=_at_layers(ranked_steps, families, len(wanted)),
+        comparisons=compare_families(ranked_steps, families, wanted),
+        phases=_phases(table, sums, ranked_sums, order, families, wanted),
         bd_rates=bd_rates(families, configurations),
-        layer_choices=choices,
-        layer_best=layer_best,
+        layer_choices=layers.choices,
+        layer_best=layers.best,
+        layer_at=layers.at,
         safety=judge(table, used, weights, order, result.provenance, batch),
-        table=steps,
+        table=ranked_steps,
+        single=single,
+        basis=basis,
+        step_at=_step_at(configurations, wanted, chosen),
+        coder_leaders=_coder_leaders(own, sums, order, configurations, families, wanted),
     )
 
 
@@ -304,6 +402,32 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
     out = np.full(values.shape, np.nan)
     np.log(values, out=out, where=values > 0)
     return out
+
+
+def _step_table(
+    table: CellTable,
+    sums: Sums,
+    weights: NDArray[np.float64],
+    order: NDArray[np.int64],
+    configurations: Sequence[Configuration],
+    layer_bits: NDArray[np.float64],
+) -> StepTable:
+    tensors, steps = len(table.tensors), len(table.steps)
+    # Sums are weighted by the part of training that a step stands for, which these are to be without.
+    whole = [
+        divide(sums.totals(v, table.step, steps), weights, weights > 0) for v in (table.squared_error, table.energy)
+    ]
+    return StepTable(
+        steps=table.steps,
+        weights=weights,
+        whole_error=whole[0][order],
+        whole_energy=whole[1][order],
+        error=sums.by_cell(table.squared_error, tensors, steps)[order],
+        energy=sums.by_cell(table.energy, tensors, steps)[order],
+        bits=np.array([c.bits for c in configurations]),
+        layer_variance=sums.relative_variance_by(table.tensor, tensors)[order],
+        layer_bits=layer_bits[order],
+    )
 
 
 def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> NDArray[np.float64]:
@@ -323,22 +447,21 @@ def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> ND
 def _phases(
     table: CellTable,
     sums: Sums,
+    ranked_sums: Sums,
     order: NDArray[np.int64],
     families: Sequence[Family],
     targets: Sequence[float],
 ) -> tuple[Phase, ...]:
-    """The thirds of training, each summed up like the whole."""
+    """The thirds of training, each summed up like the whole: bits of all cells, errors of those that are ranked by."""
     found = []
     for name, mask in thirds(table.steps):
         inside = table.steps[mask]
         # One group, the steps of this third.
         group = np.where(mask[table.step], 0, -1)
-        variance = sums.relative_variance_by(group, 1)[order, 0]
+        variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
         bits = sums.bits_by(group, 1)[order, 0]
-        at = [
-            [at_bits(bits[[*f.members]].tolist(), variance[[*f.members]].tolist(), t).variance for t in targets]
-            for f in families
-        ]
+        curves = [(bits[[*f.members]].tolist(), variance[[*f.members]].tolist()) for f in families]
+        at = [[local.variance for local in all_at_bits(curves, target)] for target in targets]
         found.append(
             Phase(
                 name=name,
@@ -347,19 +470,31 @@ def _phases(
                 steps=len(inside),
                 relative_variance=variance,
                 bits=bits,
-                at=np.array(at, dtype=np.float64).reshape(len(families), len(targets)),
+                at=np.array(at, dtype=np.float64).reshape(len(targets), len(families)).T,
             )
         )
     return tuple(found)
+
+
+class _Parts(NamedTuple):
+    """Fields of that name of configurations, (C,) each."""
+
+    error: NDArray[np.float64]
+    error_bias: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    window_error: NDArray[np.float64]
+    window_variance: NDArray[np.float64]
+    bias_known: NDArray[np.bool_]
 
 
 def _configurations(
     table: CellTable,
     sums: Sums,
     partial: NDArray[np.bool_],
-    per_step: NDArray[np.float64],
-    per_tensor: NDArray[np.float64],
     weights: NDArray[np.float64],
+    parts: _Parts,
+    measured: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
     labels = label(table.specs, table.methods, table.parameters)
     variance = sums.relative_variance()
@@ -377,8 +512,11 @@ def _configurations(
     model = sums.ratio(table.model_variance, table.energy, strict=True)
     times = divide(variance, optimal, optimal > 0)
     step_ratio = sums.step_ratio()
-    layer_logs, step_logs = _log(per_tensor), _log(per_step)
-    compared = np.where(partial, np.nan, variance)
+    layer_logs = _log(sums.relative_variance_by(table.tensor, len(table.tensors)))
+    top, bottom = (sums.totals(v, table.step, len(table.steps)) for v in (table.squared_error, table.energy))
+    in_steps = _in_steps(top, bottom, weights)
+    own_bits = sums.ratio(measured, table.n, strict=True)
+    compared = np.where(partial, np.nan, parts.error)
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
     bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
@@ -418,28 +556,105 @@ def _configurations(
             pareto=bool(front[c]),
             mean_abs_error=float(absolute[c]),
             layers_variance=math.exp(known_mean(layer_logs[c])),
-            in_steps=bootstrap(step_logs[c], weights, KEY),
+            in_steps=bootstrap(in_steps[c], weights, KEY),
             update_error=float(others["update_error"][c]),
+            bits_measured=float(own_bits[c]),
+            **{name: values[c].item() for name, values in parts._asdict().items()},
         )
         for c in order
     )
     return np.array(order, dtype=np.int64), labels, configurations
 
 
+def _in_steps(
+    error: NDArray[np.float64], energy: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(C, S) logs of relative variances, and what each step adds to them; weighted sums of each step are given."""
+    out = np.full(error.shape, np.nan)
+    there = weights > 0
+    for c in range(len(error)):
+        top, bottom = (log_of_mean(sums[c, there] / weights[there], weights[there]) for sums in (error, energy))
+        out[c, there] = top - bottom
+    return out
+
+
+def _curves(
+    configurations: Sequence[Configuration], bits: Sequence[float], errors: Sequence[float]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Family -> bits and errors of its configurations that can be compared."""
+    found: dict[str, tuple[list[float], list[float]]] = {c.family: ([], []) for c in configurations}
+    for c, b, error in zip(configurations, bits, errors, strict=True):
+        if not c.partial:
+            found[c.family][0].append(b)
+            found[c.family][1].append(error)
+    return found
+
+
 def _families(configurations: tuple[Configuration, ...], targets: tuple[float, ...]) -> tuple[Family, ...]:
+    curves = _curves(configurations, [c.bits for c in configurations], [c.error for c in configurations])
+    at = [all_at_bits(list(curves.values()), target) for target in targets]
     families = []
-    for name in dict.fromkeys(c.family for c in configurations):
+    for f, name in enumerate(curves):
         members = tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial)
-        bits = [configurations[i].bits for i in members]
-        variance = [configurations[i].relative_variance for i in members]
-        at = []
-        for target in targets:
-            local = at_bits(bits, variance, target)
-            ends = (members[local.lower], members[local.upper]) if local.lower >= 0 else (-1, -1)
-            at.append(AtBits(local.target, local.variance, local.outcome, *ends))
         method = next(c.method for c in configurations if c.family == name)
-        families.append(Family(name, method, members, tuple(at)))
+        own = (_placed(found[f], members, configurations) for found in at)
+        families.append(Family(name, method, members, tuple(own)))
     return tuple(families)
+
+
+def _placed(at: AtBits, members: Sequence[int], configurations: Sequence[Configuration]) -> AtBits:
+    """``at`` with indices of the analysis, and the part of its error that is bias."""
+    if at.lower < 0:
+        return at
+    lower, upper = members[at.lower], members[at.upper]
+    ends = [c.error_bias / c.error if c.error > 0 else 0.0 for c in (configurations[lower], configurations[upper])]
+    low, high = configurations[lower].bits, configurations[upper].bits
+    share = (at.target - low) / (high - low) if high > low else 0.0
+    return replace(at, lower=lower, upper=upper, bias=at.variance * ((1 - share) * ends[0] + share * ends[1]))
+
+
+def _step_at(configurations: Sequence[Configuration], targets: Sequence[float], workers: int) -> NDArray[np.float64]:
+    """(families, targets) error of single steps at equal bits."""
+    errors = [c.bias + c.variance / workers for c in configurations]
+    curves = list(_curves(configurations, [c.bits for c in configurations], errors).values())
+    found = [[at.variance for at in all_at_bits(curves, target)] for target in targets]
+    return np.array(found, dtype=np.float64).reshape(len(targets), len(curves)).T
+
+
+def _coder_leaders(
+    table: CellTable,
+    sums: Sums,
+    order: NDArray[np.int64],
+    configurations: Sequence[Configuration],
+    families: Sequence[Family],
+    targets: Sequence[float],
+) -> dict[str, Leader]:
+    """Coder -> who leads when all use it, at the decisive target or, where it compares nothing, at one of its own."""
+    k = decisive(families, targets)
+    found: dict[str, Leader] = {}
+    for coder in CODERS if k >= 0 else ():
+        bits = sums.ratio(table.under_coder(coder).bits, table.n, strict=True)[order]
+        curves = _curves(configurations, bits.tolist(), [c.error for c in configurations])
+        points = list(curves.values())
+        own = (_leader(points, list(curves), rate) for rate in choose_targets(points))
+        same = _leader(points, list(curves), targets[k])
+        best = same or max(
+            (leader for leader in own if leader),
+            key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)),
+            default=None,
+        )
+        if best is not None:
+            found[coder] = best
+    return found
+
+
+def _leader(curves: Sequence[tuple[list[float], list[float]]], names: Sequence[str], target: float) -> Leader | None:
+    """Who has the least error; None when fewer than two can be compared, or when nobody beats sending nothing."""
+    errors = [at.variance for at in all_at_bits(curves, target)]
+    known = [(value, name) for value, name in zip(errors, names, strict=True) if math.isfinite(value)]
+    if len(known) < 2 or min(known)[0] > 1:
+        return None
+    return Leader(min(known)[1], target, min(known)[0], len(known))
 
 
 def _energy_share(table: CellTable, common: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -34,7 +34,7 @@ class BDRate:
         family: label.
         reference: label of the family that it is compared with.
         change: relative change of bits per coordinate, -0.2 for a fifth fewer than the reference; NaN for none.
-        low: least relative variance of the common range, NaN where the ranges do not overlap.
+        low: least error of the common range, NaN where the ranges do not overlap.
         high: largest relative variance of it.
         bits: (2,) measured bits of the reference at ``high`` and ``low``.
         why: why there is no number, empty where there is one.
@@ -58,7 +58,7 @@ def bd_rates(families: Sequence[Family], configurations: Sequence[Configuration]
 
     def curve(family: Family) -> NDArray[np.float64]:
         points = [configurations[i] for i in family.members]
-        return envelope([c.bits for c in points], [c.relative_variance for c in points])
+        return envelope([c.bits for c in points], [c.error for c in points])
 
     base = curve(reference)
     return tuple(

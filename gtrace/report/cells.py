@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from gtrace.codecs import codec
+from gtrace.errors import UsageError
 from gtrace.report.names import natural_order
 from gtrace.sweep import EXPECTATION
 from gtrace.sweep.yardstick import NOISE
@@ -29,6 +31,7 @@ class CellTable:
         parameters: parameters of each, None where they cannot be read.
         nominal_bits: of each, NaN where the codec has none.
         whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
+        memory: (C,) the codec keeps memory between steps.
         tensors: names, in natural order.
         elements: (tensors,) number of elements.
         steps: ascending.
@@ -38,11 +41,16 @@ class CellTable:
         energy: squared norm of the gradient.
         squared_error: expected where there is a closed form, else the mean over draws.
         error_drawn: the error is that of draws.
+        relative_bias: norm of the bias over that of the gradient, NaN where it is not known.
+        window: steps of the window of consecutive steps that ends here, NaN where none does.
+        window_error: squared norm of the sum of the errors over the window, expected or the mean over draws.
+        window_energy: squared norm of the sum of the gradients over the window.
         bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
         bits_drawn: the bits were measured on encoded bytes.
-        bits_fixed: per coordinate, with fixed-width symbols.
-        bits_entropy: per coordinate, at the entropy of the symbols.
-        bits_huffman: per coordinate, with a Huffman code.
+        bits_shared: per coordinate, the part of them that is sent apart from payloads.
+        bits_fixed: per coordinate, with fixed-width symbols, shared bits left out.
+        bits_entropy: per coordinate, at the entropy of the symbols, likewise.
+        bits_huffman: per coordinate, with a Huffman code, likewise.
         cosine: of decoded and original, mean over draws.
         w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
         mean_abs: mean |g|.
@@ -62,6 +70,7 @@ class CellTable:
     parameters: tuple[dict[str, Any] | None, ...]
     nominal_bits: tuple[float, ...]
     whole_model: NDArray[np.bool_]
+    memory: NDArray[np.bool_]
     tensors: tuple[str, ...]
     elements: NDArray[np.int64]
     steps: NDArray[np.int64]
@@ -71,8 +80,13 @@ class CellTable:
     energy: NDArray[np.float64]
     squared_error: NDArray[np.float64]
     error_drawn: NDArray[np.bool_]
+    relative_bias: NDArray[np.float64]
+    window: NDArray[np.float64]
+    window_error: NDArray[np.float64]
+    window_energy: NDArray[np.float64]
     bits: NDArray[np.float64]
     bits_drawn: NDArray[np.bool_]
+    bits_shared: NDArray[np.float64]
     bits_fixed: NDArray[np.float64]
     bits_entropy: NDArray[np.float64]
     bits_huffman: NDArray[np.float64]
@@ -92,6 +106,17 @@ class CellTable:
     def measured(self) -> NDArray[np.bool_]:
         """(C, K) where there is an error and an energy to relate it to."""
         return np.isfinite(self.squared_error) & np.isfinite(self.energy) & (self.n > 0)
+
+    def under_coder(self, coder: Coder) -> CellTable:
+        """The same with ``bits`` under one coder for all configurations.
+
+        A configuration that uses this coder keeps the bits of its payloads. Of any other the column of the coder is
+        taken, with what is sent apart from payloads. What sends no symbols has one number of bits, whatever the coder.
+        """
+        column: NDArray[np.float64] = getattr(self, f"bits_{coder}") + np.nan_to_num(self.bits_shared)
+        own = np.array([p is not None and p.get("coder") == coder for p in self.parameters], dtype=np.bool_)
+        computed = np.isfinite(column) & ~(own[:, None] & np.isfinite(self.bits))
+        return replace(self, bits=np.where(computed, column, self.bits), bits_drawn=self.bits_drawn & ~computed)
 
     def covers(self) -> NDArray[np.bool_]:
         """(C, K) which tensors at which steps a configuration says something about.
@@ -164,6 +189,7 @@ def read_cells(result: SweepResult) -> CellTable:
         parameters=tuple(_parameters(result["params"][i]) for i in first),
         nominal_bits=tuple(float(result["bits"][i]) for i in first),
         whole_model=whole_model,
+        memory=np.array([_remembers(spec) for spec in specs], dtype=np.bool_),
         tensors=tuple(tensors),
         elements=elements,
         steps=steps,
@@ -173,11 +199,16 @@ def read_cells(result: SweepResult) -> CellTable:
         energy=energy,
         squared_error=prefer(closed["squared_error"], drawn["squared_error"]),
         error_drawn=~np.isfinite(closed["squared_error"]) & np.isfinite(drawn["squared_error"]),
+        relative_bias=prefer(closed["relative_bias"], drawn["relative_bias"]),
+        window=prefer(closed["window"], drawn["window"]),
+        window_error=prefer(closed["window_error"], drawn["window_error"]),
+        window_energy=prefer(closed["window_energy"], drawn["window_energy"]),
         bits=prefer(drawn["bits_total"], expected_bits),
         bits_drawn=np.isfinite(drawn["bits_total"]),
-        bits_fixed=prefer(closed["bits_fixed"], drawn["bits_fixed"]),
-        bits_entropy=prefer(closed["bits_entropy"], drawn["bits_entropy"]),
-        bits_huffman=prefer(closed["bits_huffman"], drawn["bits_huffman"]),
+        bits_shared=prefer(drawn["bits_shared"], closed["bits_shared"]),
+        bits_fixed=prefer(drawn["bits_fixed"], closed["bits_fixed"]),
+        bits_entropy=prefer(drawn["bits_entropy"], closed["bits_entropy"]),
+        bits_huffman=prefer(drawn["bits_huffman"], closed["bits_huffman"]),
         cosine=prefer(drawn["cosine"], closed["cosine"]),
         w1_normalized=prefer(drawn["w1_normalized"], closed["w1_normalized"]),
         mean_abs=prefer(drawn["mean_abs"], closed["mean_abs"]),
@@ -192,6 +223,10 @@ def read_cells(result: SweepResult) -> CellTable:
     )
 
 
+#: How symbols become bits: the coders that configurations can be compared under.
+Coder = Literal["fixed", "huffman", "entropy"]
+CODERS: tuple[Coder, ...] = ("fixed", "huffman", "entropy")
+
 #: What the column ``fitted_on`` holds where nothing is fitted.
 NOTHING_FITTED = "-"
 
@@ -200,7 +235,12 @@ _BOTH = (
     "n",
     "energy",
     "squared_error",
+    "relative_bias",
+    "window",
+    "window_error",
+    "window_energy",
     "bits_total",
+    "bits_shared",
     "bits_fixed",
     "bits_entropy",
     "bits_huffman",
@@ -281,6 +321,14 @@ def _fitted_on(config: NDArray[np.int64], column: NDArray[Any], configurations: 
         best = max(others, key=lambda k: (names[k] != "itself", int(found[k])), default=-1)
         out.append(names[best] if best >= 0 else "")
     return tuple(out)
+
+
+def _remembers(spec: str) -> bool:
+    """Whether a codec keeps memory between steps; one that this process does not know counts as one that does not."""
+    try:
+        return codec(spec).stateful
+    except UsageError:  # from a plugin that is not loaded here
+        return False
 
 
 def _parameters(text: str) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from gtrace.report.names import MISSING, number, percent, sparkline
 from gtrace.report.ranking import decisive_target, ranking
 from gtrace.report.statistics import FEWEST_SEEDS, THIRDS
 from gtrace.report.tables import Cell, Column, Mark, Table
-from gtrace.report.verdict import metric_text
+from gtrace.report.verdict import energy_share, metric_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,16 +39,15 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
 
 
 def pairs_table(title: str, comparisons: Sequence[Comparison], notes: tuple[str, ...] = ()) -> Table:
-    """One line per pair: ratio of relative variances in the average step, with its interval."""
+    """One line per pair: ratio of errors, with its interval."""
     columns = (
-        Column("first / second", "relative variance of the first over that of the second", numeric=False),
-        Column("ratio", "in the average step, errors summed over all elements"),
+        Column("first / second", "error of the first over that of the second", numeric=False),
+        Column("ratio", "of errors summed over all elements and steps"),
         Column("95% interval", "from blocks of consecutive steps drawn again"),
         Column("p", "that there is no difference, corrected for the number of comparisons (Holm)", rank=1),
-        Column("steps better", "part of training in which the first makes less error", rank=3),
+        Column("steps better", "part of training in which the first has less error", rank=3),
         *(Column(name, f"ratio in the {name} third of training", rank=4) for name in THIRDS),
-        Column("by layers", "ratio in the average step and layer, each layer alike", rank=2),
-        Column("of totals", "ratio of the relative variances of the headline", rank=5),
+        Column("by layers", "mean ratio of the layers, each layer alike", rank=2),
     )
     rows = []
     for c in comparisons:
@@ -62,15 +61,14 @@ def pairs_table(title: str, comparisons: Sequence[Comparison], notes: tuple[str,
                 Cell(percent(c.better)),
                 *(Cell(number(c.thirds.get(name, math.nan))) for name in THIRDS),
                 Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
-                Cell(number(c.total_ratio)),
             )
         )
     reasons = dict.fromkeys(c.by_elements.why for c in comparisons if c.by_elements.why)
     why = (f"No interval: {'; '.join(reasons)}. Such lines describe these steps and prove nothing.",) if reasons else ()
     about = (
         (
-            "Ratio: relative variance of the first over that of the second, on the same gradients; below 1 the first "
-            "is better. Steps count by the part of training that they stand for."
+            "Ratio: error of the first over that of the second, on the same gradients; below 1 the first is better. "
+            "Steps count by the part of training that they stand for."
         ),
         "By layers: each layer alike, at the same configurations; small layers count as much as large ones.",
     )
@@ -92,7 +90,7 @@ def _p(value: float) -> str:
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:
-    """Relative variance of each method in the thirds of training, at the decisive bits, and a line over the steps."""
+    """Error of each method in the thirds of training, at the decisive bits, and a line over the steps."""
     k = decisive_target(analysis)
     bits = analysis.targets[k] if k >= 0 else math.nan
     columns = (
@@ -106,13 +104,14 @@ def phase_table(analysis: SweepAnalysis) -> Table:
         i = place[family.label]
         values = [float(phase.at[i, k]) for phase in analysis.phases]
         line = analysis.per_step[analysis.nearest(family, bits)].tolist()
-        cells = [Cell(number(v)) if math.isfinite(v) else _MISSING for v in values]
+        cells = [Cell(energy_share(v)) if math.isfinite(v) else _MISSING for v in values]
         rows.append((Cell(family.label), *cells, Cell(sparkline(line))))
     notes = (
         "Thirds by step number. In each, methods are compared at equal bits of that third.",
-        f"Over steps: the configuration with measured bits nearest to {bits:g}, from its least to its largest error.",
+        f"Over steps: single steps of the configuration with bits nearest to {bits:g}, from the least to the largest "
+        "error.",
     )
-    title = f"Relative variance over training at {bits:g} measured bits per coordinate"
+    title = f"Error over training at {bits:g} measured bits per value"
     return Table(title, columns, tuple(rows), notes if rows else (), "Too few steps to tell parts of training apart.")
 
 
@@ -167,7 +166,7 @@ def side_by_side_table(pair: SideBySide) -> Table:
         Column(pair.first, f"relative variance in {pair.first}, over what both have"),
         Column(pair.second, f"relative variance in {pair.second}, over what both have"),
         Column("ratio", f"{pair.second} / {pair.first}"),
-        Column("95% interval", "of the ratio in the average step that both have"),
+        Column("95% interval", "of the ratio, over the steps that both have"),
         Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
         Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2),
         Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2),

@@ -59,27 +59,26 @@ Values = TypeVar("Values", float, "NDArray[np.float64]")
 
 
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
-    """Relative variance against measured bits, one curve per method, with the Pareto front."""
+    """Error against measured bits, one curve per method, with the Pareto front."""
     with styled():
         figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
         axes = figure.add_subplot()
         looks = family_looks(analysis)
         labels, lines = [], []
+        by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
         for family in analysis.families:
             own = looks[family.label]
             points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
-            points = [c for c in points if _drawable(c.relative_variance)]
+            points = [c for c in points if _drawable(c.error)]
             x = np.array([c.bits for c in points])
-            y = np.array([c.relative_variance for c in points])
+            y = np.array([c.error for c in points])
             lines += axes.plot(x, y, **own.curve(), label=family.label)
             labels.append(Label(shorten(literal(family.label), _NAME), own.text, x, y))
             members = [i for i in family.members if analysis.configurations[i] in points]
-            low, high = middle_of_steps(analysis.per_step[members])
+            low, high = middle_of_steps(by_step[members])
             axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
         front = sorted(
-            (c.bits, c.relative_variance)
-            for c in analysis.configurations
-            if c.pareto and _drawable(c.bits) and _drawable(c.relative_variance)
+            (c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c.bits) and _drawable(c.error)
         )
         if front:
             x, y = np.array(front).T
@@ -92,7 +91,8 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
             _name_line(axes, name, 0.995, value, axes.get_yaxis_transform())
         axes.set_xlabel(BITS)
-        axes.set_ylabel(VARIANCE)
+        single = analysis.basis.window is None and analysis.basis.workers == 1
+        axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
         _frame(axes, empty=not any(len(label.x) for label in labels))
         _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]), analysis.targets)
         if front:

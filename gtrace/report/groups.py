@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.analysis import Configuration, SweepAnalysis
+    from gtrace.report.cells import Coder
     from gtrace.sweep import SweepResult
 
 #: ``--group`` without globs: a group for every layer, or for every tensor
@@ -55,7 +56,9 @@ class TensorGroup:
     analysis: SweepAnalysis
 
 
-def group_tensors(result: SweepResult, groups: Sequence[str]) -> list[TensorGroup]:
+def group_tensors(
+    result: SweepResult, groups: Sequence[str], *, workers: int | None = None, coder: Coder = "huffman"
+) -> list[TensorGroup]:
     """Sum a sweep up group by group.
 
     Args:
@@ -63,6 +66,8 @@ def group_tensors(result: SweepResult, groups: Sequence[str]) -> list[TensorGrou
         groups: ``NAME=GLOB`` or ``NAME=GLOB,GLOB`` each; or the one word ``layer`` (tensors whose names differ in the
             last part alone: ``conv1.weight`` and ``conv1.bias``) or ``tensor``. The first group that matches a tensor
             has it; what no group has goes to a last one, ``(others)``.
+        workers: as of :func:`~gtrace.report.analysis.analyze`.
+        coder: likewise.
 
     Raises:
         UsageError: no such form, a name given twice, a glob that matches no tensor, or no rows of single tensors.
@@ -79,7 +84,8 @@ def group_tensors(result: SweepResult, groups: Sequence[str]) -> list[TensorGrou
         members = tuple(name for name in tensors if of_tensor[name] == group)
         mask = np.isin(column, members)
         part = dataclasses.replace(result, columns={name: values[mask] for name, values in result.columns.items()})
-        analysis = analyze(dataclasses.replace(part, warnings=(), times=None, details={}), group)
+        part = dataclasses.replace(part, warnings=(), times=None, details={})
+        analysis = analyze(part, group, workers=workers, coder=coder)
         share = sum(energies[name] for name in members) / total if total else float("nan")
         found.append(TensorGroup(group, members, int(analysis.elements.sum()), share, analysis))
     last = [group for group in found if group.name == OTHERS]
@@ -127,7 +133,7 @@ def _energy(result: SweepResult, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> f
 
 
 def group_table(groups: Sequence[TensorGroup]) -> Table:
-    """Relative variance, and bits, of each configuration in each group; the fewer of the two are the columns."""
+    """Error, and bits, of each configuration in each group; the fewer of the two are the columns."""
     specs = list(dict.fromkeys(c.spec for group in groups for c in group.analysis.configurations))
     by_spec = [{c.spec: c for c in group.analysis.configurations} for group in groups]
     names = {c.spec: configuration_name(c) for group in groups for c in group.analysis.configurations}
@@ -142,13 +148,13 @@ def group_table(groups: Sequence[TensorGroup]) -> Table:
         heads = [("group", "tensors that are summed up"), *((names[spec], spec) for spec in specs)]
         rows = [[Cell(group.name), *(cells[group.name, spec] for spec in specs)] for group in groups]
     else:
-        heads = [("group", "tensors that are summed up"), ("codec", "its spec"), ("relative variance", "and bits")]
+        heads = [("group", "tensors that are summed up"), ("codec", "its spec"), ("error", "and bits")]
         rows = [[Cell(g.name), Cell(names[spec]), cells[g.name, spec]] for g in groups for spec in specs]
     columns = [Column(head, meaning, numeric=k > 0 and head != "codec") for k, (head, meaning) in enumerate(heads)]
     notes = [f"{group.name}: {_about(group)}." for group in groups] if len(groups) <= _WIDE else []
     notes.append(
-        "Relative variance: squared errors over energies, both summed over the group; below it bits "
-        "per coordinate, weighted by elements. Marked: no other codec takes fewer bits at no more error."
+        "Error: squared errors over energies, both summed over the group; below it bits "
+        "per value, weighted by elements. Marked: no other codec takes fewer bits at no more error."
     )
     said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
     return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
@@ -160,9 +166,9 @@ def _about(group: TensorGroup) -> str:
 
 
 def _cell(found: Configuration | None, best: bool) -> Cell:
-    if found is None or found.relative_variance != found.relative_variance:
+    if found is None or found.error != found.error:
         return Cell(MISSING, mark="missing")
-    return Cell(number(found.relative_variance), number(found.bits), mark="best" if best else "")
+    return Cell(number(found.error), number(found.bits), mark="best" if best else "")
 
 
 def groups_in_words(groups: Sequence[TensorGroup]) -> list[str]:

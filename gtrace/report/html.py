@@ -236,7 +236,7 @@ def _sweep(
     section = _Section(prefix, analysis.name, 2 if alone else 3)
     section.lines += [*_title("Sweep", analysis.name, alone=alone), f'<p class="facts">{text(_facts(analysis))}</p>']
     if alone:
-        named = [f"{pair.first} adds {compared_in_words(pair)}." for pair in pairs]
+        named = [f"{pair.first} has {compared_in_words(pair)}." for pair in pairs]
         first, *others = sweep_verdict(analysis)
         section.lines += verdict([*named, first, *groups_in_words(groups), *others, *safety_sentences(analysis)])
     section.lines += [*_made_by(analysis.provenance), *caution(analysis.notes)]

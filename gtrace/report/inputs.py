@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gtrace.costs import Cluster
     from gtrace.planning import Plan
+    from gtrace.report.cells import Coder
     from gtrace.report.evidence import Comparison
 
 SWEEP_SUFFIX = ".sweep.db"
@@ -81,6 +82,9 @@ def make_report(
     batch: float = math.nan,
     cluster: Cluster | None = None,
     plans: Sequence[Path | str | Plan] = (),
+    *,
+    workers: int | None = None,
+    coder: Coder = "huffman",
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -94,6 +98,8 @@ def make_report(
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
         cluster: for which savings are computed; None for none.
         plans: files, or plans that are in memory.
+        workers: for how many codecs are compared; None takes those of the run that was captured.
+        coder: that turns symbols into bits, for all codecs alike.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -112,9 +118,9 @@ def make_report(
             result, name = sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"
         else:
             result, name = ResultStore.load(Path(sweep)), named(sweep)
-        read_sweeps.append(analyze(result, name, batch=batch))
+        read_sweeps.append(analyze(result, name, batch=batch, workers=workers, coder=coder))
         if groups:
-            grouped.append(tuple(group_tensors(result, groups)))
+            grouped.append(tuple(group_tensors(result, groups, workers=workers, coder=coder)))
     read_runs = []
     for k, run in enumerate(runs):
         if isinstance(run, (str, Path)):
@@ -162,6 +168,9 @@ def load_report(
     groups: Sequence[str] = (),
     batch: float = math.nan,
     cluster: Cluster | None = None,
+    *,
+    workers: int | None = None,
+    coder: Coder = "huffman",
 ) -> Report:
     """Read paths of any kind; what each is, is told from its content.
 
@@ -172,6 +181,8 @@ def load_report(
         groups: of tensors, see :func:`make_report`.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
         cluster: for which savings are computed; None for none.
+        workers: as of :func:`make_report`.
+        coder: likewise.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -188,6 +199,8 @@ def load_report(
         batch=batch,
         cluster=cluster,
         plans=[path for path, kind in kinds if kind == "plan"],
+        workers=workers,
+        coder=coder,
     )
 
 

@@ -9,7 +9,9 @@ import numpy as np
 
 from gtrace.report import markup
 from gtrace.report.names import number
+from gtrace.report.ranking import decisive_target
 from gtrace.report.tables import VIEW_BITS, Cell, Column, Table, configuration_name
+from gtrace.report.verdict import bits_in_words, energy_share
 
 if TYPE_CHECKING:
     from gtrace.report.analysis import SweepAnalysis
@@ -17,12 +19,8 @@ if TYPE_CHECKING:
 #: Layers that have a section of their own, the ones with the most energy, and methods in each.
 MOST_LAYERS, MOST_METHODS = 250, 16
 
-_COLUMNS = (
-    Column("method", "the configuration with measured bits nearest to 3, of all tensors together", numeric=False),
-    Column("bits", "measured bits per coordinate of this tensor"),
-    Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps"),
-    Column("times least", "relative variance over the least of these methods"),
-)
+_BITS = Column("bits", "measured bits per value of this tensor")
+_VARIANCE = Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps")
 
 
 def layer_sections(analysis: SweepAnalysis) -> list[str]:
@@ -36,12 +34,15 @@ def layer_sections(analysis: SweepAnalysis) -> list[str]:
     kept = set(known[np.argsort(-share[known], kind="stable")][:MOST_LAYERS].tolist())
     parts = ['<div class="layers" role="group" aria-label="Layers">']
     for k in sorted(kept):
-        table = _table(analysis, chosen, k)
         named = [f"{analysis.elements[k]:,} elements"]
         if math.isfinite(analysis.energy_share[k]):
             named.append(f"{analysis.energy_share[k]:.1%} of the energy")
-        named.append(f"least error: {table.rows[0][0].text}")
-        parts += markup.details(analysis.tensors[k], markup.table(table, notes=False), beside=", ".join(named))
+        if analysis.layer_best[k]:
+            content, rate = _ranked(analysis, k), bits_in_words(analysis.targets[decisive_target(analysis)])
+            named.append(f"least error at {rate}: {analysis.layer_best[k]}")
+        else:
+            content = _listed(analysis, chosen, k)
+        parts += markup.details(analysis.tensors[k], markup.table(content, notes=False), beside=", ".join(named))
     parts.append("</div>")
     left_out = len(known) - len(kept)
     if left_out:
@@ -49,19 +50,27 @@ def layer_sections(analysis: SweepAnalysis) -> list[str]:
     return parts
 
 
-def _table(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
-    """The methods on one layer, least error first; those that have no number there come last."""
-    values = analysis.per_tensor[chosen, k]
-    bits = analysis.per_tensor_bits[chosen, k]
-    order = np.argsort(values, kind="stable")
-    least = values[values > 0].min(initial=math.inf)
+def _ranked(analysis: SweepAnalysis, k: int) -> Table:
+    """The methods on one layer at equal bits of this layer, least error first."""
+    known = sorted((float(at[k]), label) for label, at in analysis.layer_at.items() if math.isfinite(at[k]))
+    rate = bits_in_words(analysis.targets[decisive_target(analysis)])
+    columns = (
+        Column("method", numeric=False),
+        Column(f"error at {rate}", f"at {rate} per value of this tensor, summed over steps"),
+        Column("times least", "error over the least of these methods"),
+    )
+    rows = tuple((Cell(name), Cell(energy_share(v)), Cell(number(v / known[0][0]))) for v, name in known[:MOST_METHODS])
+    return Table(analysis.tensors[k], columns, rows)
+
+
+def _listed(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
+    """One configuration of each method on a layer where nothing can be compared at equal bits, in no order."""
     rows = tuple(
         (
-            Cell(configuration_name(analysis.configurations[chosen[j]])),
-            Cell(number(float(bits[j]))),
-            Cell(number(float(values[j]))),
-            Cell(number(float(values[j] / least)) if values[j] > 0 else number(math.nan)),
+            Cell(configuration_name(analysis.configurations[i])),
+            Cell(number(float(analysis.per_tensor_bits[i, k]))),
+            Cell(number(float(analysis.per_tensor[i, k]))),
         )
-        for j in order.tolist()
+        for i in chosen
     )
-    return Table(analysis.tensors[k], _COLUMNS, rows)
+    return Table(analysis.tensors[k], (Column("method", numeric=False), _BITS, _VARIANCE), rows)

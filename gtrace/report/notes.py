@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report.names import count, listed
+from gtrace.report.workers import CODED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,10 +17,15 @@ if TYPE_CHECKING:
     from gtrace.report.analysis import Configuration
     from gtrace.report.cells import CellTable
     from gtrace.report.families import Labels
+    from gtrace.report.workers import Basis
 
 
 def sweep_notes(
-    table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...], labels: Labels
+    table: CellTable,
+    common: NDArray[np.bool_],
+    configurations: tuple[Configuration, ...],
+    labels: Labels,
+    basis: Basis,
 ) -> tuple[str, ...]:
     """What a reader must know about how the numbers of a sweep came to be, one line each.
 
@@ -28,6 +34,7 @@ def sweep_notes(
         common: (cells,) which of them are compared.
         configurations: summed up.
         labels: names of families, in the order of ``table.specs``.
+        basis: what configurations are compared by.
     """
     if not table.measured.any():
         return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
@@ -54,10 +61,23 @@ def sweep_notes(
             f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
             "that every compared codec has."
         )
+    if basis.window is not None:
+        notes.append(
+            f"Some codecs have memory, so all are compared by the error of what has arrived over "
+            f"{basis.steps_in_words}. The memory's part of it counts as bias."
+        )
+        without = [c.spec for c in configurations if c.cells and math.isnan(c.error)]
+        if without:
+            notes.append(f"Not measured over several steps, so not compared: {listed(without)}.")
+    if basis.workers > 1:
+        unknown = [c.spec for c in configurations if c.cells and not c.bias_known]
+        if unknown:
+            which = "all codecs" if len(unknown) == len(configurations) else listed(unknown)
+            notes.append(f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}.")
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
     if expected:
         which = "all codecs" if len(expected) == len(configurations) else listed(expected)
-        notes.append(f"Bits are expectations, not encoded bytes, where there were no draws: {which}.")
+        notes.append(f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes: {which}.")
     lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
     if lacking:
         notes.append(f"No bits known, so not compared at equal bits: {listed(lacking)}.")

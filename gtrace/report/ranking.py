@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gtrace.report.comparison import PREFERRED_BITS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.analysis import Family, SweepAnalysis
 
-#: Bits that a reader asks about first, when several targets can be compared equally well.
-PREFERRED_BITS = 3.0
-
-#: Methods whose relative variances differ by less than this are called level.
+#: Methods whose errors differ by less than this are too close to call.
 LEVEL = 0.02
+
+#: Without an interval, a method must be better in this part of training to be called better.
+MOSTLY = 0.9
 
 
 def decisive(families: Sequence[Family], targets: Sequence[float]) -> int:
@@ -44,8 +46,8 @@ def ranking(analysis: SweepAnalysis, target: int) -> list[Family]:
 def leaders(analysis: SweepAnalysis, target: int) -> list[Family]:
     """The families that nobody beats at a target (an index), least variance first.
 
-    A family is beaten where the comparison with the first says so beyond the noise of steps; where the steps are too
-    few to say, where its variance is larger by more than :data:`LEVEL`.
+    A family is beaten when its error is larger than that of the first by more than :data:`LEVEL`, beyond the noise of
+    steps. When there is no confidence interval, it must be larger in :data:`MOSTLY` all of training instead.
     """
     found = ranking(analysis, target)
     return [f for f in found if f is found[0] or not _beaten(analysis, found[0], f, target)]
@@ -54,9 +56,9 @@ def leaders(analysis: SweepAnalysis, target: int) -> list[Family]:
 def _beaten(analysis: SweepAnalysis, first: Family, other: Family, target: int) -> bool:
     behind = other.at[target].variance > first.at[target].variance * (1 + LEVEL)
     found = analysis.comparison(first.label, other.label, analysis.targets[target])
-    if found is None or not found.by_elements.known:
+    if found is None:
         return behind
-    return behind and found.differs and found.by_elements.estimate < 0
+    return behind and (found.differs if found.by_elements.known else not found.better < MOSTLY)
 
 
 def lossless(analysis: SweepAnalysis, family: Family) -> bool:

@@ -170,8 +170,8 @@ def all_records(report: Report) -> Iterator[Record]:
 
 
 def _whose(sweep: SweepAnalysis) -> Record:
-    """Of how many workers' average the gradient of a ratio is."""
-    return {"workers": averaged_over(sweep.provenance)}
+    """For how many workers errors are compared, and over how many ranks the gradients were averaged already."""
+    return {"workers": sweep.basis.workers, "averaged_over": averaged_over(sweep.provenance)}
 
 
 def _labelled(name: str, records: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
@@ -189,8 +189,14 @@ def _sweep_records(sweep: SweepAnalysis) -> Iterator[Record]:
                 "record": "equal_bits",
                 "family": family.label,
                 "bits": at.target,
-                "relative_variance": at.variance,
-                "relative_variance_by_layers": sweep.at_layers[f, k],
+                **_whose(sweep),
+                "coder": sweep.basis.coder,
+                "window": sweep.basis.window,
+                "error": at.variance,
+                "bias": at.bias,
+                "error_bits": at.bits,
+                "error_by_layers": sweep.at_layers[f, k],
+                "error_of_single_steps": sweep.step_at[f, k],
                 "outcome": at.outcome,
                 "lower": specs[at.lower] if at.lower >= 0 else None,
                 "upper": specs[at.upper] if at.upper >= 0 else None,

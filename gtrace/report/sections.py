@@ -108,7 +108,7 @@ def _sweep(
     sentences = [*sweep_verdict(sweep), *safety_sentences(sweep)]
     tables = []
     if named:
-        sentences = [f"{c.first} adds {compared_in_words(c)}." for c in named] + sentences
+        sentences = [f"{c.first} has {compared_in_words(c)}." for c in named] + sentences
         title = "Error of the first configuration over that of the second, paired over steps"
         note = f"Each at its own bits. p is Holm's, corrected for the {count(len(named), 'pair')} named."
         tables.append(pairs_table(title, named, (note,)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.evidence import KEY, SIGNIFICANT
+from gtrace.report.evidence import KEY, SIGNIFICANT, log_of_mean
 from gtrace.report.notes import whose_gradient
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 
@@ -33,7 +33,7 @@ class ConfigurationRatio:
         first_bits: measured bits per coordinate in the first sweep, over all of it.
         second_bits: in the second.
         cells: tensors at steps that are paired.
-        by_elements: log of the ratio in the average paired step.
+        by_elements: log of ``ratio`` over what is paired, with its interval over steps.
         p_holm: corrected for all configurations, NaN where there is none.
     """
 
@@ -104,7 +104,7 @@ def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:
         if spec not in b:
             continue
         one, two = first.configurations[a[spec]], second.configurations[b[spec]]
-        found = _paired(first.table, second.table, (a[spec], b[spec]), pick, steps)
+        found = _paired(first.single, second.single, (a[spec], b[spec]), pick, steps)
         if found is None:
             found = one.relative_variance, two.relative_variance, 0, Interval(math.nan, why="nothing is in both")
         x, y, cells, interval = found
@@ -155,8 +155,9 @@ def _paired(
     top, bottom = error @ weights, energy @ weights
     if not (bottom > 0).all():
         return None
-    fine = (error > 0).all(axis=0) & (energy > 0).all(axis=0)
-    logs = np.full(error.shape, np.nan)
-    logs[:, fine] = np.log(error[:, fine] / energy[:, fine])
+    logs = np.full((2, len(steps)), np.nan)
+    for k in range(2):
+        parts = [log_of_mean(values[k, there], weights[there]) for values in (error, energy)]
+        logs[k, there] = parts[0] - parts[1]
     x, y = (top / bottom).tolist()
     return x, y, int(known.sum()), bootstrap(logs[1] - logs[0], weights, KEY)

@@ -190,7 +190,8 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
         return UNKNOWN
     estimate = float(x @ w / w.sum())
     if n < FEWEST_STEPS:
-        return Interval(estimate, count=n, why=f"{count(n, 'step')}, fewer than {FEWEST_STEPS}")
+        few = f"{count(n, 'step')} {'is' if n == 1 else 'are'} too few for a confidence interval"
+        return Interval(estimate, count=n, why=f"{few}, which needs {FEWEST_STEPS}")
     off = x - estimate
     if float(np.abs(off).max()) <= 1e-9 * max(abs(estimate), 1e-3):
         # The same in every step: nothing varies that a bootstrap could see.
@@ -198,7 +199,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     block = block_length(off)
     blocks = float(w.sum() ** 2 / (w @ w)) / block
     if blocks < FEWEST_BLOCKS:
-        why = f"{count(n, 'step')} worth {blocks:.1f} independent ones, fewer than {FEWEST_BLOCKS:.0f}"
+        why = f"the {count(n, 'step')} are too correlated for a confidence interval"
         return Interval(estimate, count=n, blocks=blocks, why=why)
     drawn = block_counts(n, block, key)
     found = (drawn @ (w * off)) / (drawn @ w)

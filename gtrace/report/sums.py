@@ -79,8 +79,13 @@ class Sums:
 
     def relative_variance(self) -> NDArray[np.float64]:
         """(C,) sum of squared errors over sum of energies."""
-        top = np.where(self._used, self._table.squared_error * self._weights, 0).sum(axis=1)
-        bottom = np.where(self._used, self._table.energy * self._weights, 0).sum(axis=1)
+        return self.relative(self._table.squared_error, self._table.energy)
+
+    def relative(self, error: NDArray[np.float64], energy: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(C,) sum of errors (C, K) over sum of energies, where the cells in use have both."""
+        used = self._used & np.isfinite(error) & np.isfinite(energy)
+        top = np.where(used, error * self._weights, 0).sum(axis=1)
+        bottom = np.where(used, energy * self._weights, 0).sum(axis=1)
         return divide(top, bottom, bottom > 0)
 
     def totals(self, values: NDArray[np.float64], group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.comparison import OUTCOMES
-from gtrace.report.names import MISSING, number
+from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.notes import whose_gradient
 from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
-from gtrace.report.verdict import off_target, signed_percent
+from gtrace.report.verdict import bits_in_words, energy_share, off_target, signed_percent
+from gtrace.report.workers import CODED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gtrace.report.analysis import Configuration, Family, SweepAnalysis
     from gtrace.report.bd_rate import BDRate
+    from gtrace.report.comparison import AtBits
     from gtrace.report.traces import TraceSummary
 
 Mark = Literal["", "best", "quiet", "missing"]
@@ -83,12 +85,6 @@ class _Extra:
 
 _EXTRAS = (
     _Extra(
-        Column("update error", "squared error of Adam's update over the update", rank=1),
-        lambda c: c.update_error,
-        "update error: ||(Q(g) - g) / d||² / ||g / d||² with d = sqrt(v) + eps of Adam's step, mean over tensors by "
-        "their elements; steps without second moments are left out.",
-    ),
-    _Extra(
         Column("optimal", "relative variance of the best levels of the same number under the same scale", rank=2),
         lambda c: c.optimal_variance,
         "optimal: relative variance of the best levels of the same number, fitted to each gradient itself, with "
@@ -105,13 +101,13 @@ _EXTRAS = (
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:
-    """The headline: relative variance of each method at equal measured bits, best first."""
+    """The headline: error of each method at equal measured bits, best first."""
     columns = [Column("method", "codec, and what tells its families apart", numeric=False)]
     decisive = decisive_target(analysis)
     columns += [
         Column(
-            f"{t:g} {'bit' if t == 1 else 'bits'}",
-            f"relative variance at {t:g} measured bits per coordinate",
+            bits_in_words(t),
+            f"error at {t:g} measured bits per value",
             rank=0 if k == decisive else 1 + abs(k - decisive),
         )
         for k, t in enumerate(analysis.targets)
@@ -127,50 +123,98 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         nowhere = all(math.isnan(at.variance) for at in family.at)
         return math.isnan(here), 0.0 if math.isnan(here) else here, nowhere
 
+    places = {family.label: f for f, family in enumerate(analysis.families)}
     ordered = sorted((f for f in analysis.families if not lossless(analysis, f)), key=order)
     rows = []
     for family in ordered:
         cells = [Cell(family.label)]
         for k, at in enumerate(family.at):
-            if math.isnan(at.variance):
-                cells.append(Cell(MISSING, mark="missing", hint=OUTCOMES[at.outcome]))
-                continue
-            low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
             winner = len(ranking(analysis, k)) > 1 and family in best[k]
-            cells.append(
-                Cell(
-                    number(at.variance),
-                    _bracket(low, high),
-                    "best" if winner else "",
-                    _bracket_hint(low, high),
-                )
-            )
+            single = float(analysis.step_at[places[family.label], k])
+            cells.append(_at_cell(analysis, at, single if analysis.basis.window else math.nan, winner=winner))
         if rates:
             cells.append(_rate_cell(rates.get(family.label), reference=family.label == reference))
         rows.append(tuple(cells))
     notes = [
+        *_what_error_is(analysis),
         (
-            f"Relative variance: ||Q(g) - g||² / ||g||² of {whose_gradient(analysis.provenance)}, less is better; "
-            "above 1 the error exceeds the gradient."
+            "Below each number: the configurations it is log-interpolated between, b3 means bits=3, or the one that "
+            "has it, with its bits when these are fewer."
         ),
-        "Below each number: the configurations it is log-interpolated between; b3 means bits=3.",
-        f"{MISSING}: no configurations on both sides of these bits, and nothing is extrapolated.",
+        f"{MISSING}: not measured on both sides of this bit rate; gtrace does not extrapolate.",
     ]
     if rates:
         notes.append(
-            f"BD-rate: change of bits against {reference} at equal error, mean of its logarithm over the errors that "
-            "both reach, which stand below it."
+            f"BD-rate: average extra bits needed for the same error as {reference}, over the errors that both reach, "
+            "which are below it."
         )
+    wide: dict[str, list[str]] = {}
+    for name, at in ((f.label, at) for f in ordered for at in f.at if at.outcome == "wide"):
+        wide.setdefault(f"{name} ({_neighbours(analysis, at)})", []).append(f"{at.target:g}")
+    if wide:
+        said = listed(f"{who} near {listed(rates)} bits" for who, rates in wide.items())
+        notes.append(f"Not measured, because neighbours more than one bit apart are not interpolated: {said}.")
     elsewhere = off_target(analysis)
     if elsewhere:
         notes.append(f"Reached by none of these columns: {'; '.join(elsewhere)}.")
     return Table(
-        "Relative variance at equal measured bits per coordinate",
+        f"Error at equal bits: {_compared(analysis)}",
         tuple(columns),
         tuple(rows),
         tuple(notes),
         "No configuration to compare.",
     )
+
+
+def _at_cell(analysis: SweepAnalysis, at: AtBits, single: float, *, winner: bool) -> Cell:
+    """A method at a number of bits: its error, and what it is made of."""
+    if math.isnan(at.variance):
+        hint = OUTCOMES[at.outcome]
+        if at.outcome == "wide":
+            hint = f"not measured near {bits_in_words(at.target)}: {_neighbours(analysis, at)}"
+        return Cell(MISSING, mark="missing", hint=hint)
+    low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
+    detail = _bracket(low, high)
+    if at.elsewhere:
+        detail += f" at {number(at.bits)} bits"
+    if at.bias >= 0.01 * at.variance > 0 and low.bias_known:
+        detail += f", {at.bias / at.variance:.0%} bias"
+    if math.isfinite(single):
+        detail += f", one step {energy_share(single)}"
+    return Cell(energy_share(at.variance), detail, "best" if winner else "", _bracket_hint(low, high))
+
+
+def _neighbours(analysis: SweepAnalysis, at: AtBits) -> str:
+    low, high = analysis.configurations[at.lower], analysis.configurations[at.upper]
+    return f"neighbours at {number(low.bits)} and {number(high.bits)} bits"
+
+
+def _compared(analysis: SweepAnalysis) -> str:
+    """What methods are compared by, as in the title of a table."""
+    basis = analysis.basis
+    parts = [count(basis.workers, "worker"), CODED[basis.coder]]
+    return ", ".join(([f"over {basis.steps_in_words}"] if basis.window else []) + parts)
+
+
+def _what_error_is(analysis: SweepAnalysis) -> list[str]:
+    basis, whose = analysis.basis, whose_gradient(analysis.provenance)
+    notes = [
+        f"Error: ||Q(g) - g||² / ||g||² of {whose}, the share of gradient energy lost; above 100% it is more than the "
+        "gradient."
+    ]
+    if basis.window:
+        notes.append(
+            f"Q(g) - g and g are summed over {basis.steps_in_words} first, because codecs with memory send later what "
+            "they leave out now."
+        )
+    if basis.workers > 1:
+        notes.append(
+            f"Averaging over {basis.workers:,} workers divides the variance of an error by {basis.workers:,}; its bias "
+            "stays."
+        )
+    else:
+        notes.append("For one worker. --ranks N compares for N workers, which shrink variance and leave bias.")
+    return notes
 
 
 def _rate_cell(rate: BDRate | None, *, reference: bool) -> Cell:
@@ -188,29 +232,36 @@ def _bracket(low: Configuration, high: Configuration) -> str:
 
 def _bracket_hint(low: Configuration, high: Configuration) -> str:
     if low is high:
-        return f"{low.spec}: {number(low.relative_variance)} at {number(low.bits)} bits"
+        return f"{low.spec}: {energy_share(low.error)} at {number(low.bits)} bits"
     return (
-        f"between {low.spec} ({number(low.relative_variance)} at {number(low.bits)} bits) "
-        f"and {high.spec} ({number(high.relative_variance)} at {number(high.bits)} bits)"
+        f"between {low.spec} ({energy_share(low.error)} at {number(low.bits)} bits) "
+        f"and {high.spec} ({energy_share(high.error)} at {number(high.bits)} bits)"
     )
 
 
 def configuration_table(analysis: SweepAnalysis) -> Table:
     """One line per configuration."""
     fitted = [extra for extra in _EXTRAS if any(math.isfinite(extra.value(c)) for c in analysis.configurations)]
+    alone = analysis.basis.window is None and analysis.basis.workers == 1
+    updates = any(math.isfinite(c.update_error) for c in analysis.configurations)
     columns = (
         Column("configuration", "codec and its parameters", numeric=False),
         Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False, rank=2),
-        Column("relative variance", "||Q(g) - g||² / ||g||², summed over tensors and steps"),
+        *([] if alone else [Column("error", f"what methods are compared by: {_compared(analysis)}")]),
+        Column("relative variance", "||Q(g) - g||² / ||g||² of one worker, summed over tensors and steps"),
+        Column("of it bias", "the part of relative variance that more workers do not shrink", rank=3),
         *(extra.column for extra in fitted),
         Column("by layers", "geometric mean of the layers' relative variances, each layer alike", rank=4),
-        Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
-        Column("bits entropy", "per coordinate, at the entropy of the symbols", rank=4),
-        Column("bits Huffman", "per coordinate, expected with a Huffman code", rank=5),
-        Column("32 / bits", "compression: float32 bits over measured bits", rank=1),
+        Column("bits", f"per value, {CODED[analysis.basis.coder]}, with norms and shared bytes"),
+        Column("bits measured", "per value, of its own payloads, with norms and shared bytes", rank=3),
+        Column("bits fixed", "per value, with symbols of fixed width", rank=5),
+        Column("bits entropy", "per value, at the entropy of the symbols", rank=4),
+        Column("bits Huffman", "per value, with a Huffman code", rank=5),
+        Column("32 / bits", "compression: float32 bits over bits", rank=1),
         Column("cosine", "of decoded and original gradient, mean weighted by elements", rank=3),
         Column("|error| / |g|", "mean |Q(g) - g| over mean |g|, which W1 / |g| never exceeds", rank=6),
         Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=7),
+        *([Column("update error", "of Adam's update, with v of the exact gradient", rank=8)] if updates else []),
     )
     rows = tuple(
         (
@@ -220,31 +271,34 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
                 hint="measured on too few cells" if c.partial else "",
             ),
             Cell(PARETO if c.pareto else "", mark="best" if c.pareto else ""),
+            *([] if alone else [value_cell(c.error)]),
             value_cell(c.relative_variance),
+            value_cell(c.bias if c.bias_known else math.nan, hint="" if c.bias_known else "not known"),
             *(value_cell(extra.value(c)) for extra in fitted),
             value_cell(c.layers_variance),
-            value_cell(
-                c.bits,
-                hint={"expected": "expected, no draws", "mixed": "partly expected"}.get(c.bits_source, ""),
-            ),
+            value_cell(c.bits, hint={"expected": "computed", "mixed": "partly computed"}.get(c.bits_source, "")),
+            value_cell(c.bits_measured),
+            value_cell(c.bits_fixed),
             value_cell(c.bits_entropy),
             value_cell(c.bits_huffman),
             value_cell(c.ratio_float32),
             Cell(MISSING, mark="missing") if math.isnan(c.cosine) else Cell(f"{c.cosine:.4f}"),
             value_cell(c.mean_abs_error),
             value_cell(c.w1_normalized),
+            *([value_cell(c.update_error)] if updates else []),
         )
         for c in analysis.configurations
     )
     notes = (
-        f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error.",
+        f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error. What loses more than the "
+        "gradient's energy is never marked.",
         (
             "Relative variance: errors and energies summed over all elements. By layers: each layer alike. Steps "
             "count by the part of training that they stand for."
         ),
         *(extra.note for extra in fitted if extra.note),
         (
-            f"32 / bits: bits of float32 over measured bits, of {whose_gradient(analysis.provenance)}. W1 ignores "
+            f"32 / bits: bits of float32 over bits, of {whose_gradient(analysis.provenance)}. W1 ignores "
             "which value is where: it ranks no codec, and the mean error beside it is its upper bound."
         ),
     )

@@ -44,6 +44,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "times_optimal": ("REAL", "relative_variance / optimal_variance"),
     "model_variance": ("REAL", "what a parametric law promised for the levels that were fitted to it"),
     "relative_bias": ("REAL", "||E Q(g) - g|| / ||g||"),
+    "window": ("INTEGER", "consecutive steps of the window that ends at this step, NULL on all other rows"),
+    "window_error": ("REAL", "||sum of Q(g) - g over the window||^2, expected or realized"),
+    "window_energy": ("REAL", "||sum of g over the window||^2"),
     "noise_ratio": (
         "REAL",
         "squared error that averaging over workers shrinks / gradient noise: variance of Q(g) over tr Cov of one "
@@ -84,7 +87,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
 #: columns that no file before version 3 has
-_SINCE_3 = ("noise_ratio", "update_error")
+_SINCE_3 = ("window", "window_error", "window_energy", "noise_ratio", "update_error")
 KEY = ("tensor", "step", "codec", "draw")
 #: columns that hang on the codec alone
 OF_CODEC = ("method", "bits", "params")

@@ -3,13 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from gtrace.report.comparison import OUTCOMES, TARGETS, at_bits, pareto_front
+from gtrace.report.comparison import OUTCOMES, at_bits, pareto_front
 
 NAN = math.nan
 
-
-def test_targets_are_one_to_four_bits():
-    assert TARGETS == (1.0, 2.0, 3.0, 4.0)
 
 
 def test_interpolation_is_linear_in_the_logarithm():

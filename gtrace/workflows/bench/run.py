@@ -152,7 +152,7 @@ def _specs(analysis: SweepAnalysis, label: str) -> set[str]:
 
 def _points(analysis: SweepAnalysis, family: Family) -> list[tuple[float, float]]:
     members = [analysis.configurations[i] for i in family.members]
-    return [(c.bits, c.relative_variance) for c in members]
+    return [(c.bits, c.error) for c in members]
 
 
 def _only_bits(analysis: SweepAnalysis, label: str) -> float:

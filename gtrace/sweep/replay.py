@@ -124,7 +124,7 @@ class Replay:
     def blocks(self) -> Iterator[Block]:
         """Each wanted step's rows."""
         for index, wanted in self._job.wanted:
-            yield self._block(index, wanted)
+            yield self._block(index, wanted).named(self._job.names)
             near = range(index, min(index + 2, len(self._job.steps)))
             keep = {self._settings.source(k, self._job.steps) for k in near} | {index}
             self._summaries = {k: v for k, v in self._summaries.items() if k in keep}
@@ -352,7 +352,7 @@ class Replay:
         if codec.needs is None:
             return state, False
         if self._allocation is not None:
-            share = self._allocation.share(codec, self._job.tensor, self._job.steps[source])
+            share = self._allocation.share(codec, self._job.tensor, self._job.steps[source], self._job.among)
             if share is not None:
                 state = codec.with_target(state, share)
         if type(codec).view is Codec.view:
@@ -369,7 +369,7 @@ class Replay:
         if self._allocation is None:
             return None
         fitted = self._settings.source(index, self._job.steps)
-        return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted])
+        return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted], self._job.among)
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""

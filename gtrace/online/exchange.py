@@ -18,12 +18,12 @@ from gtrace.codecs.table import CodecTable
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.online import vectors
-from gtrace.online.links import Receiver, Sender
+from gtrace.online.links import Receiver, Sender, allocate
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gtrace.codecs.table import TableLike
     from gtrace.online.links import Message
@@ -189,9 +189,7 @@ class Exchange:
         self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._nonfinite = nonfinite
         self._down = down
-        self._whole = any(one.needs is not None and one.needs.scope == "model" for one in self.rules.codecs)
-        if self._whole and (len(self.rules.codecs) > 1 or self.rules.min_size):
-            raise UsageError("exchange: a codec over the whole model leaves no tensor to another codec")
+        self._whole = self.rules.over_model
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
 
@@ -228,8 +226,8 @@ class Exchange:
         flat = [self._flatten(tensors) for tensors in gradients]
         tally, bad = Tally(), []
         aggregated: dict[str, Vector] = {}
+        sending: dict[str, list[tuple[int, Vector]]] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
-            exact, decoded = [], []
             sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
             finite = [(worker, *self._finite(values, name, worker, step)) for worker, values in sent]
             found = [Bad(name, worker, count) for worker, _, count in finite if count]
@@ -237,23 +235,58 @@ class Exchange:
             if found and self._nonfinite == "pass":
                 aggregated[name] = vectors.plain_mean([values for _, values in sent])
                 continue
-            for worker, values, _ in finite:
-                if values is not None:
-                    exact.append(values)
-                    decoded.append(self._carry(name, worker, values, step, tally))
-            if decoded:
-                start = time.thread_time()
-                aggregated[name] = vectors.aggregate(self.rules.choose(name, len(exact[0])), decoded)
-                seconds = time.thread_time() - start
-                tally.codec_seconds += seconds
-                tally.decode_seconds += seconds
-                if self._down is not None:
-                    aggregated[name] = self._send_on(name, aggregated[name], step, tally)
-                _measure(tally, exact, decoded, aggregated[name])
-                if watch is not None:
-                    watch(name, exact, decoded, aggregated[name])
+            sending[name] = [(worker, values) for worker, values, _ in finite if values is not None]
+        for worker in range(self.workers):
+            own = ((name, values) for name, sent in sending.items() for one, values in sent if one == worker)
+            self._allocate(worker, own, step, tally)
+        down = self._down is not None and any(one.allocates for one in self._rules_of(_SERVER).codecs)
+        waiting: dict[str, tuple[list[Vector], list[Vector]]] = {}
+        for name, sent in sending.items():
+            if not sent:
+                continue
+            exact = [values for _, values in sent]
+            decoded = [self._carry(name, worker, values, step, tally) for worker, values in sent]
+            start = time.thread_time()
+            aggregated[name] = vectors.aggregate(self.rules.choose(name, len(exact[0])), decoded)
+            seconds = time.thread_time() - start
+            tally.codec_seconds += seconds
+            tally.decode_seconds += seconds
+            waiting[name] = exact, decoded
+            # A server that shares something out among tensors needs all averages before it sends one on.
+            if not down:
+                self._finish(waiting, aggregated, step, tally, watch)
+                waiting.clear()
+        self._finish(waiting, aggregated, step, tally, watch)
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
+
+    def _finish(
+        self,
+        waiting: Mapping[str, tuple[list[Vector], list[Vector]]],
+        aggregated: dict[str, Vector],
+        step: int,
+        tally: Tally,
+        watch: Callable[[str, Sequence[Vector], Sequence[Vector], Vector], None] | None,
+    ) -> None:
+        """Send averages on if a server does so, and measure them."""
+        if self._down is not None:
+            self._allocate(_SERVER, [(name, aggregated[name]) for name in waiting], step, tally)
+        for name, (exact, decoded) in waiting.items():
+            if self._down is not None:
+                aggregated[name] = self._send_on(name, aggregated[name], step, tally)
+            _measure(tally, exact, decoded, aggregated[name])
+            if watch is not None:
+                watch(name, exact, decoded, aggregated[name])
+
+    def _allocate(self, worker: int, sending: Iterable[tuple[str, Vector]], step: int, tally: Tally) -> None:
+        """Fit the codecs of a worker, or of the server, that share something out among their tensors."""
+        if not any(one.allocates for one in self._rules_of(worker).codecs):
+            return
+        start = time.thread_time()
+        allocate([(self._link(name, worker, len(values))[0], values) for name, values in sending], step)
+        seconds = time.thread_time() - start
+        tally.codec_seconds += seconds
+        tally.fit_seconds += seconds
 
     def to_arrays(self) -> dict[str, Any]:
         """Everything that later steps depend on, as plain values and arrays."""
@@ -277,10 +310,7 @@ class Exchange:
 
     def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
         link = self._links.get((name, worker))
-        rules = self.rules
-        if worker == _SERVER and isinstance(self._down, Codec):
-            rules = replace(rules, codec=self._down, tensors={})
-        codec = rules.choose(name, size)
+        codec = self._rules_of(worker).choose(name, size)
         if link is None:
             role: Role = "down" if worker == _SERVER else "up"
             sender = Sender(
@@ -291,6 +321,11 @@ class Exchange:
             link[0].adopt(codec)
             link[1].codec = codec
         return link
+
+    def _rules_of(self, worker: int) -> CodecTable:
+        if worker == _SERVER and isinstance(self._down, Codec):
+            return replace(self.rules, codec=self._down, tensors={})
+        return self.rules
 
     def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
         """One tensor to the other end, and the time that takes."""

@@ -77,11 +77,21 @@ class _Fitted(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """Where a stateful codec stands after a step."""
+    """Where a stateful codec stands after a step.
+
+    Attributes:
+        following: index of the next step.
+        state: for it.
+        shared: what the receiver holds.
+        source: index of the step that the codec is fitted to, -1 before its first fit.
+        fitted: whether anything of the state came out of a fit.
+    """
 
     following: int
     state: State
     shared: bytes
+    source: int = -1
+    fitted: bool = False
 
 
 class Weighed(NamedTuple):
@@ -251,7 +261,8 @@ class Replay:
         ended = time.perf_counter()
         if codec.stateful:
             following = codec.update(ready.state, values, arrived.values)
-            self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared)
+            source = self._settings.source(index, self._job.steps)
+            self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared, source, ready.fitted)
         found = reference.compare(arrived.values)
         clipped = codec.clipping(ready.state, values, arrived.values)
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
@@ -386,7 +397,8 @@ class Replay:
                     continue
                 ready = self._refitted(codec, link, k, values.size)
                 arrived = codec.simulate(ready.state, values, self._key(k, draw)).values
-                link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared)
+                source = self._settings.source(k, steps)
+                link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared, source, ready.fitted)
         return self._refitted(codec, link, index, size)
 
     def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> Ready:
@@ -397,7 +409,10 @@ class Replay:
         if link is None or note is not None:
             link = _Link(index, codec.init(size), b"")
         source = self._settings.source(index, self._job.steps)
-        state, fitted = self._fit(codec, link.state, source, self._job.steps[index])
+        state, fitted = link.state, link.fitted
+        # As in training: what was fitted stays until another step fits it.
+        if link.source != source:
+            state, fitted = self._fit(codec, state, source, self._job.steps[index])
         shared = codec.shared(state)
         return Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 

@@ -12,18 +12,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from gtrace.codecs.base import Codec, ExpectingCodec, Simulated, expecting
 from gtrace.codecs.identity import Identity
 from gtrace.codecs.registry import codec as build_codec
 from gtrace.errors import UsageError
+from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from numpy.typing import ArrayLike, NDArray
-
-    from gtrace.sketch import MomentSketch
-    from gtrace.types import Expectation, State, SummarySpec
+    from gtrace.codecs.base import Codec
 
 
 @runtime_checkable
@@ -111,11 +108,37 @@ class CodecTable:
                 return codec
         return self.codec if size >= self.min_size else Identity()
 
-    def planned(self, name: str, size: int) -> Planned:
-        """The codec of a tensor under the name of this table, as a sweep writes it into its rows."""
-        codec = self.choose(name, size)
-        kind = Planned if type(codec).view is Codec.view else _PlannedView
-        return kind(codec, str(self), self.digest)
+    def assign(self, sizes: Mapping[str, int]) -> dict[str, Codec]:
+        """The codec of each tensor, or under ``*`` the codec that runs over the whole model.
+
+        Args:
+            sizes: name -> elements.
+
+        Raises:
+            UsageError: as of ``over_model``.
+        """
+        if self.over_model:
+            return {WHOLE_MODEL: self.codec}
+        return {name: self.choose(name, size) for name, size in sizes.items()}
+
+    @property
+    def over_model(self) -> bool:
+        """Whether the table is one codec over the whole model's gradient.
+
+        Raises:
+            UsageError: such a codec beside others, or with a least size.
+        """
+        if not any(item.needs is not None and item.needs.scope == "model" for item in self.codecs):
+            return False
+        if len(self.codecs) > 1 or self.min_size:
+            raise UsageError(f"{self}: a codec over the whole model leaves no tensor to another codec")
+        return True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The columns of a sweep's rows that name the codec, for rows of this table."""
+        params = {"plan": self.name, "digest": self.digest}
+        return {"codec": str(self), "method": "plan", "bits": None, "params": json.dumps(params, sort_keys=True)}
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
         """A warning where tensors of this table are not among the names, and what that means; nothing otherwise."""
@@ -150,119 +173,6 @@ class CodecTable:
             **({"tensors": {name: str(codec) for name, codec in self.tensors.items()}} if self.tensors else {}),
             **({"name": self.name} if self.name else {}),
         }
-
-
-@dataclass(frozen=True)
-class Planned(ExpectingCodec):
-    """One tensor's codec under the name of the table that it is from; everything else is that codec's own.
-
-    Attributes:
-        inner: the codec.
-        label: what rows of a sweep call it.
-        digest: of the table, so that rows of another one of the same name are not taken for this one's.
-    """
-
-    inner: Codec
-    label: str
-    digest: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Facts live on the class for every other codec; a frozen instance shadows them once, here.
-        for name in ("unbiased", "stateful", "declared"):
-            object.__setattr__(self, name, getattr(self.inner, name))
-        object.__setattr__(self, "name", "plan")
-
-    def __str__(self) -> str:
-        """The name of the table."""
-        return self.label
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Which table it is; the codec itself differs from tensor to tensor."""
-        return {"plan": self.label.partition(":")[2], "digest": self.digest}
-
-    @property
-    def wire_name(self) -> str:
-        """That of the codec."""
-        return self.inner.wire_name
-
-    @property
-    def needs(self) -> SummarySpec | None:
-        """What the codec needs."""
-        return self.inner.needs
-
-    @property
-    def whole_tensor(self) -> bool:
-        """As the codec."""
-        return self.inner.whole_tensor
-
-    @property
-    def expects(self) -> bool:
-        """Whether the codec has closed forms."""
-        return expecting(self.inner)
-
-    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
-        """The codec's state."""
-        return self.inner.init(size, shape)
-
-    def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Fit the codec."""
-        return self.inner.fit(state, summary, step)
-
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The codec's payload."""
-        return self.inner.encode(state, values, key)
-
-    def shared(self, state: State) -> bytes:
-        """What the codec shares."""
-        return self.inner.shared(state)
-
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[Any]:
-        """As the codec decodes."""
-        return self.inner.decode(shared, payload, size)
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As the codec does it."""
-        return self.inner.simulate(state, values, key)
-
-    def clipping(self, state: State, values: ArrayLike, decoded: NDArray[Any]) -> tuple[float, float] | None:
-        """As the codec clips."""
-        return self.inner.clipping(state, values, decoded)
-
-    def update(self, state: State, values: ArrayLike, decoded: NDArray[Any]) -> State:
-        """The codec's next state."""
-        return self.inner.update(state, values, decoded)
-
-    def aggregate(self, decoded: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """As the codec aggregates."""
-        return self.inner.aggregate(decoded)
-
-    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """What the codec expects.
-
-        Raises:
-            UsageError: it has no closed forms, or the sketch was built otherwise.
-        """
-        if not expecting(self.inner):
-            raise UsageError(f"{self.inner}: its error has no closed form")
-        return self.inner.expect(state, sketch)
-
-    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """What the codec expects of elements that count unlike.
-
-        Raises:
-            UsageError: as of :meth:`expect`.
-        """
-        if not expecting(self.inner):
-            raise UsageError(f"{self.inner}: its error has no closed form")
-        return self.inner.weighted_error(state, sketch, weighted)
-
-
-class _PlannedView(Planned):
-    # Apart, because codecs that look at the values themselves can be judged from stored sketches.
-    def view(self, state: State, values: ArrayLike) -> ArrayLike:
-        return self.inner.view(state, values)
 
 
 def coding_of(item: TableLike) -> Coding:

@@ -18,12 +18,12 @@ from gtrace.codecs.table import CodecTable
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
 from gtrace.online import vectors
-from gtrace.online.links import Receiver, Sender
+from gtrace.online.links import Receiver, Sender, allocate
 from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -193,11 +193,11 @@ class Exchange:
         self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
         self._nonfinite = nonfinite
         self._down = down
-        self._whole = any(one.needs is not None and one.needs.scope == "model" for one in self.rules.codecs)
-        if self._whole and (len(self.rules.codecs) > 1 or self.rules.min_size):
-            raise UsageError("exchange: a codec over the whole model leaves no tensor to another codec")
+        self._whole = self.rules.over_model
         self._layout: dict[str, tuple[int, ...]] | None = None
         self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
+        #: of the tensors of the step that is exchanged
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def use(self, codec: Codec) -> None:
         """Go on with other ``bits`` where no rule is about a tensor; fitted anew, with the memory that there is.
@@ -228,10 +228,12 @@ class Exchange:
         """
         if len(gradients) != self.workers:
             raise UsageError(f"exchange: gradients of {len(gradients)} workers where there are {self.workers}")
-        shapes = {name: array.shape for tensors in gradients for name, array in tensors.items()}
+        shapes = {name: tuple(array.shape) for tensors in gradients for name, array in tensors.items()}
+        self._shapes = {} if self._whole else shapes
         flat = [self._flatten(tensors) for tensors in gradients]
         tally, bad = Tally(), []
         aggregated: dict[str, Vector] = {}
+        sending: dict[str, list[tuple[int, Vector]]] = {}
         for name in dict.fromkeys(name for tensors in flat for name in tensors):
             sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
             finite = [(worker, *self._finite(values, name, worker, step)) for worker, values in sent]
@@ -240,27 +242,63 @@ class Exchange:
             if found and self._nonfinite == "pass":
                 aggregated[name] = vectors.plain_mean([values for _, values in sent])
                 continue
-            shape = None if self._whole else shapes[name]
-            there = [(worker, values) for worker, values, _ in finite if values is not None]
-            exact = [values for _, values in there]
-            if there and self.rules.choose(name, len(exact[0])).linear:
-                decoded, aggregated[name] = self._average(name, there, shape, step, tally)
+            sending[name] = [(worker, values) for worker, values, _ in finite if values is not None]
+        for worker in range(self.workers):
+            own = ((name, values) for name, sent in sending.items() for one, values in sent if one == worker)
+            self._allocate(worker, own, step, tally)
+        down = self._down is not None and any(one.allocates for one in self._rules_of(_SERVER).codecs)
+        waiting: dict[str, tuple[list[Vector], list[Vector]]] = {}
+        for name, sent in sending.items():
+            if not sent:
+                continue
+            exact = [values for _, values in sent]
+            codec = self.rules.choose(name, len(exact[0]))
+            if codec.linear:
+                decoded, aggregated[name] = self._average(name, sent, step, tally)
             else:
-                decoded = [self._carry(name, worker, values, shape, step, tally) for worker, values in there]
-            if decoded:
-                start = time.thread_time()
-                if name not in aggregated:
-                    aggregated[name] = vectors.aggregate(self.rules.choose(name, len(exact[0])), decoded)
-                seconds = time.thread_time() - start
-                tally.codec_seconds += seconds
-                tally.decode_seconds += seconds
-                if self._down is not None:
-                    aggregated[name] = self._send_on(name, aggregated[name], shape, step, tally)
-                _measure(tally, exact, decoded, aggregated[name])
-                if watch is not None:
-                    watch(name, exact, decoded, aggregated[name])
+                decoded = [self._carry(name, worker, values, step, tally) for worker, values in sent]
+            start = time.thread_time()
+            if name not in aggregated:
+                aggregated[name] = vectors.aggregate(codec, decoded)
+            seconds = time.thread_time() - start
+            tally.codec_seconds += seconds
+            tally.decode_seconds += seconds
+            waiting[name] = exact, decoded
+            # A server that shares something out among tensors needs all averages before it sends one on.
+            if not down:
+                self._finish(waiting, aggregated, step, tally, watch)
+                waiting.clear()
+        self._finish(waiting, aggregated, step, tally, watch)
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
+
+    def _finish(
+        self,
+        waiting: Mapping[str, tuple[list[Vector], list[Vector]]],
+        aggregated: dict[str, Vector],
+        step: int,
+        tally: Tally,
+        watch: Callable[[str, Sequence[Vector], Sequence[Vector], Vector], None] | None,
+    ) -> None:
+        """Send averages on if a server does so, and measure them."""
+        if self._down is not None:
+            self._allocate(_SERVER, [(name, aggregated[name]) for name in waiting], step, tally)
+        for name, (exact, decoded) in waiting.items():
+            if self._down is not None:
+                aggregated[name] = self._send_on(name, aggregated[name], step, tally)
+            _measure(tally, exact, decoded, aggregated[name])
+            if watch is not None:
+                watch(name, exact, decoded, aggregated[name])
+
+    def _allocate(self, worker: int, sending: Iterable[tuple[str, Vector]], step: int, tally: Tally) -> None:
+        """Fit the codecs of a worker, or of the server, that share something out among their tensors."""
+        if not any(one.allocates for one in self._rules_of(worker).codecs):
+            return
+        start = time.thread_time()
+        allocate([(self._link(name, worker, len(values))[0], values) for name, values in sending], step)
+        seconds = time.thread_time() - start
+        tally.codec_seconds += seconds
+        tally.fit_seconds += seconds
 
     def to_arrays(self) -> dict[str, Any]:
         """Everything that later steps depend on, as plain values and arrays."""
@@ -282,12 +320,9 @@ class Exchange:
             sender.load_arrays(arrays)
             receiver.shared = np.asarray(shared, np.uint8).tobytes()
 
-    def _link(self, name: str, worker: int, size: int, shape: tuple[int, ...] | None = None) -> tuple[Sender, Receiver]:
+    def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
         link = self._links.get((name, worker))
-        rules = self.rules
-        if worker == _SERVER and isinstance(self._down, Codec):
-            rules = replace(rules, codec=self._down, tensors={})
-        codec = rules.choose(name, size)
+        codec = self._rules_of(worker).choose(name, size)
         if link is None:
             role: Role = "down" if worker == _SERVER else "up"
             sender = Sender(
@@ -297,7 +332,7 @@ class Exchange:
                 worker=max(worker, 0),
                 seed=self._seed,
                 refit=self._refit,
-                shape=shape,
+                shape=self._shapes.get(name),
                 role=role,
             )
             link = self._links[name, worker] = (sender, Receiver(codec, size))
@@ -306,12 +341,15 @@ class Exchange:
             link[1].codec = codec
         return link
 
-    def _travel(
-        self, name: str, worker: int, values: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally
-    ) -> tuple[Message, Vector]:
+    def _rules_of(self, worker: int) -> CodecTable:
+        if worker == _SERVER and isinstance(self._down, Codec):
+            return replace(self.rules, codec=self._down, tensors={})
+        return self.rules
+
+    def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
         """One tensor to the other end, and the time that takes."""
         start = time.thread_time()
-        sender, receiver = self._link(name, worker, len(values), shape)
+        sender, receiver = self._link(name, worker, len(values))
         fitting = sender.fit_seconds
         message = sender.send(values, step)
         sent = time.thread_time()
@@ -322,9 +360,9 @@ class Exchange:
         tally.fit_seconds += sender.fit_seconds - fitting
         return message, arrived
 
-    def _send_on(self, name: str, average: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally) -> Vector:
+    def _send_on(self, name: str, average: Vector, step: int, tally: Tally) -> Vector:
         """One tensor's average from the server to all workers."""
-        message, arrived = self._travel(name, _SERVER, average, shape, step, tally)
+        message, arrived = self._travel(name, _SERVER, average, step, tally)
         tally.down_bits += message.payload_bits + message.shared_bits
         wide = vectors.widened(average)
         tally.down_energy += float(wide @ wide)
@@ -333,7 +371,7 @@ class Exchange:
         return arrived
 
     def _average(
-        self, name: str, sent: Sequence[tuple[int, Vector]], shape: tuple[int, ...] | None, step: int, tally: Tally
+        self, name: str, sent: Sequence[tuple[int, Vector]], step: int, tally: Tally
     ) -> tuple[list[Vector], Vector]:
         """One tensor of all workers by the rounds of its codec: each worker's part, and what all of them hold."""
         start = time.thread_time()
@@ -343,7 +381,7 @@ class Exchange:
             own = [values for _, values in sent]
             average = vectors.plain_mean(own)
         else:
-            runs = [self._link(name, worker, len(values), shape)[0].rounds(values, step) for worker, values in sent]
+            runs = [self._link(name, worker, len(values))[0].rounds(values, step) for worker, values in sent]
             found = [advance(run) for run in runs]
             while messages := [one for one in found if not isinstance(one, Averaged)]:
                 tally.payload_bits += sum(8 * message.nbytes for message in messages)
@@ -355,11 +393,9 @@ class Exchange:
         tally.codec_seconds += time.thread_time() - start
         return own, average
 
-    def _carry(
-        self, name: str, worker: int, values: Vector, shape: tuple[int, ...] | None, step: int, tally: Tally
-    ) -> Vector:
+    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
         """One tensor from one worker to the other end."""
-        message, arrived = self._travel(name, worker, values, shape, step, tally)
+        message, arrived = self._travel(name, worker, values, step, tally)
         tally.payload_bits += message.payload_bits
         tally.shared_bits += message.shared_bits
         tally.envelope_bits += 8 * ENVELOPE_BYTES

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.online.links import refitted
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
@@ -35,11 +36,17 @@ class _Ends:
 
 @dataclass(slots=True)
 class _Tensor:
-    """One tensor: its connection, the scheduled step of its last sketch, and that sketch."""
+    """One tensor: its connection, the scheduled step of its last fit, what that looked at, and its share.
+
+    A codec that allocates does so from the gradient's own ``sketch``, and is fitted to the ``summary`` of what it
+    encodes.
+    """
 
     ends: _Ends
     due: int = -1
     summary: MomentSketch | None = None
+    sketch: MomentSketch | None = None
+    share: float | None = None
 
 
 class LayerCodecs:
@@ -117,13 +124,13 @@ class LayerCodecs:
         if self._common is not None:
             merged = functools.reduce(MomentSketch.merge, sketches)
             before = self._common.state or self._codec.init(merged.size)
-            self._common.state = self._codec.fit(State(merged.size, before.arrays), merged, step)
+            self._common.state = refitted(self._codec, State(merged.size, before.arrays), merged, step)
         else:
-            shares = self._codec.allocate(sketches)
+            shares = self._codec.allocate([tensor.sketch for tensor in tensors if tensor.sketch is not None])
             for tensor, sketch, share in zip(tensors, sketches, shares, strict=True):
                 assert tensor.ends.state is not None
-                state = self._codec.with_target(tensor.ends.state, share)
-                tensor.ends.state = self._codec.fit(state, sketch, step)
+                tensor.share = share
+                tensor.ends.state = refitted(self._codec, tensor.ends.state, sketch, step, tensor.share)
         spent = time.thread_time() - start
         tally.codec_seconds += spent
         tally.fit_seconds += spent
@@ -138,12 +145,16 @@ class LayerCodecs:
         if self._spec is None or due <= tensor.due:
             return
         start = time.thread_time()
-        state = State(array.size, tensor.ends.state.arrays if tensor.ends.state is not None else {}, array.shape)
-        tensor.summary = MomentSketch.from_spec(self._codec.view(state, array.reshape(-1)), self._spec)
+        values = array.reshape(-1)
+        state = State(values.size, tensor.ends.state.arrays if tensor.ends.state is not None else {}, array.shape)
+        tensor.summary = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
+        if self._codec.allocates:
+            own = type(self._codec).view is Codec.view
+            tensor.sketch = tensor.summary if own else MomentSketch.from_spec(values, self._spec)
         tensor.due = due
         self._fresh = True
         if self._common is None:
-            tensor.ends.state = self._codec.fit(state, tensor.summary, step)
+            tensor.ends.state = refitted(self._codec, state, tensor.summary, step, tensor.share)
         tally.fit_seconds += time.thread_time() - start
 
     def _through(

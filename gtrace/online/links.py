@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,14 +21,17 @@ from gtrace.sketch import MomentSketch
 from gtrace.types import Key, Role, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch
+    from numpy.typing import ArrayLike
 
     from gtrace.codecs.base import Rounds
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
     from gtrace.types import SummarySpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +106,41 @@ class Sender:
         """Whether the codec is to be fitted before it encodes at this step."""
         return self._spec is not None and self._refit.latest(step) > self._fitted
 
-    def summary(self, values: Vector) -> MomentSketch:
-        """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+    def sketch(self, values: Vector) -> MomentSketch:
+        """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`.
 
         Sketches are made on the host, which a tensor of a device is copied to.
 
         Raises:
             UsageError: a codec that is never fitted.
         """
+        return self._sketched(on_host(values))
+
+    def summary(self, values: Vector) -> MomentSketch:
+        """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+
+        Raises:
+            UsageError: a codec that is never fitted.
+        """
+        return self._sketched(self.codec.view(self.state, on_host(values)))
+
+    def _sketched(self, values: ArrayLike) -> MomentSketch:
         if self._spec is None:
             raise UsageError(f"{self.codec}: there is nothing to fit")
-        return MomentSketch.from_spec(self.codec.view(self.state, on_host(values)), self._spec)
+        return MomentSketch.from_spec(values, self._spec)
 
-    def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False) -> None:
-        """Fit to a summary; where all workers ``agreed`` on it, what receivers must hold does not travel."""
+    @property
+    def has_view(self) -> bool:
+        """Whether the codec is fitted to other values than the gradient's own."""
+        return type(self.codec).view is not Codec.view
+
+    def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False, share: float | None = None) -> None:
+        """Fit to a summary, with the tensor's share of an allocation if there is one.
+
+        If all workers ``agreed`` on the summary, what receivers must hold does not travel.
+        """
         start = time.thread_time()
-        self.state = self.codec.fit(self.state, summary, step)
+        self.state = refitted(self.codec, self.state, summary, step, share)
         self._fitted = self._refit.latest(step)
         self.fit_seconds += time.thread_time() - start
         if agreed:
@@ -179,6 +201,46 @@ class Sender:
 def _fit_spec(codec: Codec) -> SummarySpec | None:
     # A sketch that nobody reads would be charged to the codec as its own time.
     return codec.needs if type(codec).fit is not Codec.fit else None
+
+
+def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share: float | None = None) -> State:
+    """The state after a fit that depends on the summary alone, so that a sweep knows it without the steps before.
+
+    Memory is kept. So is what was fitted before when the summary is of zeros, which say nothing.
+    """
+    if not codec.stateful and summary.sums.size:
+        state = codec.init(state.size)
+    if share is not None:
+        state = codec.with_target(state, share)
+    return codec.fit(state, summary, step)
+
+
+def allocate(sending: Iterable[tuple[Sender, Vector]], step: int) -> None:
+    """Fit the codecs of one worker that share something out among their tensors, before any of these is encoded.
+
+    The shares come from the gradients of all tensors that are sent at this step, as in a sweep. Of several codecs each
+    shares out among its own tensors.
+
+    Args:
+        sending: the senders of a step with what they are about to send.
+        step: number of the step.
+    """
+    for codec, members in sharing((sender.codec, (sender, values)) for sender, values in sending):
+        if not any(sender.due(step) for sender, _ in members):
+            continue
+        sketches = [sender.sketch(values) for sender, values in members]
+        for (sender, values), sketch, share in zip(members, sketches, codec.allocate(sketches), strict=True):
+            if sender.due(step):
+                sender.fit(sender.summary(values) if sender.has_view else sketch, step, share=share)
+
+
+def sharing(items: Iterable[tuple[Codec, T]]) -> Iterable[tuple[Codec, list[T]]]:
+    """Each codec that allocates, with what goes through it."""
+    groups: dict[Codec, list[T]] = {}
+    for codec, item in items:
+        if codec.allocates:
+            groups.setdefault(codec, []).append(item)
+    return groups.items()
 
 
 class Receiver:

@@ -79,6 +79,10 @@ class _Sums:
         return Comparison(self.error * share, self.bf16_error * share, self.bf16_seconds, self.float32_seconds)
 
 
+#: a bucket that waits for the others: names, gradients, the buffer that they lie in, and what the hook promised
+_Waiting: TypeAlias = "tuple[list[str], list[torch.Tensor], torch.Tensor, torch.futures.Future[torch.Tensor]]"
+
+
 class State:
     """What a communication hook keeps: every parameter's codec states, the step, and what it all cost.
 
@@ -160,31 +164,44 @@ class State:
         self._collectives: Collectives | None = None
         self._shots = Shots(self.rules, seed, self.refit, common=levels == "common")
         self._sums = _Sums()
+        self._waiting: list[_Waiting] = []
 
     def exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The work of the communication hook: the bucket's buffer with averages in the place of gradients."""
-        names = self._names_of(bucket.parameters())
-        gradients = bucket.gradients()
-        values = [
-            vectors.flat(gradient, self.rules.choose(name, gradient.numel()))
-            for name, gradient in zip(names, gradients, strict=True)
-        ]
-        shapes = [tuple(gradient.shape) for gradient in gradients]
-        for gradient, average in zip(gradients, self.average(names, values, shapes), strict=True):
-            gradient.copy_(torch.as_tensor(average).view(gradient.shape))
-        if bucket.is_last():
-            self.end_step()
         buffer = bucket.buffer()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.device.type == "cuda" else None
         )
-        future.set_result(buffer)
+        if bucket.index() == 0:
+            # What a backward pass left that failed on its way.
+            self._waiting = []
+        self._waiting.append((self._names_of(bucket.parameters()), bucket.gradients(), buffer, future))
+        # Shares come from the gradients of all tensors, so buckets wait for the last one.
+        if bucket.is_last() or not self._shots.allocates:
+            waiting, self._waiting = self._waiting, []
+            self._exchange(
+                [(name, one) for names, found, _, _ in waiting for name, one in zip(names, found, strict=True)]
+            )
+            if bucket.is_last():
+                self.end_step()
+            for _, _, held, promised in waiting:
+                promised.set_result(held)
         return future
+
+    def _exchange(self, gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Put averages in the place of some gradients."""
+        names = [name for name, _ in gradients]
+        values = [vectors.flat(one, self.rules.choose(name, one.numel())) for name, one in gradients]
+        shapes = [tuple(one.shape) for _, one in gradients]
+        for (_, gradient), average in zip(gradients, self.average(names, values, shapes), strict=True):
+            gradient.copy_(torch.as_tensor(average).view(gradient.shape))
 
     def average(
         self, names: Sequence[str], values: Sequence[Vector], shapes: Sequence[tuple[int, ...]] | None = None
     ) -> list[Vector]:
         """Exchange some tensors and average what arrives; every rank calls this with the same names in the same order.
+
+        A codec that allocates shares out among the tensors of one call.
 
         Args:
             names: of the tensors.

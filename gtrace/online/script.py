@@ -293,6 +293,9 @@ class ScriptTraining:
                 f"{world} processes train together, and not through DistributedDataParallel alone: other gradients go "
                 "through the codec after the program has averaged them, and no bytes travel"
             )
+        sharing = [str(one) for one in self._rules.codecs if one.allocates]
+        if sharing and self.summary.optimizers > 1:
+            self._warn_once(f"{sharing[0]} shares out among each optimizer's tensors apart: they step one by one")
         scale = grad_scale_of(optimizer)
         arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
         exchanged = self._exchange.step(count, [arrays] * self._options.workers)

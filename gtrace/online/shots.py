@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+import time
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,10 +23,10 @@ from gtrace.online import vectors
 from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.exchange import Tally
 from gtrace.online.frames import HEADER_BYTES, NOT_FINITE, NotFinite, join, pack, split, unpack
-from gtrace.online.links import Message, Receiver, Sender
+from gtrace.online.links import Message, Receiver, Sender, allocate, sharing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from gtrace.online.collectives import Collectives
     from gtrace.online.schedule import RefitSchedule
     from gtrace.online.vectors import Vector
+    from gtrace.sketch import MomentSketch
     from gtrace.types import Role
 
     #: float32[n]; what stands for values that are not finite; None for nothing to send
@@ -85,6 +89,11 @@ class Shots:
         self._rules, self._seed, self._refit, self._common = rules, seed, refit, common
         self._senders: dict[tuple[Role, str], Sender] = {}
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
+
+    @property
+    def allocates(self) -> bool:
+        """Whether tensors share something out among them, and must be exchanged in one call."""
+        return any(codec.allocates for codec in self._rules.codecs)
 
     def one(
         self,
@@ -310,8 +319,13 @@ class Shots:
     def _encode(
         self, links: Collectives, pieces: Sequence[Piece], values: Sequence[Values], role: Role, step: int
     ) -> list[Message | NotFinite | None]:
+        start = time.thread_time()
         if self._common and role == "up":
             self._agree(links, pieces, values, step)
+        elif self.allocates:
+            pairs = zip(pieces, values, strict=True)
+            allocate([(self._sender(piece, role, links.rank), one) for piece, one in pairs if _sendable(one)], step)
+            self.tally.fit_seconds += time.thread_time() - start
         tally, messages = self.tally, list[Message | NotFinite | None]()
         for piece, array in zip(pieces, values, strict=True):
             if array is None or isinstance(array, NotFinite):
@@ -333,28 +347,42 @@ class Shots:
 
     def _agree(self, links: Collectives, pieces: Sequence[Piece], values: Sequence[Values], step: int) -> None:
         """Fit every codec that is due to the sum of all ranks' sketches; the schedule is the same on all of them."""
-        due = [
-            (piece, array, sender)
-            for piece, array in zip(pieces, values, strict=True)
-            if (sender := self._sender(piece, "up", links.rank)).due(step)
+        everyone = [
+            (piece, array, self._sender(piece, "up", links.rank)) for piece, array in zip(pieces, values, strict=True)
         ]
+        due = [(piece, array, sender) for piece, array, sender in everyone if sender.due(step)]
         if not due:
             return
-        packed = [pack_sketch(sender.summary(array)) if _sendable(array) else b"" for _, array, sender in due]
+        totals = self._totals(links, [(sender.summary, array) for _, array, sender in due])
+        shares: dict[str, float] = {}
+        groups = dict(sharing((sender.codec, (piece, array, sender)) for piece, array, sender in everyone))
+        for codec in {sender.codec: None for _, _, sender in due}:
+            if codec.allocates:
+                members = groups[codec]
+                found = self._totals(links, [(sender.sketch, array) for _, array, sender in members])
+                known = {piece.name: one for (piece, _, _), one in zip(members, found, strict=True) if one is not None}
+                shares.update(zip(known, codec.allocate(list(known.values())), strict=True))
+        for (piece, _, sender), total in zip(due, totals, strict=True):
+            if total is None:
+                continue
+            sender.fit(total, step, agreed=True, share=shares.get(piece.name))
+            for rank in range(links.size):
+                self._receiver(piece, "up", rank).shared = sender.known
+
+    def _totals(
+        self, links: Collectives, items: Sequence[tuple[Callable[[Vector], MomentSketch], Values]]
+    ) -> list[MomentSketch | None]:
+        """The sum of all ranks' sketches of each of some values; None if no rank has any."""
+        packed = [pack_sketch(sketch(array)) if _sendable(array) else b"" for sketch, array in items]
         frame = join(packed)
         self.tally.shared_bits += 8 * sum(map(len, packed))
         self.tally.frame_bits += 8 * (len(frame) - sum(map(len, packed)))
-        gathered = [split(frame, len(due)) for frame in links.gather(frame)]
-        for (piece, _, sender), sketches in zip(due, zip(*gathered, strict=True), strict=True):
+        gathered = [split(frame, len(items)) for frame in links.gather(frame)]
+        totals: list[MomentSketch | None] = []
+        for sketches in zip(*gathered, strict=True):
             known = [unpack_sketch(data) for data in sketches if data]
-            if not known:
-                continue
-            total = known[0]
-            for other in known[1:]:
-                total = total + other
-            sender.fit(total, step, agreed=True)
-            for rank in range(links.size):
-                self._receiver(piece, "up", rank).shared = sender.known
+            totals.append(functools.reduce(operator.add, known) if known else None)
+        return totals
 
     def _decode(
         self, pieces: Sequence[Piece], messages: Sequence[Message | NotFinite | None], role: Role, rank: int

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from gtrace.codecs import Codec
-    from gtrace.sweep.replay import Source
+    from gtrace.sketch import MomentSketch
+    from gtrace.sweep.jobs import Among, Source
+    from gtrace.types import SummarySpec
 
 
 class Allocation:
@@ -20,35 +22,41 @@ class Allocation:
 
     Args:
         source: where gradients are read.
-        steps: tensor -> steps that it is present at. These tensors share out among them.
-        codecs: those of a sweep; the ones that allocate nothing are ignored.
+        steps: tensor -> steps that it is present at.
+        codecs: those of a sweep, with the tensors that share out among them; the ones that allocate nothing are
+            ignored.
     """
 
-    def __init__(self, source: Source, steps: Mapping[str, Iterable[int]], codecs: Iterable[Codec]) -> None:
+    def __init__(
+        self, source: Source, steps: Mapping[str, Iterable[int]], codecs: Iterable[tuple[Codec, Among]]
+    ) -> None:
         self._source = source
         self._steps = {tensor: frozenset(present) for tensor, present in steps.items()}
-        self._codecs = tuple(codec for codec in codecs if codec.allocates)
-        self._shares: dict[int, dict[tuple[str, str], float]] = {}
+        self._codecs = tuple((codec, among) for codec, among in codecs if codec.allocates)
+        self._shares: dict[int, dict[tuple[str, Among, str], float]] = {}
         self._lock = threading.Lock()
 
-    def share(self, codec: Codec, tensor: str, step: int) -> float | None:
+    def share(self, codec: Codec, tensor: str, step: int, among: Among = None) -> float | None:
         """A tensor's share at the step that a codec is fitted on; None for a codec that allocates nothing."""
         if not codec.allocates:
             return None
         with self._lock:
             if step not in self._shares:
                 self._shares[step] = self._allocated(step)
-        return self._shares[step][str(codec), tensor]
+        return self._shares[step][str(codec), among, tensor]
 
-    def _allocated(self, step: int) -> dict[tuple[str, str], float]:
-        tensors = [tensor for tensor, steps in self._steps.items() if step in steps]
-        sketches = {}
-        for spec in dict.fromkeys(codec.needs for codec in self._codecs):
-            if spec is not None:
-                sketches[spec] = [self._source.sketch(tensor, step, spec) for tensor in tensors]
+    def _allocated(self, step: int) -> dict[tuple[str, Among, str], float]:
+        present = [tensor for tensor, steps in self._steps.items() if step in steps]
+        sketches: dict[tuple[SummarySpec, str], MomentSketch] = {}
         out = {}
-        for codec in self._codecs:
-            if codec.needs is not None:
-                shares = codec.allocate(sketches[codec.needs])
-                out.update({(str(codec), tensor): share for tensor, share in zip(tensors, shares, strict=True)})
+        for codec, among in self._codecs:
+            spec = codec.needs
+            tensors = [tensor for tensor in present if among is None or tensor in among]
+            if spec is None or not tensors:
+                continue
+            for tensor in tensors:
+                if (spec, tensor) not in sketches:
+                    sketches[spec, tensor] = self._source.sketch(tensor, step, spec)
+            shares = codec.allocate([sketches[spec, tensor] for tensor in tensors])
+            out.update({(str(codec), among, tensor): share for tensor, share in zip(tensors, shares, strict=True)})
         return out

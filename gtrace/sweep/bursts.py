@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs.table import Coding
 
 #: how the warning about codecs that were left out begins
 LEFT_OUT = "left out: "
@@ -36,7 +36,7 @@ def any_burst(tensors: Iterable[Sequence[int]], wanted: Container[int]) -> bool:
     )
 
 
-def gaps_line(codecs: Sequence[Codec]) -> str:
+def gaps_line(codecs: Sequence[Coding]) -> str:
     """One line about codecs with memory on a trace without consecutive steps, and what to capture instead."""
     specs = [str(item) for item in codecs]
     more = f" and {len(specs) - _MOST_NAMED} more" if len(specs) > _MOST_NAMED else ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Refit = Literal["previous", "each", "once"]
 Nonfinite = Literal["skip", "zero", "error"]
+#: the tensors that a codec shares something out among; None for all of the sweep
+Among: TypeAlias = "tuple[str, ...] | None"
+#: the columns that say whose rows they are
+Name: TypeAlias = "Mapping[str, Any]"
 #: tensor, step, what, JSON-ready value
 Detail = tuple[str, int, str, object]
 #: tensor, step, codec, draw, stage, seconds
@@ -60,6 +64,8 @@ class Job:
         sample: the blocks of which there are values, None where that is all.
         shape: of the gradient in training, None if it is not one parameter's or not all of it is stored.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
+        among: of its codecs that allocate.
+        names: spec -> the names under which its rows are wanted, when these are not only the codec's own.
     """
 
     tensor: str
@@ -72,6 +78,8 @@ class Job:
     sample: BlockSample | None = None
     shape: tuple[int, ...] | None = None
     final: bool = True
+    among: Among = None
+    names: Mapping[str, tuple[Name, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,32 @@ class Block:
     warnings: list[str] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+
+    def named(self, names: Mapping[str, tuple[Name, ...]]) -> Block:
+        """The same rows under all names that they are wanted under: one encoding serves a codec and its plans."""
+        if not names:
+            return self
+        rows = [{**row, **name} for row in self.rows for name in names.get(row["codec"], ({},))]
+        times = [
+            (tensor, step, name.get("codec", codec), draw, stage, seconds)
+            for tensor, step, codec, draw, stage, seconds in self.times
+            for name in names.get(codec, ({},))
+        ]
+        return replace(self, rows=rows, times=times, tables=[_named(table, names) for table in self.tables])
+
+
+def _named(table: Table, names: Mapping[str, tuple[Name, ...]]) -> Table:
+    whose = [
+        (place, {**own, **name})
+        for place, own in enumerate(table.identities)
+        for name in names.get(own["codec"], ({},))
+    ]
+    places = [place for place, _ in whose]
+    return table._replace(
+        identities=[identity for _, identity in whose],
+        numbers={column: values[places] for column, values in table.numbers.items()},
+        texts={column: [values[place] for place in places] for column, values in table.texts.items()},
+    )
 
 
 @dataclass(frozen=True)

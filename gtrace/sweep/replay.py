@@ -78,11 +78,21 @@ class _Fitted(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """Where a stateful codec stands after a step."""
+    """Where a stateful codec stands after a step.
+
+    Attributes:
+        following: index of the next step.
+        state: for it.
+        shared: what the receiver holds.
+        source: index of the step that the codec is fitted to, -1 before its first fit.
+        fitted: whether anything of the state came out of a fit.
+    """
 
     following: int
     state: State
     shared: bytes
+    source: int = -1
+    fitted: bool = False
 
 
 class Weighed(NamedTuple):
@@ -125,7 +135,7 @@ class Replay:
     def blocks(self) -> Iterator[Block]:
         """Each wanted step's rows."""
         for index, wanted in self._job.wanted:
-            yield self._block(index, wanted)
+            yield self._block(index, wanted).named(self._job.names)
             near = range(index, min(index + 2, len(self._job.steps)))
             keep = {self._settings.source(k, self._job.steps) for k in near} | {index}
             self._summaries = {k: v for k, v in self._summaries.items() if k in keep}
@@ -252,7 +262,8 @@ class Replay:
         ended = time.perf_counter()
         if codec.stateful:
             following = codec.update(ready.state, values, arrived.values)
-            self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared)
+            source = self._settings.source(index, self._job.steps)
+            self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared, source, ready.fitted)
         found = reference.compare(arrived.values)
         clipped = codec.clipping(ready.state, values, arrived.values)
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
@@ -358,7 +369,7 @@ class Replay:
         if codec.needs is None:
             return state, False
         if self._allocation is not None:
-            share = self._allocation.share(codec, self._job.tensor, self._job.steps[source])
+            share = self._allocation.share(codec, self._job.tensor, self._job.steps[source], self._job.among)
             if share is not None:
                 state = codec.with_target(state, share)
         if type(codec).view is Codec.view:
@@ -375,7 +386,7 @@ class Replay:
         if self._allocation is None:
             return None
         fitted = self._settings.source(index, self._job.steps)
-        return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted])
+        return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted], self._job.among)
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
@@ -392,7 +403,8 @@ class Replay:
                     continue
                 ready = self._refitted(codec, link, k, values.size)
                 arrived = codec.simulate(ready.state, values, self._key(k, draw)).values
-                link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared)
+                source = self._settings.source(k, steps)
+                link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared, source, ready.fitted)
         return self._refitted(codec, link, index, size)
 
     def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> Ready:
@@ -403,7 +415,10 @@ class Replay:
         if link is None or note is not None:
             link = _Link(index, self._init(codec, size), b"")
         source = self._settings.source(index, self._job.steps)
-        state, fitted = self._fit(codec, link.state, source, self._job.steps[index])
+        state, fitted = link.state, link.fitted
+        # As in training: what was fitted stays until another step fits it.
+        if link.source != source:
+            state, fitted = self._fit(codec, state, source, self._job.steps[index])
         shared = codec.shared(state)
         return Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 

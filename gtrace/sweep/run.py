@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,17 +29,19 @@ from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_opti
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
 from gtrace.sweep.rows import identity
 from gtrace.sweep.sampled import sample_of
+from gtrace.sweep.schema import OF_CODEC
 from gtrace.sweep.sketched import Limits
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from distributed import Client
 
-    from gtrace.codecs.table import TableLike
+    from gtrace.codecs.table import Coding, TableLike
     from gtrace.sweep.gradients import Kind
+    from gtrace.sweep.jobs import Among, Name
     from gtrace.trace import TensorInfo, Trace
 
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
@@ -121,35 +123,29 @@ def run_sweep(
         OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
     """
     given = {str(c): c for c in map(coding_of, codecs)}.values()
-    chosen = [c for c in given if isinstance(c, Codec)]
-    tables = [c for c in given if isinstance(c, CodecTable)]
     if not given:
         raise UsageError("sweep: no codec given; name some with --methods, or write all")
     if draws < 0:
         raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
     if chunk < 1:
         raise UsageError(f"sweep: a chunk of {chunk} elements holds nothing; give a power of two such as {CHUNK}")
-    if scheduler is not None and tables:
-        raise UsageError(f"--scheduler: workers are told codecs and no plans; sweep {tables[0]} without it")
     if scheduler is not None and jobs is not None:
         raise UsageError("--jobs: counts threads here, and with --scheduler the cluster's workers bring theirs")
     with ExitStack() as stack:
         opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
+        gradients = Gradients(opened, tensors, kind, chunk)
+        wanted_steps = gradients.choose(steps)
+        able, alone = _split_by_memory(gradients, wanted_steps, list(given), draws)
+        if alone and not (leave_out and able):
+            raise UsageError(f"sweep: {gaps_line(alone)}")
+        asked = _asked(gradients, able)
+        chosen = list(dict.fromkeys(item.codec for items in asked.values() for item in items))
         settings = Settings(
             seed,
             refit if isinstance(refit, str) else tuple(sorted(refit)),
             nonfinite,
             optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
         )
-        gradients = Gradients(opened, tensors, kind, chunk)
-        wanted_steps = gradients.choose(steps)
-        planned = {
-            info.name: [table.planned(info.name, info.size) for table in tables] for info in gradients.infos if tables
-        }
-        everything = [*chosen, *(item for items in planned.values() for item in items)]
-        chosen, alone = _split_by_memory(gradients, wanted_steps, chosen, draws)
-        if alone and not (leave_out and chosen):
-            raise UsageError(f"sweep: {gaps_line(alone)}")
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None
         about = [opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole]
@@ -171,22 +167,28 @@ def run_sweep(
             "seed": seed,
             "refit": settings.refit,
             "nonfinite": nonfinite,
-            "versions": versions() | package_versions(everything),
+            "versions": versions() | package_versions(chosen),
         }
-        limits = Limits(gradients.infos, everything, draws)
+        limits = Limits(gradients.infos, chosen, draws)
         limits.check()
-        runner = _runner(stack, scheduler, opened, tensors, gradients, settings, chosen, chunk, jobs)
+        runner = _runner(stack, scheduler, opened, tensors, gradients, settings, asked, chunk, jobs)
         store = ResultStore.create(path, provenance, fingerprint, force=force)
         try:
             cautions = [*_cautions(opened), *_together(gradients, chosen)]
             store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
             done = store.done()
-            store.check_plans({str(table): table.digest for table in tables})
+            store.check_plans({str(c): c.digest for c in able if isinstance(c, CodecTable)})
             if settings.optimal:
-                specs = {str(c) for c in chosen if has_optimum(c)}
-                done -= {key for key in store.without_optimum() if key[2] in specs}
+                levels = {
+                    (tensor, name["codec"])
+                    for tensor, items in asked.items()
+                    for item in items
+                    if has_optimum(item.codec)
+                    for name in item.names
+                }
+                done -= {key for key in store.without_optimum() if (key[0], key[2]) in levels}
             large = Large(chunk, draws)
-            plan = _plan(gradients, wanted_steps, chosen, draws, done, limits, large, planned)
+            plan = _plan(gradients, wanted_steps, asked, draws, done, limits, large)
             store.add([], warnings=[*limits.lines(), *large.lines()])
             total = sum(len(job.wanted) for job in plan)
             count = 0
@@ -247,8 +249,8 @@ def expectations(
     limits = Limits(gradients.infos, codecs, 0)
     limits.check()
     large = Large(chunk, 0)
-    plan = _plan(gradients, gradients.choose(steps), codecs, 0, set(), limits, large)
-    allocation = Allocation(gradients, gradients.steps, codecs)
+    plan = _plan(gradients, gradients.choose(steps), _asked(gradients, codecs), 0, set(), limits, large)
+    allocation = Allocation(gradients, gradients.steps, [(item, None) for item in codecs])
     settings = Settings(0, refit, nonfinite)
     run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
     return [*_cautions(trace), *limits.lines(), *large.lines()]
@@ -261,11 +263,12 @@ def _runner(
     tensors: Sequence[str] | None,
     gradients: Gradients,
     settings: Settings,
-    codecs: Sequence[Codec],
+    asked: Mapping[str, Sequence[Asked]],
     chunk: int,
     jobs: int | None,
 ) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
     """What runs a plan of jobs and hands over finished blocks: threads, or a cluster until the stack is left."""
+    codecs = list(dict.fromkeys((item.codec, item.among) for items in asked.values() for item in items))
     if scheduler is None:
         allocation = Allocation(gradients, gradients.steps, codecs)
         threads = jobs or os.cpu_count() or 1
@@ -278,16 +281,56 @@ def _runner(
     return partial(run_on_cluster, client, session)
 
 
+class Asked(NamedTuple):
+    """A codec that a tensor is swept with.
+
+    Attributes:
+        codec: itself; a plan's rows are those of the codecs that it names.
+        among: the tensors that it shares something out among, when it allocates.
+        names: under which its rows are written.
+    """
+
+    codec: Codec
+    among: Among
+    names: tuple[Name, ...]
+
+
+def _asked(gradients: Gradients, given: Iterable[Coding]) -> dict[str, list[Asked]]:
+    """What each tensor, and the whole model, is swept with."""
+    sizes = {info.name: info.size for info in gradients.infos}
+    found: dict[str, dict[tuple[Codec, Among], list[Name]]] = {name: {} for name in (WHOLE_MODEL, *sizes)}
+    for item in given:
+        assigned = CodecTable.of(item).assign(sizes)
+        for tensor, chosen in assigned.items():
+            among = tuple(name for name, other in assigned.items() if other == chosen) if chosen.allocates else None
+            among = None if among is None or len(among) == len(sizes) else among
+            if isinstance(item, CodecTable):
+                name = item.identity
+            else:
+                name = {column: identity(chosen)[column] for column in ("codec", *OF_CODEC)}
+            found[tensor].setdefault((chosen, among), []).append(name)
+    return {
+        tensor: [Asked(chosen, among, tuple(names)) for (chosen, among), names in items.items()]
+        for tensor, items in found.items()
+    }
+
+
 def _split_by_memory(
-    gradients: Gradients, wanted: frozenset[int], codecs: Sequence[Codec], draws: int
-) -> tuple[list[Codec], list[Codec]]:
-    """The codecs that can run, and those that keep memory where each replay would be a single step."""
+    gradients: Gradients, wanted: frozenset[int], given: Sequence[Coding], draws: int
+) -> tuple[list[Coding], list[Coding]]:
+    """What can run, and what keeps memory where each replay would be a single step."""
     whole = [tuple(sorted(gradients.all_steps))]
     # Of sketches there are no draws, so nothing is replayed.
     each = [gradients.steps[info.name] for info in gradients.infos if not info.sketches]
     bursts = {"tensor": any_burst(each, wanted) or not each, "model": any_burst(whole, wanted) or not each}
-    alone = [item for item in codecs if item.stateful and draws and not bursts[scope_of(item)]]
-    return [item for item in codecs if item not in alone], alone
+    sizes = {info.name: info.size for info in gradients.infos}
+
+    def remembers(item: Coding) -> bool:
+        used = set(CodecTable.of(item).assign(sizes).values())
+        return any(chosen.stateful and not bursts[scope_of(chosen)] for chosen in used)
+
+    alone = [item for item in given if draws and remembers(item)]
+    return [item for item in given if item not in alone], alone
 
 
 def versions() -> dict[str, str]:
@@ -302,16 +345,13 @@ def _digest(value: Any) -> str:
 def _plan(
     gradients: Gradients,
     steps: frozenset[int],
-    codecs: Sequence[Codec],
+    asked: Mapping[str, Sequence[Asked]],
     draws: int,
     done: set[tuple[str, int, str, int]],
     limits: Limits,
     large: Large,
-    planned: Mapping[str, Sequence[Codec]] | None = None,
 ) -> list[Job]:
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
-    model = [c for c in codecs if scope_of(c) == "model"]
-    alone = [c for c in codecs if scope_of(c) == "tensor"]
     jobs = []
 
     def add(job: Job, codecs: Sequence[Codec]) -> None:
@@ -323,16 +363,22 @@ def _plan(
         jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done))
         jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done))
 
-    if model:
+    def named(job: Job, items: Sequence[Asked]) -> Job:
+        return replace(job, among=items[0].among, names={str(item.codec): item.names for item in items})
+
+    if asked[WHOLE_MODEL]:
+        model = asked[WHOLE_MODEL]
         bits = {_dtype_bits(info) for info in gradients.infos}
         job = Job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, tuple(sorted(gradients.all_steps)), ())
         job = replace(job, sketched=limits.any_sketched, size=gradients.size(WHOLE_MODEL))
-        add(job, limits.for_model(model))
+        add(named(job, model), limits.for_model([item.codec for item in model]))
     for info in sorted(gradients.infos, key=lambda info: -info.size):
         job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
-        own = [*alone, *(planned or {}).get(info.name, ())]
-        shape = info.shape if info.sample is None else None
-        add(replace(job, size=info.size, sample=sample_of(info), shape=shape), limits.for_tensor(info, own))
+        job = replace(job, size=info.size, sample=sample_of(info), shape=info.shape if info.sample is None else None)
+        # A codec may share out among all tensors for its own rows, and among some for those of a plan.
+        for among in dict.fromkeys(item.among for item in asked[info.name]):
+            own = [item for item in asked[info.name] if item.among == among]
+            add(named(job, own), limits.for_tensor(info, [item.codec for item in own]))
     return [job for job in jobs if job.wanted]
 
 
@@ -350,19 +396,28 @@ def _with_missing(
 ) -> Job:
     """The job with what is not done of it."""
     rows = [
-        (item, str(identity(item)["codec"]), (EXPECTATION,) * expecting(item) + tuple(range(draws))) for item in codecs
+        (
+            item,
+            [name["codec"] for name in job.names[str(item)]],
+            (EXPECTATION,) * expecting(item) + tuple(range(draws)),
+        )
+        for item in codecs
     ]
     wanted: list[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]]] = []
     asked = [(index, step) for index, step in enumerate(job.steps) if step in steps]
     for index, step in asked:
         missing = []
-        for item, spec, every in rows:
-            left = tuple(draw for draw in every if (job.tensor, step, spec, draw) not in done) if done else every
+        for item, names, every in rows:
+            left = every
+            if done:
+                left = tuple(d for d in every if any((job.tensor, step, name, d) not in done for name in names))
             if left:
                 missing.append((item, left))
         if missing:
             # One object for all steps that want the same.
             same = wanted[-1][1] if wanted and list(wanted[-1][1]) == missing else tuple(missing)
             wanted.append((index, same))
+    # Rows of codecs alone are called by their specs as it is.
+    named = {spec: names for spec, names in job.names.items() if [name["codec"] for name in names] != [spec]}
     # On a cluster the last step may be done before others.
-    return replace(job, wanted=tuple(wanted), final=bool(wanted) and wanted[-1][0] == asked[-1][0])
+    return replace(job, wanted=tuple(wanted), names=named, final=bool(wanted) and wanted[-1][0] == asked[-1][0])

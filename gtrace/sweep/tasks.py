@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.sweep.gradients import Kind
+    from gtrace.sweep.jobs import Among
     from gtrace.sweep.replay import Block, Job, Settings
     from gtrace.trace import Trace
 
@@ -75,7 +76,7 @@ class Session:
         kind: of gradient.
         chunk: elements that are held at a time.
         settings: of the rows.
-        allocating: specs of the codecs that share something out among tensors.
+        allocating: specs of the codecs that share something out among tensors, and among which.
         plugins: name and source of the files that codecs come from.
         packages: name, package and digest of the codecs that packages bring, which a worker must have too.
         build: what the sender runs, see :func:`build`.
@@ -87,7 +88,7 @@ class Session:
     kind: Kind
     chunk: int
     settings: Settings
-    allocating: tuple[str, ...]
+    allocating: tuple[tuple[str, Among], ...]
     plugins: tuple[tuple[str, bytes], ...]
     packages: tuple[tuple[str, str, str], ...]
     build: str
@@ -100,7 +101,7 @@ class Session:
         kind: Kind,
         chunk: int,
         settings: Settings,
-        codecs: Sequence[Codec],
+        codecs: Sequence[tuple[Codec, Among]],
     ) -> Session:
         """The session of a sweep.
 
@@ -109,7 +110,7 @@ class Session:
         """
         if trace.location is None:
             raise UsageError("--scheduler: a trace in memory cannot be sent to workers; write it with create_trace")
-        plugins, packages = _brought(codecs)
+        plugins, packages = _brought(item for item, _ in codecs)
         return cls(
             trace.location,
             trace.fingerprint,
@@ -117,7 +118,7 @@ class Session:
             kind,
             chunk,
             settings,
-            tuple(str(item) for item in codecs if item.allocates),
+            tuple((str(item), among) for item, among in codecs if item.allocates),
             plugins,
             packages,
             build(),
@@ -233,7 +234,7 @@ class Bench:
                 f"{session.trace}: another trace there than here, or one that is still being written; copy it anew"
             )
         self.gradients = Gradients(self._trace, session.tensors, session.kind, session.chunk)
-        codecs = [codec(spec) for spec in session.allocating]
+        codecs = [(codec(spec), among) for spec, among in session.allocating]
         self.allocation = Allocation(self.gradients, self.gradients.steps, codecs)
         self.gate = Gate(session.chunk)
 

@@ -1,4 +1,4 @@
-"""The codec table: names before patterns before the default, and a tensor's codec under the table's name."""
+"""The codec table: names before patterns before the default, and rows under the table's name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import gtrace
-from gtrace.codecs import codec, expecting
+from gtrace.codecs import codec
 from gtrace.codecs.table import CodecTable, coding_of
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
-from gtrace.types import Key
 
 TABLE = CodecTable(
     codec("qsgdinf:bits=3"),
@@ -60,31 +59,14 @@ def test_what_a_model_lacks_is_said():
     assert "1 of its 2 tensors are not in this model, conv.bias among them" in TABLE.unmatched(["fc2.weight"])[0]
 
 
-@pytest.mark.parametrize(
-    "spec", ["qsgdinf:bits=3,steps=3", "alq:bits=3,bucket_size=64", "signsgd", "ef:qsgdinf:bits=2", "topk"]
-)
-def test_a_planned_codec_does_what_its_codec_does(spec):
-    inner = codec(spec)
-    planned = CodecTable(codec("none"), tensors={"t": inner}, name="p").planned("t", 500)
-    values = np.random.default_rng(0).standard_normal(500).astype(np.float32)
-    state = inner.init(500)
-    if inner.needs is not None:
-        sketch = MomentSketch.from_spec(inner.view(state, values), inner.needs)
-        state = inner.fit(state, sketch, 0)
-        assert planned.fit(planned.init(500), sketch, 0).arrays.keys() == state.arrays.keys()
-    key = Key.derive(0, tensor="t")
-    payload = planned.encode(state, values, key)
-    assert payload == inner.encode(state, values, key)
-    assert (
-        planned.decode(planned.shared(state), payload, 500) == inner.decode(inner.shared(state), payload, 500)
-    ).all()
-    assert (planned.needs, planned.stateful, planned.unbiased) == (inner.needs, inner.stateful, inner.unbiased)
-    assert expecting(planned) == expecting(inner)
-    if expecting(inner):
-        assert planned.expect(state, sketch).squared_error == inner.expect(state, sketch).squared_error
-        weighted = MomentSketch.from_spec(values, inner.needs, weights=np.linspace(0.1, 3, 500))
-        assert planned.weighted_error(state, sketch, weighted) == inner.weighted_error(state, sketch, weighted)
-    assert str(planned) == "plan:p"
+def test_a_table_assigns_the_codecs_themselves():
+    assigned = TABLE.assign({"fc2.weight": 100, "fc1.bias": 3, "x": 7})
+    assert assigned == {"fc2.weight": TABLE.tensors["fc2.weight"], "fc1.bias": codec("none"), "x": TABLE.codec}
+    assert assigned["fc2.weight"] is TABLE.tensors["fc2.weight"]
+    whole = CodecTable.of("fp:bits=8,scope=model")
+    assert whole.assign({"a": 1, "b": 2}) == {"*": codec("fp:bits=8,scope=model")}
+    with pytest.raises(UsageError, match="leaves no tensor to another codec"):
+        CodecTable.of("fp:bits=8,scope=model", min_size=5).assign({"a": 1})
 
 
 def test_grids_between_the_bits():

@@ -19,11 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 import gtrace
 from gtrace.buckets import as_values
 from gtrace.online import device
-from gtrace.online.links import Receiver, Sender
+from gtrace.online.links import Receiver, Sender, allocate
 from gtrace.online.schedule import RefitSchedule
 
 STEPS = 4
-SPECS = ("qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
+MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
+SPECS = ("qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd", MIXED)
 
 
 class Counted:
@@ -108,15 +109,17 @@ def twin(spec: str, names: list[str]) -> list[np.ndarray]:
     """The first step's averages, from every rank's gradients at once and without a wire."""
     codec = gtrace.codec(spec)
     everyone = local_gradients(0)
-    averages = []
-    for k, name in enumerate(names):
-        arrived = []
-        for rank, gradients in enumerate(everyone):
-            values = as_values(gradients[k])
+    arrived: list[list[Any]] = [[] for _ in names]
+    for rank, gradients in enumerate(everyone):
+        sending = []
+        for name, gradient in zip(names, gradients, strict=True):
+            values = as_values(gradient)
             sender = Sender(codec, values.size, tensor=name, worker=rank, seed=5, refit=RefitSchedule.parse("once"))
-            arrived.append(Receiver(codec, values.size).receive(sender.send(values, 0)))
-        averages.append(codec.aggregate(arrived).reshape(everyone[0][k].shape))
-    return averages
+            sending.append((sender, values))
+        allocate(sending, 0)
+        for k, (sender, values) in enumerate(sending):
+            arrived[k].append(Receiver(codec, values.size).receive(sender.send(values, 0)))
+    return [codec.aggregate(arrived[k]).reshape(everyone[0][k].shape) for k in range(len(names))]
 
 
 def codecs_report() -> dict[str, Any]:

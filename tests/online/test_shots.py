@@ -18,6 +18,7 @@ from gtrace.online.schedule import RefitSchedule
 from gtrace.types import Key
 
 SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
+MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 NAMES = ("conv.weight", "fc.weight", "fc.bias")
 SIZES = (20_000, 3_000, 10)
 #: what averages are to be like
@@ -187,6 +188,50 @@ def test_common_levels_fit_the_sum_of_all_sketches():
             total = part if total is None else total + part
         expected = codec.shared(codec.fit(codec.init(SIZES[k]), total, 0))
         assert results[0][0][name] == expected
+
+
+def spread(rank):
+    """Tensors of unlike spread, so that shares differ."""
+    random = np.random.default_rng(rank)
+    return [
+        random.lognormal(0, scale, size).astype(np.float32) for size, scale in zip(SIZES, (2.5, 0.5, 0.2), strict=True)
+    ]
+
+
+def targets(one, role="up"):
+    """What each tensor's codec was given, whether it is wrapped or not."""
+    arrays = [dict(sender.state.arrays) for (of, _), sender in one._senders.items() if of == role]
+    return [float(each.get("target", each.get("inner.target"))) for each in arrays]
+
+
+@pytest.mark.parametrize("spec", [MIXED, f"rotate:{MIXED}"])
+@pytest.mark.parametrize("common", [False, True])
+def test_ranks_allocate_from_their_own_gradients_or_from_merged_sketches(common, spec):
+    def work(links):
+        one = fresh(spec, common=common)
+        one.one(links, NAMES, spread(links.rank), LIKES, 0)
+        return targets(one)
+
+    found = together(3, work)
+    own = [[gtrace.MomentSketch.of(values, norm="none") for values in spread(rank)] for rank in range(3)]
+    if common:
+        coarse = [[sketch.coarsen(6) for sketch in each] for each in own]
+        own = [[sum(parts[1:], parts[0]) for parts in zip(*coarse, strict=True)]] * 3
+    for rank in range(3):
+        assert found[rank] == pytest.approx(list(gtrace.fitting.allocate_sparsity(own[rank], 0.8)))
+        assert max(found[rank]) - min(found[rank]) > 0.2
+    assert (found[0] == found[1]) == common
+
+
+def test_two_shots_allocate_among_pieces_on_the_way_up_and_down():
+    def work(links):
+        two = fresh(MIXED)
+        two.two(links, NAMES, spread(links.rank), LIKES, 0)
+        return two
+
+    for two in together(2, work):
+        for role in ("up", "down"):
+            assert max(targets(two, role)) - min(targets(two, role)) > 0.1
 
 
 @pytest.mark.parametrize("shot", ["one", "two"])

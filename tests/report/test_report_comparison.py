@@ -8,7 +8,6 @@ from gtrace.report.comparison import OUTCOMES, at_bits, pareto_front
 NAN = math.nan
 
 
-
 def test_interpolation_is_linear_in_the_logarithm():
     # A quarter of the way from 8 to 0.5: 8 * (1/16)^(1/4) = 4.
     found = at_bits([1.0, 3.0], [8.0, 0.5], 1.5)

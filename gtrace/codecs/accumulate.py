@@ -14,6 +14,7 @@ from gtrace.codecs.wrapper import Wrapper, saturating
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Simulated
     from gtrace.types import State
 
 
@@ -46,6 +47,10 @@ class Accumulate(Wrapper):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The inner payload of the accumulated gradient."""
         return self.inner.encode(self.inner_state(state), self._grown(state, values), key)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of the accumulated gradient."""
+        return self.inner.simulate(self.inner_state(state), self._grown(state, values), key)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Clear what arrived, keep the rest."""

@@ -14,6 +14,7 @@ from gtrace.codecs.wrapper import Wrapper, saturating
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.codecs.base import Simulated
     from gtrace.types import State
 
 
@@ -47,6 +48,10 @@ class Momentum(Wrapper):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The inner payload of the new momentum."""
         return self.inner.encode(self.inner_state(state), self._moved(state, values), key)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of the new momentum."""
+        return self.inner.simulate(self.inner_state(state), self._moved(state, values), key)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Keep the new momentum."""

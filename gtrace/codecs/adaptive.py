@@ -101,7 +101,7 @@ class AdaptiveCodec(LevelCodec):
         grid = grid[(grid == 0) | (grid >= np.finfo(np.float32).tiny)]
         if self.zero and (grid.size == 0 or grid[0] != 0):
             return np.concatenate([np.zeros(1, np.float32), grid])
-        return grid if self.zero else grid[grid > 0]
+        return grid if self.zero else np.asarray(grid[grid > 0])
 
     def model_error(self, state: State, sketch: MomentSketch) -> float:
         """What the law promised per value, times the weight of all values that are rounded."""

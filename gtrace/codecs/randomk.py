@@ -102,8 +102,7 @@ class RandomK(ExpectingCodec):
         share = max(1, count) / n
         exponents = np.zeros(256)
         np.add.at(exponents, np.maximum(np.frexp(sketch.lower)[1] + 126, 0) * (sketch.lower > 0), sketch.sums[:, 0])
-        exponents[0] += sketch.zeros
-        block = expected_floats(exponents * (count / n))
+        block = expected_floats(exponents * (count / n), sketch.zeros * (count / n))
         bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, sketch.size)
         return Expectation(
             squared_error=self.weighted_error(state, sketch, sketch),

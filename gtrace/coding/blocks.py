@@ -101,9 +101,16 @@ def decode_block(data: bytes | memoryview, count: int, alphabet: int, *, coded: 
     return HuffmanCode(lengths).decode(memoryview(data)[size:], count)
 
 
-def expected_floats(exponents: NDArray[np.float64]) -> Block:
-    """The block of :class:`Floats` where each biased exponent is expected so often, float64[256], with either sign."""
-    return Block.of(np.repeat(exponents / 2, 2))
+def expected_floats(exponents: NDArray[np.float64], zeros: float) -> Block:
+    """The block of :class:`Floats` where each biased exponent is expected so often, with either sign, beside zeros.
+
+    Args:
+        exponents: float64[256], of values that are not 0.
+        zeros: values that are 0, without a sign.
+    """
+    tallies = np.repeat(exponents / 2, 2)
+    tallies[0] += zeros
+    return Block.of(tallies)
 
 
 class Floats:

@@ -78,10 +78,17 @@ class HuffmanCode:
         self._longest = longest
         self._codes = np.empty(self.lengths.size, np.uint64)
         self._quick = np.zeros(1 << _QUICK, np.uint16), np.zeros(1 << _QUICK, np.uint8)
-        self._first_code, self._first_index = np.zeros((2, longest + 2), np.int64)
+        self._first_code, self._first_index = np.zeros(longest + 2, np.int64), np.zeros(longest + 2, np.int64)
         self._ordered = np.empty(np.count_nonzero(self.lengths), np.uint16)
-        walk = self._first_code, self._first_index, self._ordered
-        _prefix_codes.canonical(self.lengths, self._codes, *self._quick, *walk)
+        _prefix_codes.canonical(
+            self.lengths,
+            self._codes,
+            self._quick[0],
+            self._quick[1],
+            self._first_code,
+            self._first_index,
+            self._ordered,
+        )
 
     def bits(self, symbols: NDArray[np.uint16]) -> int:
         """Length of the encoded symbols in bits; -1 when one of them has no code."""
@@ -109,7 +116,7 @@ class HuffmanCode:
         """What the decoder looks several symbols up in; an encoder never needs it."""
         size = 1 << _QUICK
         found = np.empty(size, np.uint64), np.empty(size, np.uint8), np.empty(size, np.uint8)
-        _prefix_codes.fill_at_once(*self._quick, *found)
+        _prefix_codes.fill_at_once(self._quick[0], self._quick[1], *found)
         return found
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:

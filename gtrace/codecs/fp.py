@@ -260,15 +260,15 @@ class Fp(PartwiseCodec, ExpectingCodec):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
         head, _, _, codes = self._rounded(state, values, key, 0)
-        return self._sealed(state, head, codes, self._block(tally(codes, 1 << self.format_of(state).bits)))
+        return self._sealed(state, head, codes)[0]
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
         head, block, scales, codes = self._rounded(state, values, key, 0)
         form = self.format_of(state)
-        whole = Part(b"", 8 * len(head), 0, tally(codes, 1 << form.bits))
-        decoded = form.decode_blocks(sign_first(codes, form.bits), block, scales)
-        return Simulated(decoded, ENVELOPE_BYTES + self.body_bytes(whole), self.coded_bits(whole, codes.size))
+        whole = Part(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
+        size = ENVELOPE_BYTES + self.body_bytes(whole)
+        return Simulated(form.decode_blocks(codes, block, scales), size, self.coded_bits(whole, codes.size))
 
     @property
     def part_multiple(self) -> int | None:
@@ -281,44 +281,38 @@ class Fp(PartwiseCodec, ExpectingCodec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
         """The part as :meth:`encode` does it; one scale for all counts with the first part."""
         head, _, _, codes = self._rounded(state, values, key, start)
-        tallies = tally(codes, 1 << self.format_of(state).bits)
-        payload = self._sealed(state, head, codes, self._block(tallies))
+        payload, tallies = self._sealed(state, head, codes)
         return Part(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
 
     def body_bytes(self, whole: Part) -> int:
         """One code for all parts."""
         assert whole.tallies is not None
-        return whole.head // 8 + self._block(whole.tallies).size
+        return whole.head // 8 + Block.signed(whole.tallies, coder=self.coder).size
 
     def coded_bits(self, whole: Part, size: int) -> CodedBits:
         """One code for all parts."""
         assert whole.tallies is not None
-        return CodedBits.of(self._block(whole.tallies), whole.head, size)
-
-    def _block(self, tallies: NDArray[np.int64] | NDArray[np.float64]) -> Block:
-        """A code in which a number is as long as its negative: a sketch, which knows no signs, foretells its length."""
-        pairs = tallies.reshape(-1, 2).sum(axis=1) / 2
-        weights = np.repeat(pairs, 2)
-        weights[:2] = 2 * pairs[0], 0
-        return Block.of(tallies, weights, coder=self.coder)
+        return CodedBits.of(Block.signed(whole.tallies), whole.head, size)
 
     def _rounded(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
     ) -> tuple[bytes, int, NDArray[np.float64], NDArray[np.uint16]]:
-        """The scales as sent, how many values share one, themselves, and codes of values from ``start`` on.
-
-        Codes have the sign behind the magnitude.
-        """
+        """The scales as sent, how many values share one, themselves, and codes of values from ``start`` on."""
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
         codes = form.encode_blocks(x, block, scales, key if self.stochastic else None, start)
-        return head, block, scales, sign_last(codes, form.bits)
+        return head, block, scales, codes
 
-    def _sealed(self, state: State, head: bytes, codes: NDArray[np.uint16], block: Block) -> bytes:
+    def _sealed(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, NDArray[np.int64]]:
+        """The payload, and how often each code occurs; in a Huffman code signs stand behind magnitudes."""
+        bits = self.format_of(state).bits
+        turned = sign_last(codes, bits)
+        tallies = tally(turned, 1 << bits)
+        block = Block.signed(tallies, coder=self.coder)
         flags = 0 if block.lengths is None else _CODED
-        shared = self.shared(state)
-        return seal(head + block.encode(codes), codec=self.name, size=codes.size, shared=shared, flags=flags)
+        body = head + block.encode(turned if flags else codes)
+        return seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags), tallies
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
@@ -327,7 +321,9 @@ class Fp(PartwiseCodec, ExpectingCodec):
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
         if flags & ~_CODED or len(body) < cut:
             raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} holds no scales and codes")
-        codes = sign_first(decode_block(body[cut:], size, 1 << form.bits, coded=bool(flags)), form.bits)
+        codes = decode_block(body[cut:], size, 1 << form.bits, coded=bool(flags))
+        if flags:
+            codes = sign_first(codes, form.bits)
         if size and int((codes & np.uint16((1 << (form.bits - 1)) - 1)).max()) > form.top:
             raise PayloadError(f"payload holds a code that stands for no number of {form}")
         if self.block is None:
@@ -359,7 +355,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         tallies = np.zeros(1 << form.bits)
         tallies[: 2 * magnitudes.size] = np.repeat(magnitudes / 2, 2)
         tallies[:2] = magnitudes[0], 0
-        block = self._block(tallies)
+        block = Block.signed(tallies, coder=self.coder)
         coded = CodedBits.of(block, 8 * _SCALE.size, sketch.size)
         return Expectation(
             squared_error=found.squared_error,

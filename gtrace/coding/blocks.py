@@ -66,6 +66,16 @@ class Block:
         sent = lengths if shorter and coder != "fixed" else None
         return cls(width, sent, fixed, count * entropy(given / count), coded if shorter else fixed)
 
+    @classmethod
+    def signed(cls, tallies: NDArray[np.int64] | NDArray[np.float64], *, coder: str = "huffman") -> Block:
+        """As :meth:`of`, of symbols whose last bit is a sign; code lengths do not depend on it, but for 0 and 1.
+
+        A sketch knows no signs, and so can foretell how long such a block is.
+        """
+        weights = np.repeat(tallies.reshape(-1, 2).sum(axis=1) / 2, 2)
+        weights[:2] = tallies[:2]
+        return cls.of(tallies, weights, coder=coder)
+
     @property
     def bits(self) -> float:
         """Bits that the block takes."""
@@ -110,7 +120,7 @@ def expected_floats(exponents: NDArray[np.float64], zeros: float) -> Block:
     """
     tallies = np.repeat(exponents / 2, 2)
     tallies[0] += zeros
-    return Block.of(tallies)
+    return Block.signed(tallies)
 
 
 class Floats:
@@ -124,7 +134,7 @@ class Floats:
     def __init__(self, values: NDArray[np.float32], *, coder: str = "huffman") -> None:
         self.values = np.ascontiguousarray(values, np.float32)
         self._heads = _heads(self.values)
-        self.block = Block.of(tally(self._heads, 1 << _CODED), coder=coder)
+        self.block = Block.signed(tally(self._heads, 1 << _CODED), coder=coder)
 
     @property
     def coded(self) -> bool:

@@ -87,18 +87,21 @@ class AdaptiveCodec(LevelCodec):
                 mean_only=self.law == "truncnorm-mean",
             )
         fitted = self.fit_to(law)
-        grid = np.unique(fitted.astype(np.float32))
-        # Powers below the smallest normal float32 would decode to the same few denormals.
-        grid = grid[(grid == 0) | (grid >= np.finfo(np.float32).tiny)]
-        if self.zero and (grid.size == 0 or grid[0] != 0):
-            grid = np.concatenate([np.zeros(1, np.float32), grid])
-        elif not self.zero:
-            grid = grid[grid > 0]
+        grid = self._grid(fitted)
         state = state.with_arrays(levels=grid)
         if self.law != "empirical":
             model = expected_variance(law, grid.astype(np.float64), self.zero, self.weighted)
             state = state.with_arrays(model=np.array([model]))
         return state
+
+    def _grid(self, fitted: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Fitted magnitudes as they are used: float32, ascending, 0 the first of them or none."""
+        grid = np.unique(fitted.astype(np.float32))
+        # Powers below the smallest normal float32 would decode to the same few denormals.
+        grid = grid[(grid == 0) | (grid >= np.finfo(np.float32).tiny)]
+        if self.zero and (grid.size == 0 or grid[0] != 0):
+            return np.concatenate([np.zeros(1, np.float32), grid])
+        return grid if self.zero else np.asarray(grid[grid > 0])
 
     def model_error(self, state: State, sketch: MomentSketch) -> float:
         """What the law promised per value, times the weight of all values that are rounded."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuar
 import numpy as np
 
 from gtrace.buckets import as_values
+from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.coding import Block
     from gtrace.sketch import MomentSketch
 
     #: yields what is to be averaged over the workers, and is sent the mean, of the same shape
@@ -56,9 +58,38 @@ def parameter(
     )
 
 
+def coder_parameter() -> Any:
+    """The parameter ``coder`` of codecs whose symbols bring their own code."""
+    return parameter(
+        "huffman",
+        "how codes become bits: a Huffman code that is sent with them, unless fixed width is shorter",
+        choices=("huffman", "fixed"),
+    )
+
+
 def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any], ...]:
     """The dataclass fields that are parameters; a wrapper's inner codec, for one, is a field and none of them."""
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
+
+
+class CodedBits(NamedTuple):
+    """Bits per value of a payload under each coder, norms included and the envelope not.
+
+    Attributes:
+        fixed: with symbols at fixed width.
+        entropy: at the entropy of the symbols that were sent.
+        huffman: in a Huffman code made for these symbols, its lengths included; never above ``fixed``.
+    """
+
+    fixed: float
+    entropy: float
+    huffman: float
+
+    @classmethod
+    def of(cls, block: Block, head: float, size: int) -> CodedBits:
+        """Of a tensor of ``size`` values whose symbols are this block, beside ``head`` bits that no coder changes."""
+        bits = (block.fixed, block.entropy, block.huffman)
+        return cls(*((head + each) / max(1, size) for each in bits))
 
 
 class Simulated(NamedTuple):
@@ -67,10 +98,12 @@ class Simulated(NamedTuple):
     Attributes:
         values: float32[n], as decoded.
         payload_bytes: length of the payload, its envelope included.
+        coded: its bits under each coder; None where nobody counted the symbols.
     """
 
     values: NDArray[np.float32]
     payload_bytes: int
+    coded: CodedBits | None = None
 
 
 class Averaged(NamedTuple):
@@ -258,7 +291,10 @@ class Codec(ABC):
             UsageError: wrong size or non-finite values.
         """
         payload = self.encode(state, values, key)
-        return Simulated(self.decode(self.shared(state), payload, state.size), len(payload))
+        # What has no symbols is as long with every coder.
+        bits = 8.0 * (len(payload) - ENVELOPE_BYTES) / max(1, state.size)
+        decoded = self.decode(self.shared(state), payload, state.size)
+        return Simulated(decoded, len(payload), CodedBits(bits, bits, bits))
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """What a worker of a :attr:`linear` codec sends, round by round, while all others do the same.

@@ -16,8 +16,6 @@ from gtrace.types import State
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import Simulated
-
 #: said by every codec with a residual: papers write the residual of the step, codecs see gradients
 UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
 
@@ -53,10 +51,6 @@ class ErrorFeedback(Wrapper):
     def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """What did not arrive."""
         return {"residual": saturating(given, decoded, scale_y=-1.0)}
-
-    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As the codec inside does it, of values and residual."""
-        return self.inner.simulate(self.inner_state(state), corrected(state, values), key)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast, get_args
 import numpy as np
 
 from gtrace.codecs import block_scales as _blocks
-from gtrace.codecs.base import ExpectingCodec, checked_values, parameter, parameter_fields
+from gtrace.codecs.base import (
+    CodedBits,
+    ExpectingCodec,
+    Simulated,
+    checked_values,
+    coder_parameter,
+    parameter,
+    parameter_fields,
+)
 from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
-from gtrace.coding import entropy, fixed_size, huffman_lengths, open_envelope, pack_fixed, seal, unpack_fixed
+from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.float_rounding import expected_rounding
 from gtrace.fitting.floats import FloatFormat, kappa
@@ -50,6 +58,8 @@ __all__ = [
 ]
 
 _SCALE = struct.Struct("<f")
+#: flag of a payload whose codes are Huffman coded
+_CODED = 1
 #: sigma of log2|x| that a format is chosen for before anything is fitted: the middle of what networks show
 _TYPICAL_SIGMA = 3.5
 
@@ -115,6 +125,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         None, "a fixed k: values times 2^k, a static scale", minimum=LEAST_SCALE, maximum=LARGEST_SCALE, optional=True
     )
     scope: Scope = parameter("tensor", "one scale for a tensor or for the whole model", choices=("tensor", "model"))
+    coder: str = coder_parameter()
 
     def __post_init__(self) -> None:
         """Fill in what other parameters imply: bits of a named format, block and scale of each other.
@@ -247,8 +258,17 @@ class Fp(PartwiseCodec, ExpectingCodec):
         return b"" if self._named else bytes([_width(state)])
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The scale (2^-k as float32; or a byte a block), then codes of N bits."""
-        return self._sealed(state, values, key, 0)[0]
+        """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
+        head, _, _, codes = self._rounded(state, values, key, 0)
+        return self._sealed(state, head, codes)[0]
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
+        head, block, scales, codes = self._rounded(state, values, key, 0)
+        form = self.format_of(state)
+        whole = Part(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
+        size = ENVELOPE_BYTES + self.body_bytes(whole)
+        return Simulated(form.decode_blocks(codes, block, scales), size, self.coded_bits(whole, codes.size))
 
     @property
     def part_multiple(self) -> int | None:
@@ -260,29 +280,50 @@ class Fp(PartwiseCodec, ExpectingCodec):
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
         """The part as :meth:`encode` does it; one scale for all counts with the first part."""
-        payload, head = self._sealed(state, values, key, start)
-        bits = state.size * self.format_of(state).bits
-        return Part(payload, 0 if start and self.block is None else 8 * head, bits, bits)
+        head, _, _, codes = self._rounded(state, values, key, start)
+        payload, tallies = self._sealed(state, head, codes)
+        return Part(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
 
-    def _sealed(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> tuple[bytes, int]:
-        """The payload of values from ``start`` on, and the bytes of its scales."""
+    def body_bytes(self, whole: Part) -> int:
+        """One code for all parts."""
+        assert whole.tallies is not None
+        return whole.head // 8 + Block.signed(whole.tallies, coder=self.coder).size
+
+    def coded_bits(self, whole: Part, size: int) -> CodedBits:
+        """One code for all parts."""
+        assert whole.tallies is not None
+        return CodedBits.of(Block.signed(whole.tallies), whole.head, size)
+
+    def _rounded(
+        self, state: State, values: ArrayLike, key: tuple[int, int], start: int
+    ) -> tuple[bytes, int, NDArray[np.float64], NDArray[np.uint16]]:
+        """The scales as sent, how many values share one, themselves, and codes of values from ``start`` on."""
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
         codes = form.encode_blocks(x, block, scales, key if self.stochastic else None, start)
-        body = head + pack_fixed(codes, form.bits)
-        return seal(body, codec=self.name, size=x.size, shared=self.shared(state)), len(head)
+        return head, block, scales, codes
+
+    def _sealed(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, NDArray[np.int64]]:
+        """The payload, and how often each code occurs; in a Huffman code signs stand behind magnitudes."""
+        bits = self.format_of(state).bits
+        turned = sign_last(codes, bits)
+        tallies = tally(turned, 1 << bits)
+        block = Block.signed(tallies, coder=self.coder)
+        flags = 0 if block.lengths is None else _CODED
+        body = head + block.encode(turned if flags else codes)
+        return seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags), tallies
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         form = self._shared_format(shared)
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
-        if flags or len(body) != cut + fixed_size(size, form.bits):
-            raise PayloadError(
-                f"payload body of {len(body)} bytes where {cut + fixed_size(size, form.bits)} were expected"
-            )
-        codes = unpack_fixed(body[cut:], size, form.bits, 1 << form.bits)
+        if flags & ~_CODED or len(body) < cut:
+            raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} holds no scales and codes")
+        codes = decode_block(body[cut:], size, 1 << form.bits, coded=bool(flags))
+        if flags:
+            codes = sign_first(codes, form.bits)
         if size and int((codes & np.uint16((1 << (form.bits - 1)) - 1)).max()) > form.top:
             raise PayloadError(f"payload holds a code that stands for no number of {form}")
         if self.block is None:
@@ -311,20 +352,30 @@ class Fp(PartwiseCodec, ExpectingCodec):
         half = magnitudes[1:] / 2
         probabilities = np.concatenate([half[::-1], magnitudes[:1], half]) / size
         norms = 32.0 / size
-        bits = form.bits + norms
+        tallies = np.zeros(1 << form.bits)
+        tallies[: 2 * magnitudes.size] = np.repeat(magnitudes / 2, 2)
+        tallies[:2] = magnitudes[0], 0
+        block = Block.signed(tallies, coder=self.coder)
+        coded = CodedBits.of(block, 8 * _SCALE.size, sketch.size)
         return Expectation(
             squared_error=found.squared_error,
             bias=math.sqrt(max(found.squared_bias, 0.0)),
             sparsity=magnitudes[0] / size,
-            bits_fixed=bits,
-            bits_entropy=entropy(probabilities) + norms,
-            bits_huffman=float(probabilities @ huffman_lengths(probabilities)) + norms,
-            bits_payload=bits,
+            bits_fixed=coded.fixed,
+            bits_entropy=coded.entropy,
+            bits_huffman=coded.huffman,
+            bits_payload=norms + block.bits / size,
             bits_norms=norms,
             probabilities=probabilities,
             saturated=found.saturated / nonzero if nonzero else 0.0,
             flushed=float(found.counts[0]) / nonzero if nonzero else 0.0,
         )
+
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """The weighted sums alone."""
+        del sketch
+        form, scale = self.format_of(state), 2.0 ** -self.scale_of(state)
+        return expected_rounding(form, scale, weighted, stochastic=self.stochastic).squared_error
 
     def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float]:
         """Shares of the non-zero values beyond the largest number of the (scaled) format, and decoded as zero."""

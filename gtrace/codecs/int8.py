@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gtrace.buckets import bucket_scales
-from gtrace.codecs.base import Codec, checked_values, parameter
+from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, coder_parameter, parameter
 from gtrace.codecs.registry import register
-from gtrace.coding import open_envelope, seal
+from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, tally
 from gtrace.errors import PayloadError
 from gtrace.kernels import rounding as _rounding
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gtrace.types import State
 
 _STEPS = 127
+_CODED = 1
 #: what the codes -127..127 stand for, in units of the block's largest magnitude
 _VALUES = (np.arange(-_STEPS, _STEPS + 1) / _STEPS).astype(np.float32)
 
@@ -42,13 +43,39 @@ class Int8(Codec):
         2048, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
     )
 
+    coder: str = coder_parameter()
+
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The blocks' scales (float32), then a byte a value, two's complement."""
+        """The blocks' scales (float32), then a block of codes, 127 for zero; flag 1 says that a code is sent."""
         del key
+        scales, codes, block = self._coded(state, values)
+        body = scales.astype("<f4").tobytes() + block.encode(codes)
+        flags = 0 if block.lengths is None else _CODED
+        return seal(body, codec=self.name, size=codes.size, shared=b"", flags=flags)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
+        del key
+        scales, codes, block = self._coded(state, values)
+        size = ENVELOPE_BYTES + 4 * scales.size + block.size
+        return Simulated(self._restored(scales, codes), size, CodedBits.of(block, 32 * scales.size, codes.size))
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        head = 4 * -(-size // (self.block_size or max(1, size)))
+        if len(body) < head or flags & ~_CODED:
+            raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} is no {size} scaled codes")
+        scales = np.frombuffer(body[:head], "<f4").astype(np.float32)
+        if not (np.isfinite(scales).all() and (scales >= 0).all()):
+            raise PayloadError("payload holds a scale that is negative or not finite")
+        return self._restored(scales, decode_block(body[head:], size, _VALUES.size, coded=bool(flags)))
+
+    def _coded(self, state: State, values: ArrayLike) -> tuple[NDArray[np.float32], NDArray[np.uint16], Block]:
         x = checked_values(state, values)
         scales = bucket_scales(x, "linf", self.block_size)
         block = self.block_size or max(1, x.size)
-        codes = np.empty(x.size, np.int8)
+        codes = np.empty(x.size, np.uint16)
         with np.errstate(divide="ignore", invalid="ignore"):
             # A block of zeros divides by zero; its codes are set to zero below.
             whole = x.size - x.size % block
@@ -60,23 +87,11 @@ class Int8(Codec):
                 ratio *= np.float32(_STEPS)
                 np.rint(ratio, out=ratio)
                 ratio[scale[:, 0] == 0] = 0
+                ratio += np.float32(_STEPS)
                 target[...] = ratio
-        return seal(scales.astype("<f4").tobytes() + codes.tobytes(), codec=self.name, size=x.size, shared=b"")
+        return scales, codes, Block.of(tally(codes, _VALUES.size), coder=self.coder)
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        block = self.block_size or max(1, size)
-        head = 4 * -(-size // block)
-        if len(body) != head + size or flags:
-            raise PayloadError(f"payload body of {len(body)} bytes where {head + size} were expected")
-        scales = np.frombuffer(body[:head], "<f4").astype(np.float32)
-        codes = np.frombuffer(body[head:], np.int8)
-        if not (np.isfinite(scales).all() and (scales >= 0).all()):
-            raise PayloadError("payload holds a scale that is negative or not finite")
-        if size and codes.min() < -_STEPS:
-            raise PayloadError("payload holds the code -128, which stands for nothing")
-        out = np.empty(size, np.float32)
-        symbols = (codes.astype(np.int16) + np.int16(_STEPS)).astype(np.uint16)
-        _rounding.restore(symbols, block, scales, _VALUES, out)
+    def _restored(self, scales: NDArray[np.float32], codes: NDArray[np.uint16]) -> NDArray[np.float32]:
+        out = np.empty(codes.size, np.float32)
+        _rounding.restore(codes, self.block_size or max(1, codes.size), scales, _VALUES, out)
         return out

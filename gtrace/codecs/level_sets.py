@@ -46,7 +46,7 @@ class Judged(NamedTuple):
         sketch: itself.
         numbers: float64[sets, kernels.symbols.NUMBERS].
         probabilities: float64, of the signed symbols of all sets, end to end.
-        lengths: uint8, of the codes that fit them.
+        lengths: uint8, of the codes made for them.
     """
 
     sketch: MomentSketch
@@ -115,8 +115,7 @@ class LevelSets:
         Raises:
             UsageError: the sketch was built otherwise than the codecs want it.
         """
-        if sketch.spec[:4] != self.needs[:4]:
-            raise UsageError(f"{self.codecs[0]}: wants a sketch of {self.needs}, not of {sketch.spec}")
+        self._check(sketch)
         judged = Judged(
             sketch,
             np.empty((len(self.codecs), _symbols.NUMBERS)),
@@ -136,10 +135,25 @@ class LevelSets:
         )
         return judged
 
+    def weighted_error(self, weighted: MomentSketch) -> NDArray[np.float64]:
+        """float64[sets], as :meth:`~gtrace.codecs.ExpectingCodec.weighted_error` of each.
+
+        Raises:
+            UsageError: the sketch was built otherwise than the codecs want it.
+        """
+        self._check(weighted)
+        errors = np.empty(len(self.codecs))
+        _symbols.weigh_sets(*weighted.bins(), self._levels, self._starts, ~self.has_zero, errors)
+        return errors + weighted.clip_error
+
+    def _check(self, sketch: MomentSketch) -> None:
+        if sketch.spec[:4] != self.needs[:4]:
+            raise UsageError(f"{self.codecs[0]}: wants a sketch of {self.needs}, not of {sketch.spec}")
+
     def fit(self, judged: Judged, size: int) -> Codes:
         """Adopt the codes that save more than they cost to send, for tensors of ``size`` values."""
         numbers = judged.numbers[:, _symbols.LOWEST + 1 :]
-        gain = (self._fixed - numbers[:, _symbols.COMPLETE]) * size
+        gain = (self._fixed - numbers[:, _symbols.CODED]) * size
         adopted = self._huffman & (gain > numbers[:, _symbols.SENT]) & (judged.sketch.quantized > 0)
         sent = np.where(adopted, SHARED_HEAD + numbers[:, _symbols.SENT] / 8, 0).astype(np.int64)
         return Codes(adopted, judged.lengths, sent)
@@ -159,6 +173,7 @@ class LevelSets:
         _symbols.mean_lengths(codes.lengths, judged.probabilities, self._symbol_starts, coded)
         zeros = np.where(self.has_zero, numbers[:, _symbols.LOWEST] * sketch.quantized, float(sketch.dead))
         symbols = numbers[:, _symbols.LOWEST + 1 :]
+        own = symbols[:, _symbols.CODED] + symbols[:, _symbols.SENT] / max(1, sketch.quantized)
         # As in MomentSketch.expect.
         error = numbers[:, _symbols.WEIGHTED] + sketch.clip_error
         return Expectations(
@@ -167,8 +182,8 @@ class LevelSets:
             sparsity=(zeros + sketch.exact_zeros) / size,
             bits_fixed=self._fixed * share + norms,
             bits_entropy=symbols[:, _symbols.ENTROPY] * share + norms,
-            bits_huffman=symbols[:, _symbols.TIGHT] * share + norms,
-            bits_payload=np.where(codes.adopted, coded, self._fixed) * share + norms,
+            bits_huffman=np.minimum(self._fixed, own) * share + norms,
+            bits_payload=np.where(codes.adopted, np.minimum(self._fixed, coded), self._fixed) * share + norms,
             bits_norms=norms,
             bias=float(np.sqrt(sketch.clip_error)),
         )

@@ -11,7 +11,6 @@ import numpy as np
 
 from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.lengths import Symbols, pack_lengths, unpack_lengths
 from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.rule import Rule
 from gtrace.coding import (
@@ -25,8 +24,11 @@ from gtrace.coding import (
     mean_length,
     open_envelope,
     pack_fixed,
+    pack_lengths,
     seal,
+    tally,
     unpack_fixed,
+    unpack_lengths,
     width_for,
 )
 from gtrace.errors import PayloadError, UsageError
@@ -45,6 +47,27 @@ FLAG_FIXED = 1
 _SHARED = struct.Struct("<HH")
 #: bytes of :meth:`LevelCodec.shared` ahead of levels and lengths
 SHARED_HEAD = _SHARED.size
+
+
+class Symbols(NamedTuple):
+    """The signed symbols of one level set on one sketch.
+
+    Attributes:
+        probabilities: float64[m], of each.
+        lengths: uint8[m], of the code made for them; symbols that hardly occur share one, see
+            :func:`gtrace.kernels.symbols.escape_lengths`.
+        fixed: bits per symbol at fixed width.
+        entropy: bits per symbol.
+        coded: mean bits per symbol of that code.
+        sent: bits that sending ``lengths`` takes.
+    """
+
+    probabilities: NDArray[np.float64]
+    lengths: NDArray[np.uint8]
+    fixed: float
+    entropy: float
+    coded: float
+    sent: float
 
 
 @dataclass(frozen=True)
@@ -96,6 +119,20 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         del summary, step
         return state
 
+    def fitted(self, state: State) -> NDArray[np.float32] | None:
+        """What a receiver is told of fitted levels: themselves; None for a fixed grid."""
+        return state.arrays.get("levels")
+
+    def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
+        """The receiver's state after it was told :meth:`fitted`, one number or more.
+
+        Raises:
+            PayloadError: numbers that are none of this codec's.
+        """
+        if not (np.isfinite(fitted).all() and (np.diff(fitted) > 0).all() and fitted[0] >= 0):
+            raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
+        return state.with_arrays(levels=fitted)
+
     @property
     def needs(self) -> SummarySpec:
         """The sketch of r = |v| / scale under this codec's buckets."""
@@ -114,11 +151,8 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             kept_arrays = {name: value for name, value in state.arrays.items() if name != "lengths"}
             state = State(state.size, kept_arrays, state.shape)
             old = None
-        if old is None:
-            kept = symbols.fixed
-        else:
-            kept = mean_length(old, probabilities)
-        gain = (kept - symbols.complete) * state.size
+        kept = symbols.fixed if old is None else min(symbols.fixed, mean_length(old, probabilities))
+        gain = (kept - symbols.coded) * state.size
         return state.with_arrays(lengths=lengths) if gain > symbols.sent else state
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
@@ -145,14 +179,25 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         x = checked_values(state, values)
         scales, split = self._scales(state, x), self.quantized(x.size)
         symbols = self.rule(state).symbols(x[:split], self.bucket_size or max(1, split), scales, key, start)
-        fixed = split * self._width(state)
-        coded, lengths = fixed, state.arrays.get("lengths")
-        if self._integers is not None:
-            coded = self._elias(self._integers, self.signed_values(state).size).bits(symbols)
-        elif lengths is not None:
-            coded = huffman_code(lengths.tobytes()).bits(symbols)
+        tallies = tally(symbols, self.signed_values(state).size)
         head = 0 if start and "scale" in state.arrays else 8 * self._head_bytes(scales, x.size - split)
-        return Part(self.seal(state, scales, x[split:], symbols), head, coded, fixed)
+        return Part(self.seal(state, scales, x[split:], symbols), head, self._coded(state, tallies), tallies)
+
+    def _coded(self, state: State, tallies: NDArray[np.int64]) -> int:
+        """Bits of symbols that occur so often, in the code of this state."""
+        lengths = state.arrays.get("lengths")
+        if self._integers is not None:
+            return int(tallies @ self._elias(self._integers, tallies.size).symbol_bits)
+        if lengths is not None:
+            return int(tallies @ lengths.astype(np.int64))
+        return int(tallies.sum()) * self._width(state)
+
+    def body_bytes(self, whole: Part) -> int:
+        """Bytes of the whole payload's body: at fixed width where a Huffman code made for other data is longer."""
+        if self.coder == "huffman" and whole.tallies is not None:
+            fixed = int(whole.tallies.sum()) * width_for(whole.tallies.size)
+            whole = Part(b"", whole.head, min(whole.coded, fixed))
+        return super().body_bytes(whole)
 
     def _sealed(self, state: State, x: NDArray[np.float32], key: tuple[int, int], start: int) -> bytes:
         split, scales, rule = self.quantized(x.size), self._scales(state, x), self.rule(state)
@@ -168,17 +213,10 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         split, scales, signed = self.quantized(x.size), self._scales(state, x), self.signed_values(state)
         out = np.empty(x.size, np.float32)
         out[split:] = x[split:]
-        lengths = state.arrays.get("lengths")
-        counted = self._integers is not None or lengths is not None
         bucket = self.bucket_size or max(1, split)
-        tallies = self.rule(state).simulate(x[:split], bucket, scales, key, signed, out[:split], count=counted)
-        bits = split * self._width(state)
-        if self._integers is not None:
-            bits = int(tallies @ self._elias(self._integers, signed.size).symbol_bits)
-        elif lengths is not None and not tallies[lengths == 0].any():
-            bits = int(tallies @ lengths.astype(np.int64))
-        body = self._head_bytes(scales, x.size - split) + -(-bits // 8)
-        return Simulated(out, ENVELOPE_BYTES + body)
+        tallies = self.rule(state).simulate(x[:split], bucket, scales, key, signed, out[:split], count=True)
+        whole = Part(b"", 8 * self._head_bytes(scales, x.size - split), self._coded(state, tallies), tallies)
+        return Simulated(out, ENVELOPE_BYTES + self.body_bytes(whole), self.coded_bits(whole, x.size))
 
     def _scales(self, state: State, x: NDArray[np.float32]) -> NDArray[np.float32]:
         whole = state.arrays.get("scale")
@@ -228,12 +266,13 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
 
     def shared(self, state: State) -> bytes:
         """Fitted levels (float32) and code lengths, empty when there are neither."""
-        levels = state.arrays.get("levels")
+        fitted = self.fitted(state)
         lengths = state.arrays.get("lengths")
-        if levels is None and lengths is None:
+        if fitted is None and lengths is None:
             return b""
-        sent = b"" if levels is None else levels.astype("<f4").tobytes()
-        return _SHARED.pack(len(sent) // 4, 0) + sent + (b"" if lengths is None else pack_lengths(lengths))
+        sent = b"" if fitted is None else fitted.astype("<f4").tobytes()
+        code = b"" if lengths is None else pack_lengths(lengths, int(lengths[-1]))
+        return _SHARED.pack(len(sent) // 4, 0) + sent + code
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
@@ -293,6 +332,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         share = sketch.quantized / size
         norms = 32.0 * (sketch.buckets + sketch.exact) / size
         coded = self._expected_bits(state, probabilities)
+        huffman = min(symbols.fixed, symbols.coded + symbols.sent / max(1, sketch.quantized))
         zeros = magnitudes[0] * sketch.quantized if self.has_zero else float(sketch.dead)
         return Expectation(
             squared_error=error,
@@ -300,7 +340,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
             sparsity=(float(zeros) + sketch.exact_zeros) / size,
             bits_fixed=symbols.fixed * share + norms,
             bits_entropy=symbols.entropy * share + norms,
-            bits_huffman=symbols.huffman * share + norms,
+            bits_huffman=huffman * share + norms,
             bits_payload=coded * share + norms,
             bits_norms=norms,
             probabilities=probabilities,
@@ -330,13 +370,13 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         magnitudes = sketch.probabilities(levels, self.has_zero)
         # The sketch has no sign, so both signs share alike.
         probabilities = np.empty(2 * magnitudes.size - int(self.has_zero))
-        tight, kept = np.empty(probabilities.size, np.uint8), np.empty(probabilities.size, np.uint8)
+        lengths = np.empty(probabilities.size, np.uint8)
         numbers = np.empty(_symbols.SYMBOL_NUMBERS)
         _symbols.tell_symbols(
-            magnitudes, not self.has_zero, sketch.quantized, MAX_LENGTH, probabilities, tight, kept, numbers
+            magnitudes, not self.has_zero, sketch.quantized, MAX_LENGTH, probabilities, lengths, numbers
         )
-        bits, huffman, complete, sent = numbers.tolist()
-        return Symbols(probabilities, kept, float(width_for(kept.size)), bits, huffman, complete, sent)
+        bits, coded, sent = numbers.tolist()
+        return Symbols(probabilities, lengths, float(width_for(lengths.size)), bits, coded, sent)
 
     def signed_values(self, state: State) -> NDArray[np.float32]:
         """What each symbol stands for, in units of the scale: float32, ascending."""
@@ -356,10 +396,8 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         """Mean bits per symbol with the coder that encode will use."""
         if self._integers is not None:
             return self._elias(self._integers, probabilities.size).expected_bits(probabilities)
-        lengths = state.arrays.get("lengths")
-        if lengths is None:
-            return float(width_for(probabilities.size))
-        return mean_length(lengths, probabilities)
+        fixed, lengths = float(width_for(probabilities.size)), state.arrays.get("lengths")
+        return fixed if lengths is None else min(fixed, mean_length(lengths, probabilities))
 
     def _code(self, state: State, symbols: NDArray[np.uint16]) -> tuple[bytes, int]:
         if self._integers is not None:
@@ -367,7 +405,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         lengths = state.arrays.get("lengths")
         if lengths is not None:
             code = huffman_code(lengths.tobytes())
-            if code.bits(symbols) >= 0:
+            if 0 <= code.bits(symbols) < symbols.size * self._width(state):
                 return code.encode(symbols), 0
         return pack_fixed(symbols, self._width(state)), self._fixed_flag
 
@@ -400,12 +438,12 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         if len(shared) < end:
             raise PayloadError("shared bytes are too short for the levels they announce")
         if count:
-            levels = np.frombuffer(shared, "<f4", count, _SHARED.size).astype(np.float32)
-            if not (np.isfinite(levels).all() and (np.diff(levels) > 0).all() and levels[0] >= 0):
-                raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
-            state = state.with_arrays(levels=levels)
+            state = self.with_fitted(state, np.frombuffer(shared, "<f4", count, _SHARED.size).astype(np.float32))
         if len(shared) > end:
-            state = state.with_arrays(lengths=unpack_lengths(shared[end:], self.signed_values(state).size))
+            lengths, size_read = unpack_lengths(shared[end:], self.signed_values(state).size)
+            if end + size_read != len(shared) or not lengths.all():
+                raise PayloadError("shared bytes go on after the code lengths, or leave a symbol without a code")
+            state = state.with_arrays(lengths=lengths)
         return state
 
 

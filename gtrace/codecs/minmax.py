@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, checked_values, parameter
+from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, coder_parameter, parameter
 from gtrace.codecs.registry import register
-from gtrace.coding import fixed_size, open_envelope, pack_fixed, seal, unpack_fixed
+from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, tally
 from gtrace.errors import PayloadError
 from gtrace.kernels import affine as _affine
 from gtrace.kernels import rounding as _rounding
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gtrace.types import State
 
 _RANGE = struct.Struct("<ff")
+#: flag beside the bits: a Huffman code is sent
+_CODED = 0x100
 
 
 @register
@@ -45,6 +47,7 @@ class MinMax(Codec):
     unbiased: ClassVar[bool] = False
 
     bits: int = parameter(8, "of a code", minimum=1, maximum=16)
+    coder: str = coder_parameter()
 
     @property
     def whole_tensor(self) -> bool:
@@ -52,31 +55,45 @@ class MinMax(Codec):
         return True
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The least and the greatest value (float32), then codes of ``bits`` bits; the envelope's flags name bits."""
+        """The least and the greatest value (float32), then a block of codes; the envelope's flags name bits."""
         del key
+        low, high, codes, block = self._coded(state, values)
+        flags = self.bits | (0 if block.lengths is None else _CODED)
+        body = _RANGE.pack(low, high) + block.encode(codes)
+        return seal(body, codec=self.name, size=codes.size, shared=b"", flags=flags)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
+        del key
+        low, high, codes, block = self._coded(state, values)
+        size = ENVELOPE_BYTES + _RANGE.size + block.size
+        return Simulated(self._restored(low, high, codes), size, CodedBits.of(block, 8 * _RANGE.size, codes.size))
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        if flags & ~_CODED != self.bits:
+            raise PayloadError(f"payload has the flags {flags:#x}, those of another codec than {self}")
+        if len(body) < _RANGE.size:
+            raise PayloadError(f"payload body of {len(body)} bytes holds no range")
+        low, high = _RANGE.unpack_from(body)
+        if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+            raise PayloadError(f"payload holds a range from {low:g} to {high:g}")
+        codes = decode_block(body[_RANGE.size :], size, self._steps + 1, coded=bool(flags & _CODED))
+        return self._restored(low, high, codes)
+
+    def _coded(self, state: State, values: ArrayLike) -> tuple[float, float, NDArray[np.uint16], Block]:
         x = checked_values(state, values)
         low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
         codes = np.zeros(x.size, np.uint16)
         if high > low:
             _affine.round_affine(x, low, high - low, self._steps, codes)
-        body = _RANGE.pack(low, high) + pack_fixed(codes, self.bits)
-        return seal(body, codec=self.name, size=x.size, shared=b"", flags=self.bits)
+        return low, high, codes, Block.of(tally(codes, self._steps + 1), coder=self.coder)
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, bits = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        if bits != self.bits:
-            raise PayloadError(f"payload of {bits} bits a code where {self.bits} were expected")
-        if len(body) != _RANGE.size + fixed_size(size, self.bits):
-            expected = _RANGE.size + fixed_size(size, self.bits)
-            raise PayloadError(f"payload body of {len(body)} bytes where {expected} were expected")
-        low, high = _RANGE.unpack_from(body)
-        if not (np.isfinite(low) and np.isfinite(high) and low <= high):
-            raise PayloadError(f"payload holds a range from {low:g} to {high:g}")
-        codes = unpack_fixed(body[_RANGE.size :], size, self.bits, self._steps + 1)
+    def _restored(self, low: float, high: float, codes: NDArray[np.uint16]) -> NDArray[np.float32]:
         levels = (low + np.arange(self._steps + 1) * (high - low) / self._steps).astype(np.float32)
-        out = np.empty(size, np.float32)
-        _rounding.restore(codes, max(1, size), np.ones(min(1, size), np.float32), levels, out)
+        out = np.empty(codes.size, np.float32)
+        _rounding.restore(codes, max(1, codes.size), np.ones(min(1, codes.size), np.float32), levels, out)
         return out
 
     @property

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from gtrace.codecs.base import Codec
+from gtrace.codecs.base import Codec, CodedBits
+from gtrace.coding import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import ArrayLike
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
     from gtrace.types import State
 
@@ -32,21 +32,27 @@ class TensorSums(NamedTuple):
     largest: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A part of a tensor, encoded.
+    """A part of a tensor, encoded. Parts add up to what is known of their tensor, without its payload.
 
     Attributes:
         payload: the part as a tensor of its own, which ``decode`` takes.
         head: bits of it that the payload of the whole holds too: norms, scales, exact values.
-        coded: bits of its symbols; -1 where one of them has no code.
-        fixed: bits of its symbols at fixed width, which the whole payload falls back to.
+        coded: bits of its symbols.
+        tallies: int64[m], how often each of its symbols occurs; None for a codec without symbols.
     """
 
     payload: bytes
     head: int
     coded: int = 0
-    fixed: int = 0
+    tallies: NDArray[np.int64] | None = None
+
+    def __add__(self, other: Part) -> Part:
+        tallies = self.tallies
+        if tallies is not None and other.tallies is not None:
+            tallies = tallies + other.tallies
+        return Part(b"", self.head + other.head, self.coded + other.coded, tallies)
 
 
 class PartwiseCodec(Codec):
@@ -77,11 +83,13 @@ class PartwiseCodec(Codec):
             start: how many values of the tensor come before the part, a multiple of ``part_multiple``.
         """
 
-    @staticmethod
-    def body_bytes(parts: Iterable[Part]) -> int:
-        """Bytes of the whole payload's body, from all parts (their payloads are not looked at)."""
-        head, coded, fixed, uncoded = 0, 0, 0, False
-        for part in parts:
-            head, coded, fixed = head + part.head, coded + part.coded, fixed + part.fixed
-            uncoded |= part.coded < 0
-        return head // 8 + -(-(fixed if uncoded else coded) // 8)
+    def body_bytes(self, whole: Part) -> int:
+        """Bytes of the whole payload's body, from the sum of all parts."""
+        return whole.head // 8 + -(-whole.coded // 8)
+
+    def coded_bits(self, whole: Part, size: int) -> CodedBits:
+        """Bits per value of the whole payload of ``size`` values under each coder, from the sum of all parts."""
+        if whole.tallies is None:
+            bits = 8.0 * self.body_bytes(whole) / max(1, size)
+            return CodedBits(bits, bits, bits)
+        return CodedBits.of(Block.of(whole.tallies), whole.head, size)

@@ -91,7 +91,7 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
         """The part with the tensor's threshold, which counts with the first part."""
         alpha, pruned = self._pruned(state, values, key, start)
         coded = PrefixCode(float(alpha)).bits(pruned)
-        return Part(self._sealed(alpha, pruned), 0 if start else 8 * _ALPHA_BYTES, coded, coded)
+        return Part(self._sealed(alpha, pruned), 0 if start else 8 * _ALPHA_BYTES, coded)
 
     def _pruned(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
+from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_values, coder_parameter, parameter
 from gtrace.codecs.registry import register
 from gtrace.codecs.sparse import kept, largest
 from gtrace.codecs.wrapper import FLOAT32_MAX
-from gtrace.coding import open_envelope, seal
+from gtrace.coding import ENVELOPE_BYTES, Floats, decode_floats, expected_floats, open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import select as _select
 from gtrace.types import Expectation, State, SummarySpec
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gtrace.sketch import MomentSketch
 
 _SEED = struct.Struct("<I")
+#: flag of a payload whose values are coded
+_CODED = 1
 
 
 @register
@@ -43,6 +45,7 @@ class RandomK(ExpectingCodec):
 
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
     scale: bool = parameter(True, "multiply by n/k, so that the mean is right")
+    coder: str = coder_parameter()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,47 +58,68 @@ class RandomK(ExpectingCodec):
         return SummarySpec("none", None)
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The seed, then the chosen values in float32, in the order of their positions."""
-        x = checked_values(state, values)
-        seed = key[1] & 0xFFFFFFFF
-        chosen = x[self._chosen(seed, x.size)]
-        return seal(_SEED.pack(seed) + chosen.astype("<f4").tobytes(), codec=self.name, size=x.size, shared=b"")
+        """The seed, then the chosen values in the order of their positions; flag 1: their exponents are coded."""
+        seed, found = self._drawn(state, values, key)
+        flags = _CODED if found.coded else 0
+        return seal(_SEED.pack(seed) + found.encode(), codec=self.name, size=state.size, shared=b"", flags=flags)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode`."""
+        seed, found = self._drawn(state, values, key)
+        head = 8 * _SEED.size + found.raw
+        size = ENVELOPE_BYTES + _SEED.size + len(found.encode())
+        return Simulated(
+            self._placed(seed, found.values, state.size), size, CodedBits.of(found.block, head, state.size)
+        )
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """The values, scaled, in their places."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        count = kept(self.ratio, size)
-        if flags or len(body) != _SEED.size + 4 * count:
-            raise PayloadError(f"payload body of {len(body)} bytes where {_SEED.size + 4 * count} were expected")
-        values = np.frombuffer(body[_SEED.size :], "<f4").astype(np.float32)
-        if not np.isfinite(values).all():
-            raise PayloadError("payload holds a value that is not finite")
-        if self.scale and count:
+        if flags & ~_CODED or len(body) < _SEED.size:
+            raise PayloadError(f"payload body of {len(body)} bytes with flags {flags:#x} is no seed and values")
+        values = decode_floats(body[_SEED.size :], kept(self.ratio, size), coded=bool(flags))
+        return self._placed(_SEED.unpack_from(body)[0], values, size)
+
+    def _drawn(self, state: State, values: ArrayLike, key: tuple[int, int]) -> tuple[int, Floats]:
+        x = checked_values(state, values)
+        seed = key[1] & 0xFFFFFFFF
+        return seed, Floats(x[self._chosen(seed, x.size)], coder=self.coder)
+
+    def _placed(self, seed: int, values: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+        if self.scale and values.size:
             with np.errstate(over="ignore"):
-                values = np.clip(values * np.float32(size / count), -FLOAT32_MAX, FLOAT32_MAX)
-        (seed,) = _SEED.unpack_from(body)
+                values = np.clip(values * np.float32(size / values.size), -FLOAT32_MAX, FLOAT32_MAX)
         out = np.zeros(size, np.float32)
         out[self._chosen(seed, size)] = values
         return out
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
         """(n/k - 1) ||v||_2^2; unscaled (1 - k/n) ||v||_2^2 and as much less in the mean."""
-        del state
         if sketch.spec[:3] != self.needs[:3]:
             raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
         n = max(1, sketch.size)
-        share = max(1, kept(self.ratio, sketch.size)) / n
-        bits = 32 * share + 32 / n
+        count = kept(self.ratio, sketch.size)
+        share = max(1, count) / n
+        exponents = np.zeros(256)
+        np.add.at(exponents, np.maximum(np.frexp(sketch.lower)[1] + 126, 0) * (sketch.lower > 0), sketch.sums[:, 0])
+        block = expected_floats(exponents * (count / n), sketch.zeros * (count / n))
+        bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, sketch.size)
         return Expectation(
-            squared_error=((1 / share - 1) if self.scale else (1 - share)) * sketch.energy,
+            squared_error=self.weighted_error(state, sketch, sketch),
             bias=0.0 if self.scale else (1 - share) * math.sqrt(sketch.energy),
             sparsity=1 - share * (1 - sketch.zeros / n),
-            bits_fixed=bits,
-            bits_entropy=bits,
-            bits_huffman=bits,
-            bits_payload=bits,
+            bits_fixed=bits.fixed,
+            bits_entropy=bits.entropy,
+            bits_huffman=bits.huffman,
+            bits_payload=bits.fixed if self.coder == "fixed" else bits.huffman,
             bits_norms=0.0,
         )
+
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """A value is lost, or scaled, as likely as any other."""
+        del state, sketch
+        share = max(1, kept(self.ratio, weighted.size)) / max(1, weighted.size)
+        return ((1 / share - 1) if self.scale else (1 - share)) * weighted.energy
 
     def _chosen(self, seed: int, size: int) -> NDArray[np.int64]:
         """Ascending positions: those of the k largest of n random words."""

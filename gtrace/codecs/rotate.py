@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, checked_values, parameter
+from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, parameter
 from gtrace.codecs.registry import register_wrapper
 from gtrace.codecs.wrapper import Wrapper
 from gtrace.coding import open_envelope, seal
@@ -88,6 +88,14 @@ class Rotate(Wrapper):
             head = _SEED.size
         wrapped = seal(bytes(body[head:]), codec=self.inner.wire_name, size=size, shared=shared, flags=flags)
         return self._rotated(self.inner.decode(shared, wrapped, size), seed, back=True)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of the rotated values; its payload and the seed are sent."""
+        x = checked_values(state, values)
+        seed, head = (0, 0) if self.inner.stateful else (key[1] & 0xFFFFFFFF, _SEED.size)
+        found = self.inner.simulate(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
+        coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
+        return Simulated(self._rotated(found.values, seed, back=True), found.payload_bytes + head, coded)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Let the codec inside take note, in its own coordinates."""

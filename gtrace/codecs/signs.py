@@ -143,7 +143,7 @@ class SignSgd(_VotingCodec, PartwiseCodec, ExpectingCodec):
         payload = self.pack(x, self.scale, key, start, None if magnitude is None else float(magnitude))
         if magnitude is None:
             return Part(payload, 0)
-        return Part(payload, 0 if start or self.scale == "none" else 8 * _SCALE.size, x.size, x.size)
+        return Part(payload, 0 if start or self.scale == "none" else 8 * _SCALE.size, x.size)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, parameter
-from gtrace.coding import open_envelope, seal, width_for
-from gtrace.coding.positions import decode_sparse, encode_sparse
+from gtrace.codecs.base import Codec, CodedBits, Simulated, parameter
+from gtrace.coding import ENVELOPE_BYTES, Floats, decode_floats, open_envelope, seal, width_for
+from gtrace.coding.positions import decode_positions, decode_sparse, encode_positions
 from gtrace.coding.words import from_words, to_words, word_room
 from gtrace.errors import PayloadError
 from gtrace.kernels import elias as _elias
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.types import State
 
 PositionCoder: TypeAlias = Literal["gaps", "fixed"]
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
+_LENGTH = struct.Struct("<I")
+#: flag of a payload whose values are coded
+_CODED = 1
 
 
 @dataclass(frozen=True)
@@ -31,27 +37,54 @@ class SparseCodec(Codec):
     ratio: float = parameter(0.01, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
     coder: PositionCoder = parameter(
         "gaps",
-        "positions by their gaps, with the code that is shortest, or in ceil(log2 n) bits each",
+        "positions by their gaps and values' exponents in a Huffman code, or ceil(log2 n) and 32 bits each",
         choices=("gaps", "fixed"),
     )
 
     def pack(self, x: NDArray[np.float32], positions: NDArray[np.int64]) -> bytes:
         """The payload of float32[n] with these ascending positions kept."""
-        if self.coder == "gaps":
-            body = encode_sparse(positions, x[positions], x.size)
-        else:
+        if self.coder == "fixed":
             body = _fixed(positions, x.size) + x[positions].astype("<f4").tobytes()
-        return seal(body, codec=self.name, size=x.size, shared=b"")
+            return seal(body, codec=self.name, size=x.size, shared=b"")
+        found = Floats(x[positions])
+        places = encode_positions(positions, x.size)
+        coded = _LENGTH.pack(len(places)) + places + found.encode()
+        if found.coded and len(coded) < len(places) + 4 * positions.size:
+            return seal(coded, codec=self.name, size=x.size, shared=b"", flags=_CODED)
+        return seal(places + found.values.astype("<f4").tobytes(), codec=self.name, size=x.size, shared=b"")
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """The kept values in their places."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        if flags:
-            raise PayloadError(f"payload has unknown flags {flags:#x}")
-        positions, values = decode_sparse(body, size) if self.coder == "gaps" else _unfixed(body, size)
+        positions, values, _ = self._opened(shared, payload, size)
         out = np.zeros(size, np.float32)
         out[positions] = values
         return out
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode`."""
+        payload = self.encode(state, values, key)
+        positions, sent, coded = self._opened(b"", payload, state.size)
+        out = np.zeros(state.size, np.float32)
+        out[positions] = sent
+        found, body = Floats(sent), 8 * (len(payload) - ENVELOPE_BYTES)
+        # Positions are sent in one way whatever codes the values.
+        code = found.block.bits if coded else found.block.fixed
+        return Simulated(out, len(payload), CodedBits.of(found.block, body - int(code), state.size))
+
+    def _opened(self, shared: bytes, payload: bytes, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32], bool]:
+        """Positions, values, and whether those are coded."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        if flags & ~(_CODED if self.coder == "gaps" else 0):
+            raise PayloadError(f"payload has unknown flags {flags:#x}")
+        if self.coder == "fixed":
+            return *_unfixed(body, size), False
+        if not flags:
+            return *decode_sparse(body, size), False
+        if len(body) < _LENGTH.size:
+            raise PayloadError("payload ends before the length of its positions")
+        end = _LENGTH.size + int(_LENGTH.unpack_from(body)[0])
+        positions = decode_positions(body[_LENGTH.size : end], size)
+        return positions, decode_floats(body[end:], positions.size, coded=True), True
 
 
 def kept(ratio: float, size: int) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.base import Rounds
+    from gtrace.codecs.base import Rounds, Simulated
     from gtrace.sketch import MomentSketch
     from gtrace.types import SummarySpec
 
@@ -97,6 +97,10 @@ class Wrapper(Codec):
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The inner payload of :meth:`given`."""
         return self.inner.encode(self.inner_state(state), self.given(state, values), key)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of :meth:`given`."""
+        return self.inner.simulate(self.inner_state(state), self.given(state, values), key)
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """The codec inside and the wrapper take note."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from gtrace.errors import PayloadError
 from gtrace.kernels import bits as _bits
+from gtrace.kernels import codes as _codes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,3 +79,21 @@ def checked_fixed(data: bytes | memoryview, count: int, width: int) -> NDArray[n
     if spare and raw[-1] >> (8 - spare):
         raise PayloadError("padding after the last symbol is not zero")
     return raw
+
+
+def sign_last(codes: NDArray[np.uint16], width: int) -> NDArray[np.uint16]:
+    """Codes of ``width`` bits with their first bit, a sign, behind the others; there is no negative zero.
+
+    >>> sign_last(np.array([0b011, 0b111, 0b100], np.uint16), 3).tolist()
+    [6, 7, 0]
+    """
+    out = np.empty_like(codes)
+    _codes.rotate_left(codes, width, out)
+    return out
+
+
+def sign_first(codes: NDArray[np.uint16], width: int) -> NDArray[np.uint16]:
+    """Undo :func:`sign_last`."""
+    out = np.empty_like(codes)
+    _codes.rotate_right(codes, width, out)
+    return out

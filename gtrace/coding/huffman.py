@@ -30,7 +30,7 @@ def entropy(probabilities: NDArray[np.float64]) -> float:
 
 
 def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Code lengths of a Huffman code for symbols of these weights, limited to ``MAX_LENGTH`` bits.
+    """Code lengths of the best prefix code of at most ``MAX_LENGTH`` bits for symbols of these weights.
 
     Args:
         weights: float64[m], not negative. Symbols of weight 0 get no code (length 0); a single symbol
@@ -48,6 +48,19 @@ def huffman_lengths(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
     return lengths
 
 
+def check_lengths(lengths: NDArray[np.uint8]) -> None:
+    """Check that there is a prefix code with these lengths, uint8[m], 0 for a symbol without a code.
+
+    Raises:
+        UsageError: there is none, or it has too many symbols or too long codes.
+    """
+    used = lengths[lengths > 0].astype(np.int64)
+    if lengths.size > 1 << 16 or used.max(initial=0) > MAX_LENGTH:
+        raise UsageError(f"Huffman code: at most 65536 symbols and {MAX_LENGTH} bits")
+    if int(np.sum(1 << (MAX_LENGTH - used))) > 1 << MAX_LENGTH:
+        raise UsageError("Huffman code: these lengths are no prefix code")
+
+
 class HuffmanCode:
     """A canonical prefix code, defined by its lengths alone.
 
@@ -60,35 +73,22 @@ class HuffmanCode:
 
     def __init__(self, lengths: NDArray[np.uint8]) -> None:
         self.lengths = np.ascontiguousarray(lengths, dtype=np.uint8)
-        used = self.lengths[self.lengths > 0].astype(np.int64)
-        if self.lengths.size > 1 << 16 or (used.size and used.max() > MAX_LENGTH):
-            raise UsageError(f"Huffman code: at most 65536 symbols and {MAX_LENGTH} bits")
-        if used.size and int(np.sum(1 << (MAX_LENGTH - used))) > 1 << MAX_LENGTH:
-            raise UsageError("Huffman code: these lengths are no prefix code")
-        longest = int(used.max()) if used.size else 0
-        ordered = np.flatnonzero(self.lengths)
-        ordered = ordered[np.argsort(self.lengths[ordered], kind="stable")]
-        counts = np.bincount(used, minlength=longest + 2)
-        first_code = np.zeros(longest + 2, np.int64)
-        for length in range(1, longest + 1):
-            first_code[length] = (first_code[length - 1] + counts[length - 1]) << 1 if length > 1 else 0
-        first_index = np.zeros(longest + 2, np.int64)
-        first_index[1:] = np.cumsum(counts[: longest + 1])
-        sorted_lengths = self.lengths[ordered].astype(np.int64)
-        numbers = first_code[sorted_lengths] + np.arange(ordered.size) - first_index[sorted_lengths]
+        check_lengths(self.lengths)
+        longest = int(self.lengths.max(initial=0))
         self._longest = longest
-        # A code's length stands above its bits, so that one look finds both.
-        self._codes = self.lengths.astype(np.uint64) << np.uint64(56)
-        self._quick_symbol = np.zeros(1 << _QUICK, np.uint16)
-        self._quick_length = np.zeros(1 << _QUICK, np.uint8)
-        for symbol, length, number in zip(ordered.tolist(), sorted_lengths.tolist(), numbers.tolist(), strict=True):
-            reversed_bits = int(f"{number:0{length}b}"[::-1], 2)
-            self._codes[symbol] |= np.uint64(reversed_bits)
-            if length <= _QUICK:
-                self._quick_symbol[reversed_bits :: 1 << length] = symbol
-                self._quick_length[reversed_bits :: 1 << length] = length
-        self._first_code, self._first_index = first_code, first_index
-        self._ordered = ordered.astype(np.uint16)
+        self._codes = np.empty(self.lengths.size, np.uint64)
+        self._quick = np.zeros(1 << _QUICK, np.uint16), np.zeros(1 << _QUICK, np.uint8)
+        self._first_code, self._first_index = np.zeros(longest + 2, np.int64), np.zeros(longest + 2, np.int64)
+        self._ordered = np.empty(np.count_nonzero(self.lengths), np.uint16)
+        _prefix_codes.canonical(
+            self.lengths,
+            self._codes,
+            self._quick[0],
+            self._quick[1],
+            self._first_code,
+            self._first_index,
+            self._ordered,
+        )
 
     def bits(self, symbols: NDArray[np.uint16]) -> int:
         """Length of the encoded symbols in bits; -1 when one of them has no code."""
@@ -116,7 +116,7 @@ class HuffmanCode:
         """What the decoder looks several symbols up in; an encoder never needs it."""
         size = 1 << _QUICK
         found = np.empty(size, np.uint64), np.empty(size, np.uint8), np.empty(size, np.uint8)
-        _prefix_codes.fill_at_once(self._quick_symbol, self._quick_length, *found)
+        _prefix_codes.fill_at_once(self._quick[0], self._quick[1], *found)
         return found
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.uint16]:
@@ -142,6 +142,18 @@ class HuffmanCode:
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the Huffman stream ends early, is too long or holds no code")
         return out
+
+
+def tally(symbols: NDArray[np.uint16], alphabet: int) -> NDArray[np.int64]:
+    """How often each of ``alphabet`` symbols occurs, int64[alphabet]; symbols must be below it.
+
+    >>> tally(np.array([2, 0, 2], np.uint16), 4).tolist()
+    [1, 0, 2, 0]
+    """
+    tallies = np.zeros((4, alphabet), np.int64)
+    _prefix_codes.tally(symbols, tallies)
+    found: NDArray[np.int64] = tallies.sum(axis=0)
+    return found
 
 
 def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:

@@ -185,23 +185,41 @@ def huffman_depths(weights: NDArray[np.float64], depths: NDArray[np.int64]) -> N
 
 
 @jit
-def huffman_lengths(weights: NDArray[np.float64], lengths: NDArray[np.uint8]) -> int:
-    """Lengths of a Huffman code, 0 for symbols of weight 0; returns the longest one, which may not fit into uint8."""
-    live = np.flatnonzero(weights > 0.0)
-    for k in range(lengths.size):
-        lengths[k] = 0
-    if live.size < 2:
-        for k in live:
-            lengths[k] = 1
-        return live.size
-    order = live[np.argsort(weights[live], kind="mergesort")]
-    depths = np.empty(live.size, np.int64)
-    huffman_depths(weights[order], depths)
-    longest = 0
-    for k in range(live.size):
-        lengths[order[k]] = depths[k]
-        longest = max(longest, depths[k])
-    return longest
+def package_merge(weights: NDArray[np.float64], longest: int, depths: NDArray[np.int64]) -> None:
+    """Depths of the leaves of the best tree of at most ``longest`` levels, for ascending positive ``weights``.
+
+    Larmore and Hirschberg, 1990: the items of a level are the leaves and the pairs of the level below, ascending; the
+    first 2 m - 2 items of the last level say how often each leaf is taken, which is its depth. There must be two leaves
+    or more, and at most 2^longest.
+    """
+    m = weights.size
+    most = 2 * m - 2
+    paired = np.zeros((longest, most), np.bool_)
+    items, below = np.empty(most), np.empty(most)
+    items[:m] = weights
+    count = m
+    for level in range(1, longest):
+        items, below = below, items
+        pairs, count = count // 2, min(most, m + count // 2)
+        leaf, pair = 0, 0
+        for k in range(count):
+            joined = below[2 * pair] + below[2 * pair + 1] if pair < pairs else np.inf
+            if leaf < m and weights[leaf] <= joined:
+                items[k] = weights[leaf]
+                leaf += 1
+            else:
+                items[k] = joined
+                paired[level, k] = True
+                pair += 1
+    depths[:] = 0
+    taken = most
+    for level in range(longest - 1, -1, -1):
+        leaves = 0
+        for k in range(taken):
+            leaves += not paired[level, k]
+        for k in range(leaves):
+            depths[k] += 1
+        taken = 2 * (taken - leaves)
 
 
 @jit

@@ -40,6 +40,91 @@ def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> in
     return -1 if missing else total
 
 
+@jit
+def tally(symbols: NDArray[np.uint16], tallies: NDArray[np.int64]) -> None:
+    """Add how often each symbol occurs to ``tallies``, int64[4, m]: neighbours go to different rows, as in VALUES."""
+    whole = symbols.size // 4 * 4
+    for i in range(0, whole, 4):
+        tallies[0, symbols[i]] += 1
+        tallies[1, symbols[i + 1]] += 1
+        tallies[2, symbols[i + 2]] += 1
+        tallies[3, symbols[i + 3]] += 1
+    for i in range(whole, symbols.size):
+        tallies[0, symbols[i]] += 1
+
+
+@jit
+def rotate_left(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint16]) -> None:
+    """Move the highest of ``width`` bits to the end: a sign behind its magnitude, so that like symbols are neighbours.
+
+    The negative of magnitude 0 becomes the positive one.
+    """
+    top = np.uint16(width - 1)
+    mask = np.uint16((1 << (width - 1)) - 1)
+    one = np.uint16(1)
+    for i in range(symbols.size):
+        low = symbols[i] & mask
+        out[i] = (low << one) | ((symbols[i] >> top) & np.uint16(low != 0))
+
+
+@jit
+def rotate_right(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint16]) -> None:
+    """Undo :func:`rotate_left`."""
+    top = np.uint16(width - 1)
+    one = np.uint16(1)
+    for i in range(symbols.size):
+        out[i] = (symbols[i] >> one) | ((symbols[i] & one) << top)
+
+
+@jit
+def canonical(
+    lengths: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    quick_symbol: NDArray[np.uint16],
+    quick_length: NDArray[np.uint8],
+    first_code: NDArray[np.int64],
+    first_index: NDArray[np.int64],
+    ordered: NDArray[np.uint16],
+) -> None:
+    """The canonical code of these lengths, as :func:`prefix_encode` and :func:`prefix_decode` want it.
+
+    Args:
+        lengths: uint8[m], of a prefix code; 0 for symbols without one.
+        table: uint64[m], overwritten: a code's bits, first bit lowest, and in the top byte its length.
+        quick_symbol: uint16[2^w], zeros: by the bits that a stream goes on with, the symbol they begin with.
+        quick_length: uint8[2^w], zeros: its length, 0 for more than w bits.
+        first_code: int64[longest + 2], zeros: by length, the first code.
+        first_index: int64[longest + 2], zeros: by length, where its symbols start in ``ordered``.
+        ordered: uint16, overwritten: symbols with a code by length.
+    """
+    last = first_code.size - 1
+    count = np.zeros(last + 1, np.int64)
+    for k in range(lengths.size):
+        if lengths[k] > 0:
+            count[lengths[k]] += 1
+    for length in range(1, last + 1):
+        first_index[length] = first_index[length - 1] + count[length - 1]
+        if length > 1:
+            first_code[length] = (first_code[length - 1] + count[length - 1]) << 1
+    used = first_index.copy()
+    for k in range(lengths.size):
+        length = np.int64(lengths[k])
+        table[k] = np.uint64(length) << _56
+        if length == 0:
+            continue
+        ordered[used[length]] = k
+        number = first_code[length] + used[length] - first_index[length]
+        used[length] += 1
+        code = np.int64(0)
+        for _ in range(length):
+            code = (code << 1) | (number & 1)
+            number >>= 1
+        table[k] |= np.uint64(code)
+        if 1 << length <= quick_symbol.size:
+            quick_symbol[code :: 1 << length] = k
+            quick_length[code :: 1 << length] = length
+
+
 @inline
 def _flush(
     out: NDArray[np.uint8], at: int, hold: np.uint64, held: np.uint64, codes: np.uint64, length: np.uint64

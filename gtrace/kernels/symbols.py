@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.kernels._jit import jit
-from gtrace.kernels.bits import entropy, huffman_lengths
+from gtrace.kernels.bits import entropy, huffman_depths, package_merge
 from gtrace.kernels.sketching import expect_levels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Numbers about the symbols of a level set: their entropy, the mean length of the tight and of the complete code, and
-#: the bits that sending the lengths of the complete one takes.
-ENTROPY, TIGHT, COMPLETE, SENT = range(4)
-SYMBOL_NUMBERS = 4
+#: Numbers about the symbols of a level set: their entropy, the mean length of their code, and the bits that sending
+#: its lengths takes.
+ENTROPY, CODED, SENT = range(3)
+SYMBOL_NUMBERS = 3
 #: Numbers about its levels, ahead of those: the weighted error, the plain one, the bound on the first, and the
 #: probability of the lowest level.
 WEIGHTED, PLAIN, BOUND, LOWEST = range(4)
 NUMBERS = 4 + SYMBOL_NUMBERS
+#: A symbol that is expected less often than this among all values has no length of its own.
+SELDOM = 0.5
+#: What such a symbol counts at least, as a share of all values: codes of at most 24 bits have room for it.
+LEAST = 2.0**-20
 
 
 class Bins(NamedTuple):
@@ -49,16 +53,24 @@ class Bins(NamedTuple):
 
 @jit
 def limited_lengths(weights: NDArray[np.float64], longest: int, lengths: NDArray[np.uint8]) -> None:
-    """Lengths of a Huffman code of at most ``longest`` bits, 0 for symbols of weight 0."""
-    if huffman_lengths(weights, lengths) <= longest:
+    """Lengths of the best prefix code of at most ``longest`` bits, 0 for symbols of weight 0.
+
+    At most 2^longest symbols may have a weight.
+    """
+    live = np.flatnonzero(weights > 0.0)
+    lengths[:] = 0
+    if live.size < 2:
+        for k in live:
+            lengths[k] = 1
         return
-    raised = weights.copy()
-    while huffman_lengths(raised, lengths) > longest:
-        # A weight below 2^-longest of the whole is what makes codes so long: raise it to that.
-        least = raised.sum() * 2.0 ** (1 - longest)
-        for k in range(raised.size):
-            if raised[k] > 0.0:
-                raised[k] = max(raised[k], least)
+    order = live[np.argsort(weights[live], kind="mergesort")]
+    ordered = weights[order]
+    depths = np.empty(live.size, np.int64)
+    huffman_depths(ordered, depths)
+    if depths[0] > longest:
+        package_merge(ordered, longest, depths)
+    for k in range(live.size):
+        lengths[order[k]] = depths[k]
 
 
 @jit
@@ -73,32 +85,45 @@ def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) 
 
 
 @jit
-def complete(
-    probabilities: NDArray[np.float64], count: int, longest: int, tight: NDArray[np.uint8], out: NDArray[np.uint8]
-) -> None:
-    """Lengths of a code that has one for every symbol, where that lengthens the mean by less than a hundredth.
+def escape_lengths(probabilities: NDArray[np.float64], count: int, longest: int, lengths: NDArray[np.uint8]) -> None:
+    """Lengths of a code for all symbols, of which those that hardly occur among ``count`` values share one length.
 
-    ``tight`` are the Huffman lengths of these ``probabilities``, and what comes out elsewhere; a symbol without a
-    chance among ``count`` values counts as one of a quarter of a value.
+    Theirs are the codes that an escape and a number would be. Together they count as one value in ``count``, or as
+    often as they are expected, each the same.
     """
-    out[:] = tight
-    if (tight > 0).all():
+    least = SELDOM / max(1, count)
+    seldom, mass = 0, 0.0
+    for k in range(probabilities.size):
+        if probabilities[k] < least:
+            seldom += 1
+            mass += probabilities[k]
+    if seldom == 0:
+        limited_lengths(probabilities, longest, lengths)
         return
-    full = np.empty(tight.size, np.uint8)
-    limited_lengths(np.maximum(probabilities, 0.25 / max(1, count)), longest, full)
-    if mean_length(full, probabilities) <= 1.01 * mean_length(tight, probabilities):
-        out[:] = full
+    each = max(max(mass, 1.0 / max(1, count)) / seldom, LEAST)
+    weights = probabilities.copy()
+    for k in range(weights.size):
+        if weights[k] < least:
+            weights[k] = each
+    limited_lengths(weights, longest, lengths)
+    escape = 0
+    for k in range(weights.size):
+        if probabilities[k] < least:
+            escape = max(escape, np.int64(lengths[k]))
+    for k in range(weights.size):
+        if probabilities[k] < least:
+            lengths[k] = escape
 
 
 @jit
-def packed_bits(lengths: NDArray[np.uint8]) -> int:
-    """Bits that code lengths take when they are sent: 48 and five for each symbol of the span that is in use."""
+def packed_bits(lengths: NDArray[np.uint8], outside: int) -> int:
+    """Bits that code lengths take when they are sent: 48, and five for ``outside`` and each of the span of others."""
     first, last = lengths.size, -1
     for k in range(lengths.size):
-        if lengths[k] != 0:
+        if lengths[k] != outside:
             first = min(first, k)
             last = k
-    return 8 * (6 + (5 * max(0, last - first + 1) + 7) // 8)
+    return 8 * (6 + (5 + 5 * max(0, last - first + 1) + 7) // 8)
 
 
 @jit
@@ -108,11 +133,10 @@ def tell_symbols(
     count: int,
     longest: int,
     probabilities: NDArray[np.float64],
-    tight: NDArray[np.uint8],
-    kept: NDArray[np.uint8],
+    lengths: NDArray[np.uint8],
     numbers: NDArray[np.float64],
 ) -> None:
-    """Signed symbols and their codes from the probabilities ``mass`` of m magnitudes; signs share alike.
+    """Signed symbols and their code from the probabilities ``mass`` of m magnitudes; signs share alike.
 
     Args:
         mass: float64[m].
@@ -120,8 +144,7 @@ def tell_symbols(
         count: values that are rounded.
         longest: bits of a code at most.
         probabilities: float64[2 m] or, with a zero level, [2 m - 1]: overwritten, the most negative symbol first.
-        tight: uint8, as many: the Huffman lengths.
-        kept: uint8, as many: those of the complete code.
+        lengths: uint8, as many, overwritten: see :func:`escape_lengths`.
         numbers: float64[SYMBOL_NUMBERS], overwritten.
     """
     m = mass.size
@@ -131,12 +154,10 @@ def tell_symbols(
         probabilities[probabilities.size - m + k] = half
     if not mirrored:
         probabilities[m - 1] = mass[0]
-    limited_lengths(probabilities, longest, tight)
-    complete(probabilities, count, longest, tight, kept)
+    escape_lengths(probabilities, count, longest, lengths)
     numbers[ENTROPY] = entropy(probabilities)
-    numbers[TIGHT] = mean_length(tight, probabilities)
-    numbers[COMPLETE] = mean_length(kept, probabilities)
-    numbers[SENT] = packed_bits(kept)
+    numbers[CODED] = mean_length(lengths, probabilities)
+    numbers[SENT] = packed_bits(lengths, lengths[lengths.size - 1])
 
 
 @jit
@@ -181,7 +202,7 @@ def judge_sets(
     symbol_starts: NDArray[np.int64],
     longest: int,
     probabilities: NDArray[np.float64],
-    kept: NDArray[np.uint8],
+    lengths: NDArray[np.uint8],
     numbers: NDArray[np.float64],
 ) -> None:
     """Everything about many level sets, which lie end to end.
@@ -201,11 +222,11 @@ def judge_sets(
         symbol_starts: int64[sets + 1], where the signed symbols of each begin.
         longest: bits of a code at most.
         probabilities: float64, overwritten: of all symbols.
-        kept: uint8, overwritten: lengths of their complete codes.
+        lengths: uint8, overwritten: of their codes.
         numbers: float64[sets, NUMBERS], overwritten.
     """
     widest = np.diff(symbol_starts).max()
-    mass, tight = np.empty(widest), np.empty(widest, np.uint8)
+    mass = np.empty(widest)
     for g in range(starts.size - 1):
         grid = levels[starts[g] : starts[g + 1]]
         first, last = symbol_starts[g], symbol_starts[g + 1]
@@ -219,10 +240,33 @@ def judge_sets(
             count,
             longest,
             probabilities[first:last],
-            tight[: last - first],
-            kept[first:last],
+            lengths[first:last],
             numbers[g, LOWEST + 1 :],
         )
+
+
+@jit
+def weigh_sets(
+    lower: NDArray[np.float64],
+    upper: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    blocks: NDArray[np.float64],
+    large: NDArray[np.float64],
+    zeros: int,
+    zero_weight: float,
+    count: int,
+    levels: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    mirrored: NDArray[np.bool_],
+    errors: NDArray[np.float64],
+) -> None:
+    """The weighted errors alone of what :func:`judge_sets` judges, into ``errors``, float64[sets]."""
+    mass = np.empty(np.diff(starts).max())
+    for g in range(errors.size):
+        grid = levels[starts[g] : starts[g + 1]]
+        errors[g] = judge_levels(
+            lower, upper, sums, blocks, large, zeros, zero_weight, count, grid, mirrored[g], mass[: grid.size]
+        )[0]
 
 
 @jit

@@ -267,7 +267,7 @@ class Replay:
         found = reference.compare(arrived.values)
         clipped = codec.clipping(ready.state, values, arrived.values)
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
-        return Drawn(found, arrived.payload_bytes - ENVELOPE_BYTES, clipped, spent)
+        return Drawn(found, arrived.payload_bytes - ENVELOPE_BYTES, arrived.coded, clipped, spent)
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
         """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""

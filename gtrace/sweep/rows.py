@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
+    from gtrace.codecs.base import CodedBits
     from gtrace.codecs.level_sets import Expectations
     from gtrace.metrics import Comparison
     from gtrace.noise import Noise
@@ -85,6 +86,7 @@ class Drawn(NamedTuple):
     Attributes:
         found: the decoded tensor against the exact one.
         body: bytes of the payload without its envelope.
+        coded: bits per coordinate of the payload under each coder, where they were counted.
         clipping: shares saturated and flushed, where the codec has a range to leave.
         spent: stage -> seconds.
         w1_doubt: how far the Wasserstein distance can be off, None where all values were sorted.
@@ -92,6 +94,7 @@ class Drawn(NamedTuple):
 
     found: Comparison
     body: int
+    coded: CodedBits | None
     clipping: tuple[float, float] | None
     spent: dict[str, float]
     w1_doubt: float | None = None
@@ -195,6 +198,9 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
         "update_error": found.update_error,
         "saturated": saturated,
         "flushed": flushed,
+        "bits_fixed": drawn.coded and drawn.coded.fixed,
+        "bits_entropy": drawn.coded and drawn.coded.entropy,
+        "bits_huffman": drawn.coded and drawn.coded.huffman,
         "bits_norms": norms,
         "bits_envelope": ENVELOPE_BYTES * per,
         **_rates(drawn.body * per, common["bits_shared"], dtype_bits),

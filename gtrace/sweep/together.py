@@ -118,7 +118,7 @@ class Together:
         fitted_on = [schedule.label if adopted else "-" for adopted in codes.adopted.tolist()]
         update = None
         if weighed is not None:
-            update = sets.expect(sets.judge(weighed[0]), codes).squared_error, weighed[1]
+            update = sets.weighted_error(weighed[0]), weighed[1]
         return expectation_table(common, group.identities, expected, sent, fitted_on, best, dtype_bits, update)
 
     def forget(self, keep: set[int]) -> None:

@@ -130,7 +130,9 @@ class _Encoding:
         self, codec: PartwiseCodec, state: State, shared: bytes, key: Key, compared: RunningComparison
     ) -> None:
         self._codec, self._state, self._shared, self._key, self._compared = codec, state, shared, key, compared
-        self._parts: list[Part] = []
+        #: the sum of the parts so far
+        self._whole: Part | None = None
+        self._size = 0
         self._spent = dict.fromkeys(("encode", "decode", "compare"), 0.0)
         self._clipped = [0.0, 0.0]
         self._present = 0
@@ -144,8 +146,8 @@ class _Encoding:
         encoded = time.perf_counter()
         decoded = self._codec.decode(self._shared, part.payload, values.size)
         ended = time.perf_counter()
-        # The bytes have done their duty; how many they were is what counts.
-        self._parts.append(Part(b"", part.head, part.coded, part.fixed))
+        self._whole = part if self._whole is None else self._whole + part
+        self._size += values.size
         self._compared.add(values, decoded, weights)
         clipping = self._codec.clipping(state, values, decoded) if self._clips else None
         if clipping is None:
@@ -168,4 +170,6 @@ class _Encoding:
         if self._clips:
             saturated, flushed = (total / max(1, self._present) for total in self._clipped)
             clipping = saturated, flushed
-        return Drawn(found, self._codec.body_bytes(self._parts), clipping, self._spent, doubt)
+        assert self._whole is not None, "a tensor in chunks has chunks"
+        coded = self._codec.coded_bits(self._whole, self._size)
+        return Drawn(found, self._codec.body_bytes(self._whole), coded, clipping, self._spent, doubt)

@@ -178,7 +178,7 @@ def test_one_element_is_scaled_by_its_own_logarithm():
 
 @pytest.mark.parametrize("bits", [3, 4, 5, 6, 7, 8])
 def test_a_payload_is_a_scale_and_n_bits_a_value(bits):
-    c, x = gtrace.codec("fp", bits=bits), lognormal(1001)
+    c, x = gtrace.codec("fp", bits=bits, coder="fixed"), lognormal(1001)
     state, sketch = fitted(c, x)
     payload = c.encode(state, x, KEY)
     assert len(payload) == ENVELOPE_BYTES + 4 + -(-1001 * bits // 8)
@@ -217,7 +217,7 @@ def forged(spec, body, shared=b"", size=10):
         ("fp:e3m2", struct.pack("<f", 3.0) + bytes(8), "no power of two"),
         ("fp:e3m2", struct.pack("<f", np.inf) + bytes(8), "no power of two"),
         ("fp:e3m2", struct.pack("<f", -2.0) + bytes(8), "no power of two"),
-        ("fp:e3m2", struct.pack("<f", 2.0) + bytes(7), "11 bytes|where 12 were"),
+        ("fp:e3m2", struct.pack("<f", 2.0) + bytes(7), "7 bytes of symbols where 8 were"),
         ("fp:e4m3fn", struct.pack("<f", 2.0) + b"\x7f" * 10, "stands for no number"),
         ("fp:mxfp4", b"\xff" + bytes(5), "no number"),
         ("fp:nvfp4", struct.pack("<f", np.nan) + bytes(6), "not finite"),
@@ -385,7 +385,7 @@ def test_mx_formats_are_gfloats_bit_for_bit(word, element):
 
 
 def test_mx_payload_is_a_scale_byte_a_block_and_the_codes():
-    x, c = lognormal(100), gtrace.codec("fp:mxfp4")
+    x, c = lognormal(100), gtrace.codec("fp:mxfp4,coder=fixed")
     state, _ = fitted(c, x)
     body = c.encode(state, x, KEY)[ENVELOPE_BYTES:]
     assert len(body) == 4 + 50
@@ -413,7 +413,7 @@ def test_nvfp4_is_the_published_recipe():
     for x in list(block_cases())[:3]:
         assert np.array_equal(sent("fp:nvfp4", x), nvfp4(x))
     x = lognormal(160)
-    c = gtrace.codec("fp:nvfp4")
+    c = gtrace.codec("fp:nvfp4,coder=fixed")
     assert len(c.encode(fitted(c, x)[0], x, KEY)) == ENVELOPE_BYTES + 4 + 10 + 80
 
 
@@ -444,14 +444,16 @@ def test_a_sweep_reports_saturated_and_flushed_shares(tmp_path):
             trace.append(step, "a", lognormal(3000, seed=step))
             trace.append(step, "b", rng.normal(size=500).astype(np.float32))
             trace.commit(step)
-    specs = ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model", "fp:e3m0,exponent=17"]
+    specs = ["fp:e3m0", "fp:mxfp4", "qsgd", "fp:e3m0,scope=model", "fp:e3m0,exponent=17", "fp:e3m0,coder=fixed"]
     result = gtrace.run_sweep(path, specs, draws=1, refit="each", output=tmp_path / "s.db")
     rows = {(r["tensor"], r["step"], r["codec"], r["draw"]): r for r in result.rows()}
     expected, drawn = rows["a", 1, "fp:e3m0", -1], rows["a", 1, "fp:e3m0", 0]
     assert 0 < expected["flushed"] < 1
     for name in ("saturated", "flushed", "sparsity", "squared_error"):
         assert np.isclose(expected[name], drawn[name], rtol=1e-9)
-    assert drawn["bits_total"] == 4 + 32 / 3000
+    assert drawn["bits_total"] == np.ceil(3000 * drawn["bits_huffman"] / 8) * 8 / 3000
+    assert drawn["bits_entropy"] < drawn["bits_huffman"] < drawn["bits_fixed"] == 4 + 32 / 3000
+    assert rows["a", 1, "fp:e3m0,coder=fixed", 0]["bits_total"] == 4 + 32 / 3000
     assert drawn["fitted_on"] == "itself"
     assert rows["a", 1, "fp:mxfp4", 0]["fitted_on"] == rows["a", 1, "fp:e3m0,exponent=17", 0]["fitted_on"] == "-"
     assert ("a", 1, "fp:mxfp4", -1) not in rows

@@ -11,7 +11,7 @@ from gtrace.codecs.dropping import Dropping
 from gtrace.codecs.randomk import RandomK
 from gtrace.codecs.sparse import kept, largest, magnitudes
 from gtrace.codecs.topk import MemSgd, TopK
-from gtrace.coding import ENVELOPE_BYTES, seal
+from gtrace.coding import ENVELOPE_BYTES, Floats, seal
 from gtrace.coding.positions import encode_positions, encode_sparse
 from gtrace.errors import PayloadError
 from gtrace.kernels import select
@@ -109,10 +109,13 @@ def test_bits_of_positions_and_values():
     assert 8 * len(body(TopK(ratio=0.04, coder="fixed"), x)) == 40 * (10 + 32)
     assert 8 * len(body(TopK(ratio=0.001, coder="fixed"), x)) == 16 + 32
     assert 8 * len(body(TopK(coder="fixed"), x[:1])) == 32
-    places = largest(magnitudes(x), 40)
-    assert body(TopK(ratio=0.04), x) == encode_sparse(places, x[places], 1000)
+    places = largest(magnitudes(x), 10)
+    assert body(TopK(ratio=0.01), x) == encode_sparse(places, x[places], 1000)
+    places = largest(magnitudes(x), 100)
+    head = encode_positions(places, 1000)
+    assert body(TopK(ratio=0.1), x) == len(head).to_bytes(4, "little") + head + Floats(x[places]).encode()
     assert len(body(TopK(ratio=0.04), x)) < len(body(TopK(ratio=0.04, coder="fixed"), x))
-    assert 8 * len(body(RandomK(ratio=0.04), x)) == 32 + 40 * 32
+    assert 8 * len(body(RandomK(ratio=0.04, coder="fixed"), x)) == 32 + 40 * 32
 
 
 def test_a_constant_tensor_has_ties_only():

@@ -6,19 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtrace.codecs.lengths import complete_lengths, pack_lengths, unpack_lengths
 from gtrace.coding import (
     ENVELOPE_BYTES,
     MAX_LENGTH,
+    Block,
+    Floats,
     HuffmanCode,
+    decode_block,
+    decode_floats,
     entropy,
-    huffman_code,
     huffman_lengths,
     open_envelope,
     pack_fixed,
+    pack_lengths,
     seal,
+    tally,
     unpack_fixed,
+    unpack_lengths,
+    width_for,
 )
+from gtrace.coding.lengths import lengths_size
 from gtrace.errors import PayloadError, UsageError
 
 weights = st.lists(st.floats(0, 1) | st.just(0.0), min_size=1, max_size=60).filter(any)
@@ -133,34 +140,119 @@ def test_envelope_round_trip_and_refusals():
         open_envelope(sealed[:10], codec="qsgd", size=7, shared=b"s")
 
 
-@given(weights)
-def test_code_lengths_travel(values):
+@given(weights, st.integers(0, MAX_LENGTH))
+def test_code_lengths_travel(values, outside):
     lengths = huffman_lengths(np.array(values))
-    assert (unpack_lengths(pack_lengths(lengths), lengths.size) == lengths).all()
+    data = pack_lengths(lengths, 0)
+    assert len(data) == lengths_size(lengths, 0)
+    found, size = unpack_lengths(data + b"more", lengths.size)
+    assert (found == lengths).all()
+    assert size == len(data)
+    # Symbols outside the span may share any length that leaves a prefix code.
+    if sum(2.0 ** -int(n or outside) for n in lengths if n or outside) <= 1:
+        filled = np.where(lengths, lengths, outside).astype(np.uint8)
+        assert (unpack_lengths(pack_lengths(filled, outside), lengths.size)[0] == filled).all()
 
 
 def test_a_code_of_another_number_of_symbols_is_refused_before_it_is_built():
-    before = huffman_code.cache_info()
     for symbols in (14, 16):
         with pytest.raises(PayloadError, match="another number of symbols"):
-            unpack_lengths(pack_lengths(np.full(15, 4, np.uint8)), symbols)
-    assert huffman_code.cache_info() == before
+            unpack_lengths(pack_lengths(np.full(15, 4, np.uint8), 4), symbols)
+
+
+def test_code_lengths_that_nobody_sends_are_refused():
+    wide = pack_lengths(np.array([0, 3, 3, 0], np.uint8), 0)
+    assert unpack_lengths(wide, 4)[0].tolist() == [0, 3, 3, 0]
+    for data, words in (
+        (wide[:5], "too short"),
+        (wide[:-1], "expected"),
+        (wide[:2] + bytes([1, 0, 9, 0]) + wide[6:], "beyond"),
+        (wide[:2] + bytes([3, 0, 1, 0]) + wide[6:], "beyond"),
+        (pack_lengths(np.array([1, 1, 1, 1], np.uint8), 1), "no prefix code"),
+        (pack_lengths(np.array([25, 1, 0, 0], np.uint8), 0), "24 bits"),
+        # first symbol 0, whose length is that outside the span
+        (wide[:2] + bytes([0, 0, 2, 0]) + pack_fixed(np.array([0, 0, 3, 3], np.uint16), 5), "longer span"),
+    ):
+        with pytest.raises(PayloadError, match=words):
+            unpack_lengths(data, 4)
 
 
 @given(st.binary(max_size=30))
 def test_any_bytes_as_code_lengths(data):
     try:
-        lengths = unpack_lengths(data, int.from_bytes(data[:2], "little"))
+        lengths, size = unpack_lengths(data, int.from_bytes(data[:2], "little") + 1)
     except PayloadError:
         return
     assert sum(2.0 ** -int(n) for n in lengths if n) <= 1
+    assert data[:size] in {pack_lengths(lengths, outside) for outside in {int(lengths[0]), int(lengths[-1]), 0}}
     HuffmanCode(lengths)
 
 
-def test_unseen_symbols_get_a_code_only_where_it_is_cheap():
-    common = np.array([0.0, 0.2, 0.3, 0.2, 0.15, 0.1, 0.05])
-    assert complete_lengths(common, 1000)[0] == 0, "a code for it would lengthen the mean by 2 per cent"
-    skewed = np.array([0.0, 0.9, 0.05, 0.03, 0.015, 0.004, 0.001])
-    assert (complete_lengths(skewed, 10**6) > 0).all()
-    binary = np.array([0.0, 0.5, 0.5])
-    assert complete_lengths(binary, 10**6).tolist() == [0, 1, 1]
+@given(weights, st.integers(0, 3000), st.integers(0, 2**32 - 1), st.sampled_from(["huffman", "fixed"]))
+@settings(max_examples=100)
+def test_blocks_bring_their_code(values, count, seed, coder):
+    w = np.array(values)
+    symbols = np.random.default_rng(seed).choice(w.size, count, p=w / w.sum()).astype(np.uint16)
+    tallies = tally(symbols, w.size)
+    assert (tallies == np.bincount(symbols, minlength=w.size)).all()
+    block = Block.of(tallies, coder=coder)
+    data = block.encode(symbols)
+    assert len(data) == block.size == -(-int(block.bits) // 8)
+    assert block.bits <= block.fixed == count * width_for(w.size)
+    assert block.entropy <= block.huffman + 1e-9 * count
+    assert block.lengths is None or coder == "huffman"
+    assert (decode_block(data, count, w.size, coded=block.lengths is not None) == symbols).all()
+    for bad in (data[:-1], data + b"\0"):
+        if bad != data:
+            with pytest.raises(PayloadError):
+                decode_block(bad, count, w.size, coded=block.lengths is not None)
+
+
+def test_a_block_of_few_symbols_stays_at_fixed_width_and_one_of_many_does_not():
+    skewed = np.array([0] * 97 + [200, 255, 3], np.uint16)
+    assert Block.of(tally(skewed[-10:], 256)).lengths is None
+    block = Block.of(tally(np.tile(skewed, 100), 256))
+    assert block.size < 2000
+    assert block.fixed == 80_000
+    assert Block.of(tally(np.arange(256, dtype=np.uint16), 256)).bits == 2048
+    assert Block.of(np.zeros(7, np.int64)).size == 0
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 65_535, 65_536])
+def test_the_smallest_and_the_largest_alphabets(alphabet):
+    symbols = np.minimum(np.arange(500_000) ** 2 % 977, alphabet - 1).astype(np.uint16)
+    symbols[-1] = alphabet - 1
+    block = Block.of(tally(symbols, alphabet))
+    data = block.encode(symbols)
+    assert (block.lengths is not None) == (alphabet > 2)
+    assert (decode_block(data, symbols.size, alphabet, coded=block.lengths is not None) == symbols).all()
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=20), st.integers(0, 40))
+def test_floats_keep_every_bit(values, times):
+    x = np.tile(np.array(values, np.float32), times)
+    for coder in ("huffman", "fixed"):
+        found = Floats(x, coder=coder)
+        data = found.encode()
+        assert len(data) <= 4 * x.size
+        assert 8 * len(data) - 8 * (found.raw // 8 + 2) <= found.block.bits
+        again = decode_floats(data, x.size, coded=found.coded)
+        assert again.tobytes() == x.tobytes()
+    assert not found.coded
+
+
+def test_floats_of_like_magnitude_are_coded_and_damaged_ones_refused():
+    x = np.random.default_rng(0).normal(0, 1e-3, 1000).astype(np.float32)
+    found = Floats(x)
+    data = found.encode()
+    assert found.coded
+    assert 8 * len(data) / x.size < 27.5
+    for bad in (data[:-1], data + b"\0", data[:100], b""):
+        with pytest.raises(PayloadError):
+            decode_floats(bad, x.size, coded=True)
+    with pytest.raises(PayloadError, match="cannot hold"):
+        decode_floats(data, 10**15, coded=True)
+    with pytest.raises(PayloadError, match="expected"):
+        decode_floats(data, 10**15, coded=False)
+    with pytest.raises(PayloadError, match="not finite"):
+        decode_floats(Floats(np.full(1000, np.inf, np.float32)).encode(), 1000, coded=True)

@@ -2,19 +2,25 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gtrace
-from gtrace.codecs.lengths import pack_lengths
 from gtrace.codecs.level_sets import LevelSets
-from gtrace.coding import MAX_LENGTH, entropy, huffman_lengths
+from gtrace.coding import MAX_LENGTH, entropy, huffman_lengths, pack_lengths
 from gtrace.kernels import symbols
 from gtrace.sketch import MomentSketch
 
 
-def plain_complete(probabilities, count):
-    tight = huffman_lengths(probabilities)
-    full = huffman_lengths(np.maximum(probabilities, 0.25 / max(1, count)))
-    return full if probabilities @ full <= 1.01 * (probabilities @ tight) else tight
+def plain_escape(probabilities, count):
+    """What symbols that hardly occur share is the longest length that any of them would get."""
+    seldom = probabilities < 0.5 / max(1, count)
+    if not seldom.any():
+        return huffman_lengths(probabilities)
+    mass = max(probabilities[seldom].sum(), 1 / max(1, count))
+    lengths = huffman_lengths(np.where(seldom, max(mass / seldom.sum(), 2.0**-20), probabilities))
+    lengths[seldom] = lengths[seldom].max()
+    return lengths
 
 
 def plain_symbols(mass, mirrored):
@@ -31,38 +37,126 @@ def test_symbols_of_magnitudes(mass, mirrored, count):
     mass = np.array(mass)
     expected = plain_symbols(mass, mirrored)
     probabilities, numbers = np.full(expected.size, np.nan), np.full(symbols.SYMBOL_NUMBERS, np.nan)
-    tight, kept = np.full((2, expected.size), 99, np.uint8)
-    symbols.tell_symbols(mass, mirrored, count, MAX_LENGTH, probabilities, tight, kept, numbers)
+    lengths = np.full(expected.size, 99, np.uint8)
+    symbols.tell_symbols(mass, mirrored, count, MAX_LENGTH, probabilities, lengths, numbers)
     np.testing.assert_array_equal(probabilities, expected)
-    np.testing.assert_array_equal(tight, huffman_lengths(expected))
-    np.testing.assert_array_equal(kept, plain_complete(expected, count))
+    np.testing.assert_array_equal(lengths, plain_escape(expected, count))
     assert numbers[symbols.ENTROPY] == entropy(expected)
-    np.testing.assert_allclose(numbers[symbols.TIGHT], expected @ tight, rtol=1e-15)
-    np.testing.assert_allclose(numbers[symbols.COMPLETE], expected @ kept, rtol=1e-15)
-    assert numbers[symbols.SENT] == 8 * len(pack_lengths(kept))
+    np.testing.assert_allclose(numbers[symbols.CODED], expected @ lengths, rtol=1e-15)
+    assert numbers[symbols.SENT] == 8 * len(pack_lengths(lengths, int(lengths[-1])))
 
 
-def test_a_symbol_without_a_code_costs_infinitely_much():
-    lengths, probabilities = np.array([1, 2, 0, 1], np.uint8), np.array([0.5, 0.5, 0.0, 0.0])
-    assert symbols.mean_length(lengths, probabilities) == 1.5
-    assert symbols.mean_length(lengths, probabilities[::-1].copy()) == np.inf
-    out = np.empty(2)
-    symbols.mean_lengths(lengths, probabilities, np.array([0, 1, 4]), out)
-    assert out.tolist() == [0.5, 1.0]
+@given(st.lists(st.sampled_from([0.0, 1e-12, 1e-6, 0.01, 0.3, 1.0]), min_size=1, max_size=300), st.integers(0, 10**9))
+def test_every_symbol_has_a_code_whatever_was_seen(mass, count):
+    p = np.array(mass) / (sum(mass) or 1.0)
+    lengths = np.zeros(p.size, np.uint8)
+    symbols.escape_lengths(p, count, MAX_LENGTH, lengths)
+    np.testing.assert_array_equal(lengths, plain_escape(p, count))
+    assert lengths.min() >= 1
+    assert lengths.max() <= MAX_LENGTH
+    assert np.sum(2.0 ** -lengths.astype(float)) <= 1
+    seldom = p < 0.5 / max(1, count)
+    if not seldom.all():
+        # No worse than a code of the others whose rarest symbol shares its place with those.
+        tight = huffman_lengths(np.where(seldom, 0.0, p))
+        mass = max(p[seldom].sum(), 1 / max(1, count)) + seldom.sum() * 2.0**-20
+        assert p[~seldom] @ lengths[~seldom] <= p[~seldom] @ tight[~seldom] + p[~seldom].min() + 34 * mass
 
 
-@pytest.mark.parametrize("longest", [5, 12])
-def test_long_codes_are_shortened(longest):
-    weights = 2.0 ** -np.arange(20.0)
-    lengths = np.empty(weights.size, np.uint8)
-    symbols.limited_lengths(weights[-longest:] / weights.sum(), longest, lengths[-longest:])
-    assert lengths[-longest:].max() == longest - 1
-    weights = weights[: 2 ** (longest - 1)]
-    symbols.limited_lengths(weights, longest, lengths[: weights.size])
-    used = lengths[: weights.size].astype(int)
-    assert used.max() <= longest
-    assert (2.0**-used).sum() == 1
-    assert (np.diff(used) >= 0).all()
+def collector(weights, longest):
+    """Package-merge with lists of coins: the lengths of the best code of at most ``longest`` bits."""
+    coins = sorted((weight, (k,)) for k, weight in enumerate(weights))
+    items = coins
+    for _ in range(longest - 1):
+        pairs = [(a + b, left + right) for (a, left), (b, right) in zip(items[:-1:2], items[1::2], strict=True)]
+        items = sorted(coins + pairs, key=lambda item: item[0])
+    counts = np.zeros(len(weights), int)
+    for _, taken in items[: 2 * len(weights) - 2]:
+        np.add.at(counts, list(taken), 1)
+    return counts
+
+
+def best_cost(weights, longest):
+    """The least mean length of all prefix codes: every ascending list of lengths that fills the code, tried."""
+
+    def costs(rest, room, least):
+        if not rest:
+            yield 0.0
+            return
+        for length in range(least, longest + 1):
+            left = room - 2 ** (longest - length)
+            # the others need a longest code each, at least
+            if left >= len(rest) - 1:
+                yield from (rest[0] * length + cost for cost in costs(rest[1:], left, length))
+
+    return min(costs(sorted(weights, reverse=True), 2**longest, 1))
+
+
+def limited(weights, longest):
+    lengths = np.full(len(weights), 99, np.uint8)
+    symbols.limited_lengths(np.array(weights, np.float64), longest, lengths)
+    return lengths.astype(int)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=9), st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_limited_codes_cost_least_of_all_prefix_codes(weights, more):
+    longest = int(np.ceil(np.log2(len(weights)))) + more
+    lengths = limited(weights, longest)
+    assert lengths.max() <= longest
+    assert np.sum(0.5**lengths) == 1
+    assert weights @ lengths == best_cost(weights, longest)
+    assert weights @ lengths == weights @ collector(weights, longest)
+
+
+KINDS = {
+    "geometric": lambda n, ratio, rng: ratio ** -np.arange(n, dtype=float),
+    "fibonacci": lambda n, ratio, rng: np.concatenate([[1.0], np.cumprod(np.full(n - 1, (1 + 5**0.5) / 2))]),
+    "powers": lambda n, ratio, rng: 2.0 ** -(rng.integers(0, 1000, n)),
+    "equal but one": lambda n, ratio, rng: np.where(np.arange(n) == n // 2, 1e30, 1.0),
+    "steps": lambda n, ratio, rng: 10.0 ** -(np.arange(n) // max(1, n // 7) * 6),
+    "random": lambda n, ratio, rng: rng.random(n) ** 20 + 1e-300,
+    "tiny": lambda n, ratio, rng: np.maximum(ratio ** -np.arange(n, dtype=float), 5e-324),
+}
+
+
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.one_of(st.integers(2, 64), st.integers(2, 4096)),
+    st.floats(1.05, 4.0),
+    st.integers(8, 24),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=120, deadline=None)
+def test_limited_codes_are_complete_short_enough_and_end(kind, n, ratio, longest, seed):
+    weights = KINDS[kind](min(n, 1400) if kind == "fibonacci" else n, ratio, np.random.default_rng(seed))
+    weights = weights[weights > 0]
+    longest = max(longest, int(np.ceil(np.log2(max(2, weights.size)))))
+    lengths = limited(weights, longest)
+    assert lengths.max() <= longest
+    assert lengths.min() >= 1
+    if weights.size > 1:
+        assert np.sum(2.0 ** (longest - lengths)) == 2.0**longest
+    order = np.argsort(weights, kind="stable")
+    assert (np.diff(lengths[order]) <= 0).all()
+    if weights.size <= 300:
+        assert weights @ lengths == pytest.approx(weights @ collector(weights, longest), rel=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [1.618, 1.7, 1.8, 1.9])
+@pytest.mark.parametrize("n", [28, 30, 32, 40])
+def test_codes_of_geometric_weights_end(n, ratio):
+    weights = ratio ** -np.arange(n)
+    lengths = huffman_lengths(weights / weights.sum()).astype(int)
+    assert lengths.max() <= MAX_LENGTH
+    assert np.sum(0.5**lengths) == 1
+    np.testing.assert_array_equal(np.sort(lengths), np.sort(collector(weights / weights.sum(), MAX_LENGTH)))
+
+
+def test_symbols_without_weight_have_no_code():
+    assert limited([0, 3, 0, 1, 1], 2).tolist() == [0, 1, 0, 2, 2]
+    assert limited([0, 3, 0], 8).tolist() == [0, 1, 0]
+    assert limited([0, 0], 8).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("values", [[], [0.0, 0.0], [1.0], np.random.default_rng(0).standard_t(4, 5000)])

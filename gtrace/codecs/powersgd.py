@@ -54,6 +54,10 @@ class PowerSgd(ResidualCodec):
     )
     warm: bool = parameter(True, "start from the last Q; otherwise from random numbers at every step")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "deterministic", self.warm)
+
     def init(self, size: int) -> State:
         """No residual, and a start of normal random numbers, the same on every worker."""
         state = super().init(size)

@@ -169,7 +169,7 @@ class Planned(ExpectingCodec):
     def __post_init__(self) -> None:
         super().__post_init__()
         # Facts live on the class for every other codec; a frozen instance shadows them once, here.
-        for name in ("unbiased", "stateful", "declared"):
+        for name in ("unbiased", "stateful", "deterministic", "declared"):
             object.__setattr__(self, name, getattr(self.inner, name))
         object.__setattr__(self, "name", "plan")
 

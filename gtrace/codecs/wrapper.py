@@ -28,8 +28,8 @@ FLOAT32_MAX = np.finfo(np.float32).max
 class Wrapper(Codec):
     """A codec around a codec, another wrapper among them.
 
-    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``
-    and ``declared`` are facts of the instance, because they depend on what is inside.
+    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
+    ``deterministic`` and ``declared`` are facts of the instance, because they depend on what is inside.
     """
 
     inner: Codec
@@ -40,6 +40,7 @@ class Wrapper(Codec):
         object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
         object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
+        object.__setattr__(self, "deterministic", self.inner.deterministic)
         object.__setattr__(self, "declared", self.inner.declared)
 
     def __str__(self) -> str:

@@ -58,6 +58,7 @@ class Job:
         chunked: values are taken chunk by chunk and never held as a whole.
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
+        windows: first and last index of each window, see :func:`gtrace.sweep.windows.windows_of`.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
     """
 
@@ -69,6 +70,7 @@ class Job:
     chunked: bool = False
     size: int = 0
     sample: BlockSample | None = None
+    windows: tuple[tuple[int, int], ...] = ()
     final: bool = True
 
 
@@ -139,6 +141,9 @@ class Source(Protocol):
 
     def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
         """sum w g^2 and weighted sketches, one chunk of values at a time; None without weights."""
+
+    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
+        """||sum of its gradients at several steps||^2; None if there is no such sum."""
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""

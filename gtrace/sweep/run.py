@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import tempfile
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -30,11 +31,12 @@ from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
 from gtrace.sweep.rows import identity
 from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.sketched import Limits
+from gtrace.sweep.windows import windows_of
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from distributed import Client
 
@@ -184,7 +186,7 @@ def run_sweep(
             store.check_plans({str(table): table.digest for table in tables})
             if settings.optimal:
                 specs = {str(c) for c in chosen if has_optimum(c)}
-                done -= {key for key in store.without_optimum() if key[2] in specs}
+                done = {key: done[key] for key in done.keys() - {k for k in store.without_optimum() if k[2] in specs}}
             large = Large(chunk, draws)
             plan = _plan(gradients, wanted_steps, chosen, draws, done, limits, large, planned)
             store.add([], warnings=[*limits.lines(), *large.lines()])
@@ -247,7 +249,7 @@ def expectations(
     limits = Limits(gradients.infos, codecs, 0)
     limits.check()
     large = Large(chunk, 0)
-    plan = _plan(gradients, gradients.choose(steps), codecs, 0, set(), limits, large)
+    plan = [replace(job, windows=()) for job in _plan(gradients, gradients.choose(steps), codecs, 0, {}, limits, large)]
     allocation = Allocation(gradients, gradients.steps, codecs)
     settings = Settings(0, refit, nonfinite)
     run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
@@ -304,7 +306,7 @@ def _plan(
     steps: frozenset[int],
     codecs: Sequence[Codec],
     draws: int,
-    done: set[tuple[str, int, str, int]],
+    done: Mapping[tuple[str, int, str, int], int | None],
     limits: Limits,
     large: Large,
     planned: Mapping[str, Sequence[Codec]] | None = None,
@@ -312,16 +314,23 @@ def _plan(
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
     model = [c for c in codecs if scope_of(c) == "model"]
     alone = [c for c in codecs if scope_of(c) == "tensor"]
+    there: dict[str, set[int]] = defaultdict(set)
+    for tensor, step, _, _ in done:
+        there[tensor].add(step)
     jobs = []
 
     def add(job: Job, codecs: Sequence[Codec]) -> None:
         if job.sketched or job.sample is not None:
             jobs.append(_with_missing(job, steps, codecs, 0 if job.sketched else draws, done))
             return
+        if gradients.kind == "weight":
+            # What is there already and what is added make one sweep. Gradients of outputs belong to other samples at
+            # each step, so they have no sum.
+            job = replace(job, windows=windows_of(job.steps, steps | there[job.tensor]))
         whole, parts, expected = large.split(job.tensor, job.size, codecs)
-        jobs.append(_with_missing(job, steps, whole, draws, done))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done))
+        jobs.append(_with_missing(job, steps, whole, draws, done, there[job.tensor]))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done, there[job.tensor]))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done, there[job.tensor]))
 
     if model:
         bits = {_dtype_bits(info) for info in gradients.infos}
@@ -345,23 +354,42 @@ def _dtype_bits(info: TensorInfo) -> int:
 
 
 def _with_missing(
-    job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: set[tuple[str, int, str, int]]
+    job: Job,
+    steps: frozenset[int],
+    codecs: Sequence[Codec],
+    draws: int,
+    done: Mapping[tuple[str, int, str, int], int | None],
+    there: Container[int] = (),
 ) -> Job:
-    """The job with what is not done of it."""
+    """The job with rows that are not done, or whose window changes; ``there`` are the steps that have rows."""
     rows = [
         (item, str(identity(item)["codec"]), (EXPECTATION,) * expecting(item) + tuple(range(draws))) for item in codecs
     ]
+    before, after = (
+        {job.steps[last]: last + 1 - first for first, last in windows}
+        for windows in (windows_of(job.steps, there), job.windows)
+    )
+    moved = {step for step in before.keys() | after.keys() if before.get(step) != after.get(step)}
+
+    def missing(key: tuple[str, int, str, int]) -> bool:
+        step = key[1]
+        if key not in done:
+            return step in steps
+        return step in moved and done[key] != after.get(step)
+
     wanted: list[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]]] = []
-    asked = [(index, step) for index, step in enumerate(job.steps) if step in steps]
-    for index, step in asked:
-        missing = []
+    for index, step in enumerate(job.steps):
+        if step not in steps and step not in moved:
+            continue
+        left = []
         for item, spec, every in rows:
-            left = tuple(draw for draw in every if (job.tensor, step, spec, draw) not in done) if done else every
-            if left:
-                missing.append((item, left))
-        if missing:
+            draws_left = tuple(draw for draw in every if missing((job.tensor, step, spec, draw))) if done else every
+            if draws_left:
+                left.append((item, draws_left))
+        if left:
             # One object for all steps that want the same.
-            same = wanted[-1][1] if wanted and list(wanted[-1][1]) == missing else tuple(missing)
+            same = wanted[-1][1] if wanted and list(wanted[-1][1]) == left else tuple(left)
             wanted.append((index, same))
     # On a cluster the last step may be done before others.
-    return replace(job, wanted=tuple(wanted), final=bool(wanted) and wanted[-1][0] == asked[-1][0])
+    last = max((index for index, step in enumerate(job.steps) if step in steps), default=0)
+    return replace(job, wanted=tuple(wanted), final=bool(wanted) and wanted[-1][0] >= last)

@@ -250,7 +250,7 @@ def test_store_refuses_what_it_did_not_write(tmp_path):
         ResultStore.load(tmp_path / "text.db")
 
 
-def test_newer_store_is_refused(trace, tmp_path):
+def test_a_store_of_another_version_is_refused(trace, tmp_path):
     import sqlite3
 
     path = tmp_path / "new.db"
@@ -258,7 +258,7 @@ def test_newer_store_is_refused(trace, tmp_path):
     with sqlite3.connect(path) as sql:
         sql.execute("UPDATE meta SET value = '99' WHERE key = 'version'")
     sql.close()
-    with pytest.raises(TraceError, match="newer gtrace"):
+    with pytest.raises(TraceError, match=r"another gtrace .*run the sweep again with --force"):
         ResultStore.load(path)
 
 

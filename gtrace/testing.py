@@ -97,6 +97,8 @@ def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike
     heavy = found["heavy"]
     with _told(f"{c}: a payload that is wrong"):
         check_refusals(c, heavy, seed)
+    with _told(f"{c}: two keys"):
+        check_deterministic(c, heavy)
     for name in ("heavy", "normal", "one outlier", "zero bucket", "constant"):
         with _told(f"{c}: closed forms on {name}"):
             check_expectation(c, name, found[name], seed, draws)
@@ -143,6 +145,13 @@ def _told(what: str) -> Iterator[None]:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise AssertionError(f"{what}: {type(error).__name__}: {error} ({where})") from error
+
+
+def check_deterministic(c: Codec, values: NDArray[np.float32]) -> None:
+    """A codec that calls itself deterministic sends the same for every key."""
+    state, _ = fitted(c, values)
+    payloads = {c.encode(state, values, Key.derive(0, tensor="t", draw=draw)) for draw in range(2)}
+    assert len(payloads) == 1 or not c.deterministic, f"{c}: deterministic, but its payload depends on the key"
 
 
 def check_spec(c: Codec) -> None:

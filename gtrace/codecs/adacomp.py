@@ -44,6 +44,7 @@ class AdaComp(ResidualCodec):
         "values that are zero are never sent, or a bin of zeros would be sent whole",
         UNITS,
     )
+    deterministic: ClassVar[bool] = True
 
     bin_size: int = parameter(500, "values per bin; the paper takes 50 for convolutions, 500 elsewhere", minimum=1)
 

@@ -153,6 +153,8 @@ class Codec(ABC):
     corrections: ClassVar[tuple[str, ...]] = ()
     #: E decode(encode(v)) = v
     unbiased: ClassVar[bool] = True
+    #: the payload depends on the values and the state alone, not on the key; only coins for exact zeros may differ
+    deterministic: ClassVar[bool] = False
     #: the state changes from step to step, so steps must be replayed in order
     stateful: ClassVar[bool] = False
     #: workers average what they send before they decode it, see :meth:`rounds`

@@ -28,6 +28,7 @@ class CastCodec(PartwiseCodec):
     """A 16-bit format; a method says how float32 becomes its bits and back."""
 
     unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
     corrections: ClassVar[tuple[str, ...]] = (_SATURATES,)
 
     @staticmethod

@@ -44,6 +44,7 @@ class Dgc(SparseCodec):
         "clip limits one tensor's norm on one worker; the paper's limit is the model's, over the root of the workers",
     )
     stateful: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
 
     ratio: float = parameter(0.001, "share of the values that is sent, at least one", minimum=0.0, maximum=1.0)
     momentum: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)

@@ -37,6 +37,10 @@ class Dropping(SparseCodec, ResidualCodec):
 
     sample: float = parameter(1.0, "share of the values that set the threshold", minimum=0.0, maximum=1.0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "deterministic", self.sample >= 1)
+
     def send(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> bytes:
         """Positions and values; zeros are never sent."""
         del state

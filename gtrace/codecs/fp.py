@@ -134,6 +134,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
             UsageError: parameters that contradict each other.
         """
         super().__post_init__()
+        object.__setattr__(self, "deterministic", self.rounding == "nearest")
         preset = PRESETS.get(self.format)
         if preset is not None:
             self._settle("block", preset.block)

@@ -29,6 +29,7 @@ class Identity(PartwiseCodec, ExpectingCodec):
     summary: ClassVar[str] = "float32, uncompressed"
     formula: ClassVar[str] = "Q(v) = v"
     paper: ClassVar[str] = "-"
+    deterministic: ClassVar[bool] = True
 
     @property
     def needs(self) -> SummarySpec:

@@ -38,6 +38,7 @@ class Int8(Codec):
         "the paper's codes are dynamic (an exponent and a fraction); these are linear, as in most int8 all-reduces",
     )
     unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
 
     block_size: int | None = parameter(
         2048, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True

@@ -45,6 +45,7 @@ class MinMax(Codec):
         "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
     )
     unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
 
     bits: int = parameter(8, "of a code", minimum=1, maximum=16)
     coder: str = coder_parameter()

@@ -36,6 +36,7 @@ class OneBit(ResidualCodec):
         "the paper's two values belong to a column of a weight matrix; a flat gradient has buckets instead",
         UNITS,
     )
+    deterministic: ClassVar[bool] = True
 
     bucket_size: int | None = parameter(
         512, "consecutive values that share the two means; none for the whole tensor", minimum=1, optional=True

@@ -56,6 +56,7 @@ class PowerSgd(Codec):
     )
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
     linear: ClassVar[bool] = True
 
     rank: int = parameter(2, "columns of each factor", minimum=1, maximum=1 << 16)

@@ -201,6 +201,7 @@ class TopKPrune(_PruningCodec):
         "the threshold is fitted like that of prune, to 0.1%, and cuts at most as many values as asked for there",
     )
     unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
 
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
         """The lower edge of the first bin that would be too much."""

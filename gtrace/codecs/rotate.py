@@ -53,6 +53,8 @@ class Rotate(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Around a codec with memory the rotation is always the same.
+        object.__setattr__(self, "deterministic", self.inner.deterministic and self.inner.stateful)
         if self.block & (self.block - 1):
             raise UsageError(f"codec rotate: block={self.block} is no power of two; try {1 << self.block.bit_length()}")
         # Without memory inside, every worker rotates by signs of its own, and sums mean nothing.

@@ -113,6 +113,7 @@ class SignSgd(_VotingCodec, PartwiseCodec, ExpectingCodec):
         _VOTE,
     )
     unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
 
     scale: Scale = parameter("mean", _HELP, choices=SCALES)
 
@@ -193,6 +194,7 @@ class Signum(_VotingCodec):
     corrections: ClassVar[tuple[str, ...]] = SignSgd.corrections
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = True
 
     beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
     scale: Scale = parameter("mean", _HELP, choices=SCALES)
@@ -230,6 +232,7 @@ class EfSignSgd(_SignCodec, ResidualCodec):
         "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
     )
     corrections: ClassVar[tuple[str, ...]] = (UNITS, _COIN, _ZEROS)
+    deterministic: ClassVar[bool] = True
 
     def send(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> bytes:
         """Scale and signs."""

@@ -29,6 +29,7 @@ class TopK(SparseCodec):
     formula: ClassVar[str] = "Q(v_i) = v_i for the k largest |v_i|, else 0; k = max(1, round(ratio n))"
     paper: ClassVar[str] = "Alistarh et al., The Convergence of Sparsified Gradient Methods, 2018"
     corrections: ClassVar[tuple[str, ...]] = (_TIES,)
+    deterministic: ClassVar[bool] = True
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """Positions and values."""
@@ -47,6 +48,7 @@ class MemSgd(SparseCodec, ResidualCodec):
     formula: ClassVar[str] = "p = v + e; Q(p_i) = p_i for the k largest |p_i|, else 0; e <- p - Q(p)"
     paper: ClassVar[str] = "Stich, Cordonnier and Jaggi, Sparsified SGD with Memory, 2018"
     corrections: ClassVar[tuple[str, ...]] = (_TIES, UNITS)
+    deterministic: ClassVar[bool] = True
 
     def send(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> bytes:
         """Positions and values."""

@@ -30,7 +30,7 @@ class Wrapper(Codec):
     """A codec around a codec, another wrapper among them.
 
     The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
-    ``linear`` and ``declared`` are facts of the instance, because they depend on what is inside.
+    ``deterministic``, ``linear`` and ``declared`` are facts of the instance, because they depend on what is inside.
     """
 
     inner: Codec
@@ -41,6 +41,7 @@ class Wrapper(Codec):
         object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
         object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
         object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
+        object.__setattr__(self, "deterministic", self.inner.deterministic)
         object.__setattr__(self, "linear", self.inner.linear)
         object.__setattr__(self, "declared", self.inner.declared)
 

@@ -54,6 +54,13 @@ def compare(g: NDArray[np.float32], q: NDArray[np.float32], out: NDArray[np.floa
 
 
 @jit
+def add_error(g: NDArray[np.float32], q: NDArray[np.float32], total: NDArray[np.float64]) -> None:
+    """Add q - g to ``total``, element by element."""
+    for i in range(total.size):
+        total[i] += np.float64(q[i]) - np.float64(g[i])
+
+
+@jit
 def tally(x: NDArray[np.float32], table: NDArray[np.float64]) -> None:
     """Count finite values into bins of their top bits: sign, exponent and ten bits of mantissa.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _INF = np.uint32(0x7F800000)
 
 
 @inline
-def _lane_sum(x: NDArray[np.float32], lanes: NDArray[np.float64], power: int) -> float:
+def _lane_sum(x: NDArray[np.floating[Any]], lanes: NDArray[np.float64], power: int) -> float:
     # Fixed lanes make the order of the additions, and so the sum, independent of the vector width.
     n = x.size
     for k in range(LANES):
@@ -50,7 +50,7 @@ def _lane_sum(x: NDArray[np.float32], lanes: NDArray[np.float64], power: int) ->
 
 
 @jit
-def power_sum(x: NDArray[np.float32], power: int) -> float:
+def power_sum(x: NDArray[np.floating[Any]], power: int) -> float:
     """Sum of |x|^power, power 1 or 2, in float64 and in a fixed order."""
     lanes = np.zeros(LANES)
     total = 0.0

@@ -101,13 +101,13 @@ def bounded(rows: Iterator[tuple[Any, ...]], limit: int) -> Iterator[tuple[Any, 
         yield row
 
 
-def check_ends(sql: sqlite3.Connection, version: int, limit: int) -> None:
+def check_ends(sql: sqlite3.Connection, limit: int) -> None:
     """Check that every table has an end within ``limit`` rows.
 
     Raises:
         ValueError: one has not.
     """
-    for table in TABLES[version]:
+    for table in TABLES:
         # The rows themselves are counted: an index may have an end where they have none.
         query = f"SELECT count(*) FROM (SELECT 1 FROM {table} NOT INDEXED LIMIT ?)"  # noqa: S608
         if sql.execute(query, (limit,)).fetchone()[0] >= limit:
@@ -118,7 +118,7 @@ def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
     """What a result file says about itself, after its tables were checked.
 
     Raises:
-        TraceError: not a gtrace sweep, or of a newer version.
+        TraceError: not a gtrace sweep, or of another version.
         ValueError, sqlite3.Error: damaged.
     """
     _check_plain(sql, ("meta",))
@@ -126,12 +126,15 @@ def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
     if meta.get("format") != FORMAT:
         raise TraceError(f"{path}: not a gtrace sweep; pass the .sweep.db that `gtrace sweep` wrote")
     version = meta.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
+    if type(version) is not int or version != VERSION:
         shown = printable(str(version)[:40])
-        raise TraceError(f"{path}: written by a newer gtrace (format {shown}, this one reads {VERSION}); upgrade")
+        raise TraceError(
+            f"{path}: written by another gtrace (format {shown}, this one reads {VERSION}); "
+            "run the sweep again with --force"
+        )
     if not isinstance(meta.get("provenance", {}), dict):
         raise ValueError("its provenance is no object")  # noqa: TRY004 - damage
-    _check_plain(sql, TABLES[version])
+    _check_plain(sql, TABLES)
     return meta
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+#: values of a step that are held at a time beside those of other steps
+_PIECE = 1 << 17
 
 
 def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
@@ -219,10 +221,36 @@ class Gradients:
                 sketch.add(values, weights)
         return total.finish()[1], [sketch.finish() for sketch in sketches]
 
-    def _pieces(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
+    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
+        """||sum of a tensor's gradients at several steps||^2, a small piece of each in memory at a time.
+
+        Args:
+            name: of a tensor, or of the whole model.
+            steps: at all of which it is present.
+            zero: take values that are not finite as zero.
+
+        Returns:
+            None if some of the model's tensors are absent at some steps, or if values are not finite and not taken as
+            zero.
+        """
+        if name == WHOLE_MODEL and len({tuple(self._parts(step)) for step in steps}) > 1:
+            return None
+        energy = 0.0
+        for pieces in zip(*(self._pieces(name, step, _PIECE) for step in steps), strict=True):
+            total = np.zeros(pieces[0].size)
+            for values in pieces:
+                finite = not count_nonfinite(values)
+                if not (finite or zero):
+                    return None
+                total += values if finite else np.where(np.isfinite(values), values, np.float32(0))
+            energy += float(power_sum(total, 2))
+        return energy
+
+    def _pieces(self, name: str, step: int, chunk: int | None = None) -> Iterator[NDArray[np.float32]]:
+        chunk = chunk or self._chunk
         if name != WHOLE_MODEL:
-            return self._trace.read_chunks(name, step, self._chunk, **self._streams[name])
-        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step)), self._chunk)
+            return self._trace.read_chunks(name, step, chunk, **self._streams[name])
+        return rechunk((piece for part in self._parts(step) for piece in self._pieces(part, step)), chunk)
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """Size, energy and mean magnitude, and how many values are not finite."""

@@ -63,6 +63,7 @@ class Job:
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
         shape: of the gradient in training, None if it is not one parameter's or not all of it is stored.
+        windows: first and last index of each window, see :func:`gtrace.sweep.windows.windows_of`.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
         among: of its codecs that allocate.
         names: spec -> the names under which its rows are wanted, when these are not only the codec's own.
@@ -77,6 +78,7 @@ class Job:
     size: int = 0
     sample: BlockSample | None = None
     shape: tuple[int, ...] | None = None
+    windows: tuple[tuple[int, int], ...] = ()
     final: bool = True
     among: Among = None
     names: Mapping[str, tuple[Name, ...]] = field(default_factory=dict, hash=False)
@@ -175,6 +177,9 @@ class Source(Protocol):
 
     def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
         """sum w g^2 and weighted sketches, one chunk of values at a time; None without weights."""
+
+    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
+        """||sum of its gradients at several steps||^2; None if there is no such sum."""
 
     def totals(self, name: str, step: int) -> tuple[Totals, int]:
         """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""

@@ -13,20 +13,22 @@ from gtrace.codecs import Codec, ExpectingCodec, LevelCodec, expecting
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
-from gtrace.kernels.norms import count_nonfinite
+from gtrace.kernels.compare import add_error
+from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
 from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Source, Timing, Totals
 from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Drawn, Row, draw_row, expectation_row, identity, relate_to_noise
+from gtrace.sweep.rows import Drawn, Row, draw_row, drawn_bias, expectation_row, identity, relate_to_noise
 from gtrace.sweep.together import MANY, Schedule, Together, Wanted
+from gtrace.sweep.windows import RunningSums, Window
 from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -111,7 +113,8 @@ class Replay:
     """A tensor's steps in order, with what neighbouring steps share: summaries, fitted states, memories.
 
     A row of a stateless codec depends on its own step and on the one that it was fitted on, so it comes out the
-    same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps. The
+    same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps, and
+    what a window adds up from the start of the window, unless this replay has gone through those steps already. The
     tensor may have another size at each step; memories, which are of one size, then start afresh.
     """
 
@@ -129,6 +132,12 @@ class Replay:
         self._links: dict[tuple[str, int], _Link] = {}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
         self._together = Together(self._summary)
+        self._sums = RunningSums(job.windows)
+        self._ends = {last: first for first, last in job.windows}
+        #: of the step that is gone through, None where no window ends there
+        self._window: Window | None = None
+        #: (codec, index) -> what encoded that step of a window
+        self._sent: dict[tuple[str, int], State] = {}
         #: of the step that is gone through, None where second moments are not known
         self._weighed: Weighed | None = None
 
@@ -141,6 +150,8 @@ class Replay:
             self._summaries = {k: v for k, v in self._summaries.items() if k in keep}
             self._states = {key: state for key, state in self._states.items() if key[1] in keep}
             self._together.forget(keep)
+            if index in self._ends:
+                self._sent.clear()
             self._optima.clear()
 
     def _block(self, index: int, wanted: Wanted) -> Block:
@@ -163,6 +174,7 @@ class Replay:
             ]
             return Block(skipped, [], warnings)
         self._weighed = self._weigh(index, reference)
+        self._window = self._ending(index)
         common["energy"] = reference.energy
         common["mean_abs"] = reference.mean_abs
         rows: list[Row] = []
@@ -202,7 +214,15 @@ class Replay:
             weighed = None
             if self._weighed is not None:
                 weighed = self._weighted(group.sets.needs, reference), self._weighed.energy
-            tables.append(self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits, weighed))
+            table = self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits, weighed)
+            if group.sets.codecs[0].unbiased:
+                errors = partial(self._together.errors, group, size=common["n"])
+                lost = self._expected_loss(group.sets, index, table.numbers["squared_error"], errors)
+                if lost is not None:
+                    table = table._replace(
+                        same={**table.same, **self._window_columns()}, numbers={**table.numbers, "window_error": lost}
+                    )
+            tables.append(table)
             spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
             times.extend((self._job.tensor, common["step"], MANY, EXPECTATION, *stage) for stage in spent.items())
         return tables, rest
@@ -245,12 +265,20 @@ class Replay:
                 row = expectation_row({**common, **fit}, expected, optimum, self._job.dtype_bits)
                 assert expecting(codec)
                 row["update_error"] = self._update_error(codec, ready.state, index, reference)
+                if codec.unbiased and not codec.stateful:
+                    errors = partial(self._errors, codec, size=reference.size)
+                    lost = self._expected_loss(self._spec(codec), index, np.array([expected.squared_error]), errors)
+                    if lost is not None:
+                        row.update(self._window_columns(), window_error=float(lost[0]))
                 spent = {"fit": fitted - sketched}
                 yield row, {"sketch": sketched - clock, **spent} if built else spent
                 continue
             drawn = self._draw(codec, draw, index, ready, reference)
             norms = None if expected is None else expected.bits_norms
             row = draw_row({**common, **fit}, draw, drawn, norms, self._job.dtype_bits)
+            row["relative_bias"] = drawn_bias(codec, expected, row)
+            if drawn.window_error is not None:
+                row.update(self._window_columns(), window_error=drawn.window_error)
             yield row, drawn.spent
 
     def _draw(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals) -> Drawn:
@@ -264,10 +292,90 @@ class Replay:
             following = codec.update(ready.state, values, arrived.values)
             source = self._settings.source(index, self._job.steps)
             self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared, source, ready.fitted)
+        self._keep_error(codec, draw, index, ready.state, values, arrived.values)
         found = reference.compare(arrived.values)
         clipped = codec.clipping(ready.state, values, arrived.values)
+        lost = None if self._window is None else self._loss(codec, draw, index, values, arrived.values)
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
-        return Drawn(found, arrived.payload_bytes - ENVELOPE_BYTES, arrived.coded, clipped, spent)
+        body = arrived.payload_bytes - ENVELOPE_BYTES
+        return Drawn(found, body, arrived.coded, clipped, spent, window_error=lost)
+
+    def _ending(self, index: int) -> Window | None:
+        """The window that ends at a step; None also where the gradients of its steps have no sum."""
+        first = self._ends.get(index)
+        if first is None:
+            return None
+        steps = self._job.steps[first : index + 1]
+        energy = self._source.energy_of_sum(self._job.tensor, steps, zero=self._settings.nonfinite == "zero")
+        return None if energy is None else Window(first, len(steps), energy)
+
+    def _window_columns(self) -> Row:
+        assert self._window is not None
+        return {"window": self._window.steps, "window_energy": self._window.energy}
+
+    def _expected_loss(
+        self,
+        key: Hashable,
+        index: int,
+        errors: NDArray[np.float64],
+        errors_at: Callable[[int], NDArray[np.float64]],
+    ) -> NDArray[np.float64] | None:
+        """Expected squared errors added up over the window that ends at a step, None where none does.
+
+        Errors of unbiased codecs without memory are independent of each other, so their squares add up.
+        """
+        total = self._sums.at(key, index, errors.size)
+        if total is not None:
+            total += errors
+        if self._window is None:
+            return None
+        total = self._sums.take(key, index)
+        if total is None:
+            total = np.zeros(errors.size)
+            for k in range(self._window.first, index):
+                total += errors_at(k)
+            total += errors
+        return total
+
+    def _errors(self, codec: ExpectingCodec, index: int, size: int) -> NDArray[np.float64]:
+        assert codec.needs is not None
+        state = self._ready(codec, EXPECTATION, index, size).state
+        return np.array([codec.expect(state, self._summary(index, codec.needs)).squared_error])
+
+    def _keep_error(
+        self,
+        codec: Codec,
+        draw: int,
+        index: int,
+        state: State,
+        values: NDArray[np.float32],
+        arrived: NDArray[np.float32],
+    ) -> None:
+        """Add an error to the sum of its window, or keep what it takes to encode the step again."""
+        total = self._sums.at((self._spec(codec), draw), index, values.size, always=codec.stateful)
+        if total is not None:
+            add_error(values, arrived, total)
+        elif not codec.stateful and self._sums.covers(index):
+            self._sent[self._spec(codec), index] = state
+
+    def _loss(
+        self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]
+    ) -> float:
+        """||sum of errors||^2 over the window that ends at a step."""
+        assert self._window is not None
+        total = self._sums.take((self._spec(codec), draw), index)
+        if total is None:
+            # Codecs with memory were replayed from the start of the burst; others are encoded again.
+            assert not codec.stateful
+            total = np.zeros(values.size)
+            for k in range(self._window.first, index):
+                before, _ = self._read(k)
+                state = self._sent.get((self._spec(codec), k))
+                if state is None:
+                    state = self._ready(codec, draw, k, before.size).state
+                add_error(before, codec.simulate(state, before, self._key(k, draw)).values, total)
+            add_error(values, arrived, total)
+        return float(power_sum(total, 2))
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
         """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
@@ -403,6 +511,7 @@ class Replay:
                     continue
                 ready = self._refitted(codec, link, k, values.size)
                 arrived = codec.simulate(ready.state, values, self._key(k, draw)).values
+                self._keep_error(codec, draw, k, ready.state, values, arrived)
                 source = self._settings.source(k, steps)
                 link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared, source, ready.fitted)
         return self._refitted(codec, link, index, size)

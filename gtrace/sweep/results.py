@@ -27,8 +27,6 @@ from gtrace.sweep.schema import (
     TEXTS,
     VERSION,
     create,
-    present,
-    upgrade,
 )
 
 if TYPE_CHECKING:
@@ -156,12 +154,11 @@ class ResultStore:
             new = owner.enter_context(own(path))
             if not new:
                 try:
-                    found, version = cls._identity(path)
+                    found = cls._fingerprint(path)
                 except TraceError:
-                    found, version = None, VERSION
+                    found = None
                 if found == fingerprint:
-                    connection = cls._connect(path, version)
-                    return cls(connection, path, owner.pop_all())
+                    return cls(cls._connect(path), path, owner.pop_all())
                 if not force:
                     why = "holds a sweep of other data or settings" if found else "is not a sweep"
                     raise OutputExistsError(
@@ -190,30 +187,26 @@ class ResultStore:
         return connection
 
     @staticmethod
-    def _connect(path: Path, version: int = VERSION) -> sqlite3.Connection:
+    def _connect(path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=30)
         restrict(connection)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
-        if version < VERSION:
-            with connection as sql:
-                sql.execute("BEGIN IMMEDIATE")
-                upgrade(sql, version)
         return connection
 
     @staticmethod
-    def _identity(path: Path) -> tuple[str | None, int]:
-        """The fingerprint and the version of a file."""
+    def _fingerprint(path: Path) -> str | None:
         with reading(path) as sql:
             meta = read_meta(sql, path)
-            check_ends(sql, meta["version"], content_bytes(path))
+            check_ends(sql, content_bytes(path))
         value = meta.get("fingerprint")
-        return value if isinstance(value, str) else None, meta["version"]
+        return value if isinstance(value, str) else None
 
-    def done(self) -> set[tuple[str, int, str, int]]:
-        """Keys (tensor, step, codec, draw) of the rows that are there."""
+    def done(self) -> dict[tuple[str, int, str, int], int | None]:
+        """Key (tensor, step, codec, draw) of each row that is there -> steps in the window that ends with it."""
         with _writing(self.path):
-            return set(self._connection.execute(f"SELECT {', '.join(KEY)} FROM ({ROWS})"))  # noqa: S608
+            found = self._connection.execute(f"SELECT {', '.join(KEY)}, window FROM ({ROWS})")  # noqa: S608
+            return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
 
     def check_plans(self, digests: Mapping[str, str]) -> None:
         """Refuse to add rows of a plan beside those of another one of the same name.
@@ -364,15 +357,13 @@ class ResultStore:
         """Read a finished or unfinished sweep, rows ordered by (tensor, step, codec, draw).
 
         Raises:
-            TraceError: missing, not a sweep, damaged, or from a newer version.
+            TraceError: missing, not a sweep, damaged, or of another version.
         """
         with reading(path) as sql:
             meta = read_meta(sql, path)
             # One moment of the file, whatever another process adds to it meanwhile.
             sql.execute("BEGIN")
             limit = content_bytes(path)
-            if meta["version"] < VERSION:
-                present(sql, meta["version"])
             columns = read_rows(sql, limit)
             warnings = sql.execute("SELECT CAST(text AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text")
             lines = tuple(text for (text,) in bounded(warnings, limit))

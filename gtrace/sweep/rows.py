@@ -90,6 +90,7 @@ class Drawn(NamedTuple):
         clipping: shares saturated and flushed, where the codec has a range to leave.
         spent: stage -> seconds.
         w1_doubt: how far the Wasserstein distance can be off, None where all values were sorted.
+        window_error: ||sum of errors||^2 over the window that ends here, None where there is none.
     """
 
     found: Comparison
@@ -98,6 +99,7 @@ class Drawn(NamedTuple):
     clipping: tuple[float, float] | None
     spent: dict[str, float]
     w1_doubt: float | None = None
+    window_error: float | None = None
 
 
 def expectation_table(
@@ -214,22 +216,42 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
     return row
 
 
+def drawn_bias(codec: Codec, expected: Expectation | None, row: Row) -> float | None:
+    """The relative bias of a draw, None if the draw does not show it.
+
+    Args:
+        codec: what was drawn.
+        expected: what it says about itself at this step, if it does.
+        row: of :func:`draw_row`.
+    """
+    if codec.unbiased:
+        return 0.0
+    if codec.deterministic:
+        # Only the coins for exact zeros are random.
+        chance = 0.0 if expected is None else expected.squared_error - expected.bias**2
+        bias = math.sqrt(max(0.0, row["squared_error"] - max(0.0, chance)))
+    elif expected is not None:
+        bias = expected.bias
+    else:
+        return None
+    return relative(bias, math.sqrt(row["energy"]))
+
+
 def relate_to_noise(rows: list[Row], tables: list[Table], wanted: Wanted, noise: Noise) -> None:
     """Set the noise ratio of a step's rows, and of its tables, where bias and variance can be told apart.
 
-    Expectations know the bias. A draw of an unbiased codec is off by variance alone. Of a draw of a biased one nobody
-    can say how much of its error is which, and what a codec remembers comes back later.
+    Expectations know the bias, and so do draws that are unbiased or leave nothing to chance. Of other draws nobody can
+    say how much of their error is which, and what a codec remembers comes back later.
     """
-    clear = {identity(codec)["codec"]: (codec.unbiased, codec.stateful) for codec, _ in wanted}
+    stateful = {identity(codec)["codec"]: codec.stateful for codec, _ in wanted}
     for row in rows:
-        unbiased, stateful = clear[row["codec"]]
         if "squared_error" not in row:
             continue
-        if stateful or (row["draw"] != EXPECTATION and not unbiased):
-            why = "it remembers its error" if stateful else "a draw does not tell its bias"
+        if stateful[row["codec"]] or row["relative_bias"] is None:
+            why = "it remembers its error" if stateful[row["codec"]] else "a draw does not tell its bias"
             row["note"] = "; ".join(filter(None, (row.get("note"), f"no noise ratio: {why}")))
             continue
-        bias = 0.0 if unbiased else row["relative_bias"] * math.sqrt(row["energy"])
+        bias = row["relative_bias"] * math.sqrt(row["energy"])
         row["noise_ratio"] = float(noise_ratio(np.array([row["squared_error"]]), np.array([bias]), noise)[0])
     for k, table in enumerate(tables):
         bias = table.same["relative_bias"] * math.sqrt(table.same["energy"])

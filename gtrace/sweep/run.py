@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import tempfile
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,11 +32,12 @@ from gtrace.sweep.rows import identity
 from gtrace.sweep.sampled import sample_of
 from gtrace.sweep.schema import OF_CODEC
 from gtrace.sweep.sketched import Limits
+from gtrace.sweep.windows import windows_of
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from distributed import Client
 
@@ -186,7 +188,8 @@ def run_sweep(
                     if has_optimum(item.codec)
                     for name in item.names
                 }
-                done -= {key for key in store.without_optimum() if (key[0], key[2]) in levels}
+                lacking = {key for key in store.without_optimum() if (key[0], key[2]) in levels}
+                done = {key: done[key] for key in done.keys() - lacking}
             large = Large(chunk, draws)
             plan = _plan(gradients, wanted_steps, asked, draws, done, limits, large)
             store.add([], warnings=[*limits.lines(), *large.lines()])
@@ -249,7 +252,8 @@ def expectations(
     limits = Limits(gradients.infos, codecs, 0)
     limits.check()
     large = Large(chunk, 0)
-    plan = _plan(gradients, gradients.choose(steps), _asked(gradients, codecs), 0, set(), limits, large)
+    plan = _plan(gradients, gradients.choose(steps), _asked(gradients, codecs), 0, {}, limits, large)
+    plan = [replace(job, windows=()) for job in plan]
     allocation = Allocation(gradients, gradients.steps, [(item, None) for item in codecs])
     settings = Settings(0, refit, nonfinite)
     run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
@@ -347,21 +351,28 @@ def _plan(
     steps: frozenset[int],
     asked: Mapping[str, Sequence[Asked]],
     draws: int,
-    done: set[tuple[str, int, str, int]],
+    done: Mapping[tuple[str, int, str, int], int | None],
     limits: Limits,
     large: Large,
 ) -> list[Job]:
     """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
+    there: dict[str, set[int]] = defaultdict(set)
+    for tensor, step, _, _ in done:
+        there[tensor].add(step)
     jobs = []
 
     def add(job: Job, codecs: Sequence[Codec]) -> None:
         if job.sketched or job.sample is not None:
             jobs.append(_with_missing(job, steps, codecs, 0 if job.sketched else draws, done))
             return
+        if gradients.kind == "weight":
+            # What is there already and what is added make one sweep. Gradients of outputs belong to other samples at
+            # each step, so they have no sum.
+            job = replace(job, windows=windows_of(job.steps, steps | there[job.tensor]))
         whole, parts, expected = large.split(job.tensor, job.size, codecs)
-        jobs.append(_with_missing(job, steps, whole, draws, done))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done))
+        jobs.append(_with_missing(job, steps, whole, draws, done, there[job.tensor]))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done, there[job.tensor]))
+        jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done, there[job.tensor]))
 
     def named(job: Job, items: Sequence[Asked]) -> Job:
         return replace(job, among=items[0].among, names={str(item.codec): item.names for item in items})
@@ -392,9 +403,14 @@ def _dtype_bits(info: TensorInfo) -> int:
 
 
 def _with_missing(
-    job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: set[tuple[str, int, str, int]]
+    job: Job,
+    steps: frozenset[int],
+    codecs: Sequence[Codec],
+    draws: int,
+    done: Mapping[tuple[str, int, str, int], int | None],
+    there: Container[int] = (),
 ) -> Job:
-    """The job with what is not done of it."""
+    """The job with rows that are not done, or whose window changes; ``there`` are the steps that have rows."""
     rows = [
         (
             item,
@@ -403,21 +419,35 @@ def _with_missing(
         )
         for item in codecs
     ]
+    before, after = (
+        {job.steps[last]: last + 1 - first for first, last in windows}
+        for windows in (windows_of(job.steps, there), job.windows)
+    )
+    moved = {step for step in before.keys() | after.keys() if before.get(step) != after.get(step)}
+
+    def missing(key: tuple[str, int, str, int]) -> bool:
+        step = key[1]
+        if key not in done:
+            return step in steps
+        return step in moved and done[key] != after.get(step)
+
     wanted: list[tuple[int, tuple[tuple[Codec, tuple[int, ...]], ...]]] = []
-    asked = [(index, step) for index, step in enumerate(job.steps) if step in steps]
-    for index, step in asked:
-        missing = []
+    for index, step in enumerate(job.steps):
+        if step not in steps and step not in moved:
+            continue
+        left = []
         for item, names, every in rows:
-            left = every
+            draws_left = every
             if done:
-                left = tuple(d for d in every if any((job.tensor, step, name, d) not in done for name in names))
-            if left:
-                missing.append((item, left))
-        if missing:
+                draws_left = tuple(d for d in every if any(missing((job.tensor, step, name, d)) for name in names))
+            if draws_left:
+                left.append((item, draws_left))
+        if left:
             # One object for all steps that want the same.
-            same = wanted[-1][1] if wanted and list(wanted[-1][1]) == missing else tuple(missing)
+            same = wanted[-1][1] if wanted and list(wanted[-1][1]) == left else tuple(left)
             wanted.append((index, same))
     # Rows of codecs alone are called by their specs as it is.
     named = {spec: names for spec, names in job.names.items() if [name["codec"] for name in names] != [spec]}
     # On a cluster the last step may be done before others.
-    return replace(job, wanted=tuple(wanted), names=named, final=bool(wanted) and wanted[-1][0] == asked[-1][0])
+    last = max((index for index, step in enumerate(job.steps) if step in steps), default=0)
+    return replace(job, wanted=tuple(wanted), names=named, final=bool(wanted) and wanted[-1][0] >= last)

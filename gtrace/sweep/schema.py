@@ -1,4 +1,4 @@
-"""The tables of a sweep's result file, and how files of older versions become like new ones.
+"""The tables of a sweep's result file.
 
 Texts that many rows repeat stand once, in ``texts``, and a codec's spec, method, bits and parameters in ``codecs``.
 What was measured is in ``cells``, the times in ``spent``, with numbers in place of texts. The views ``rows`` and
@@ -14,14 +14,10 @@ if TYPE_CHECKING:
     import sqlite3
 
 FORMAT = "gtrace-sweep"
-VERSION = 3
+VERSION = 1
 
-#: version -> the tables that its files have
-TABLES = {
-    1: ("meta", "warnings", "details", "rows", "times"),
-    2: ("meta", "warnings", "details", "texts", "codecs", "cells", "spent"),
-    3: ("meta", "warnings", "details", "texts", "codecs", "cells", "spent"),
-}
+#: the tables of a file
+TABLES = ("meta", "warnings", "details", "texts", "codecs", "cells", "spent")
 
 #: draw number of a row of expectations
 EXPECTATION = -1
@@ -43,8 +39,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "optimal_variance": ("REAL", "least relative variance of any levels of the same number on this tensor"),
     "times_optimal": ("REAL", "relative_variance / optimal_variance"),
     "model_variance": ("REAL", "what a parametric law promised for the levels that were fitted to it"),
-    "relative_bias": ("REAL", "||E Q(g) - g|| / ||g||"),
-    "window": ("INTEGER", "consecutive steps of the window that ends at this step, NULL on all other rows"),
+    "relative_bias": ("REAL", "||E Q(g) - g|| / ||g||; NULL if one draw does not show it"),
+    "window": ("INTEGER", "consecutive steps in the window that ends at this step, NULL in other rows"),
     "window_error": ("REAL", "||sum of Q(g) - g over the window||^2, expected or realized"),
     "window_energy": ("REAL", "||sum of g over the window||^2"),
     "noise_ratio": (
@@ -86,8 +82,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "fitted_on": ("TEXT", "itself | previous | step N | - : the data that levels and codes were fitted on"),
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
-#: columns that no file before version 3 has
-_SINCE_3 = ("window", "window_error", "window_energy", "noise_ratio", "update_error")
 KEY = ("tensor", "step", "codec", "draw")
 #: columns that hang on the codec alone
 OF_CODEC = ("method", "bits", "params")
@@ -97,8 +91,8 @@ MEASURED = tuple(name for name in COLUMNS if name not in (*KEY, *OF_CODEC))
 TEXTS = tuple(name for name in MEASURED if COLUMNS[name][0] == "TEXT")
 
 _NAMES = """
-CREATE {temp} TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
-CREATE {temp} TABLE codecs (id INTEGER PRIMARY KEY, codec TEXT NOT NULL UNIQUE, method TEXT, bits INTEGER, params TEXT);
+CREATE TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+CREATE TABLE codecs (id INTEGER PRIMARY KEY, codec TEXT NOT NULL UNIQUE, method TEXT, bits INTEGER, params TEXT);
 """
 _CELLS = f"""
 CREATE TABLE cells (tensor INTEGER NOT NULL, step INTEGER NOT NULL, codec INTEGER NOT NULL, draw INTEGER NOT NULL,
@@ -123,26 +117,6 @@ _VIEWS = f"""
 CREATE VIEW rows AS {ROWS};
 CREATE VIEW times AS {_spelled(_SPENT, ("tensor", "stage"), ("codec",), "spent")};
 """
-_FROM_1 = f"""
-INSERT INTO texts (text) SELECT tensor FROM {{rows}}
-UNION SELECT tensor FROM {{times}} UNION SELECT stage FROM {{times}}
-{" ".join(f"UNION SELECT {name} FROM {{rows}} WHERE {name} NOT NULL" for name in TEXTS)};
-INSERT INTO codecs (codec, method, bits, params) SELECT codec, method, bits, params FROM {{rows}} GROUP BY codec;
-INSERT OR IGNORE INTO codecs (codec) SELECT codec FROM {{times}};
-"""
-
-
-def _numbered(columns: tuple[str, ...], texts: tuple[str, ...], table: str) -> str:
-    """A query for a table of version 1 with numbers in place of texts."""
-    shown = {name: f"{name}_text.id AS {name}" for name in texts} | {"codec": "codecs.id AS codec"}
-    shown |= {name: f"NULL AS {name}" for name in _SINCE_3}
-    columns_of = ", ".join(shown.get(name, f"old.{name}") for name in columns)
-    joins = " ".join(f"LEFT JOIN texts AS {name}_text ON {name}_text.text = old.{name}" for name in texts)
-    return f"SELECT {columns_of} FROM {{{table}}} AS old {joins} LEFT JOIN codecs ON codecs.codec = old.codec"
-
-
-_CELLS_OF_1 = _numbered((*KEY, *MEASURED), ("tensor", *TEXTS), "rows")
-_SPENT_OF_1 = _numbered(_SPENT, ("tensor", "stage"), "times")
 _REST = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE warnings (text TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -152,43 +126,7 @@ CREATE TABLE details (tensor TEXT, step INTEGER, what TEXT, value TEXT, PRIMARY 
 
 def create(sql: sqlite3.Connection) -> None:
     """Make the tables of an empty file, inside the transaction that is open."""
-    _run(sql, _REST + _NAMES.format(temp="") + _CELLS + _VIEWS)
-
-
-def upgrade(sql: sqlite3.Connection, version: int) -> None:
-    """Turn a file of an older version into one of this version, inside the transaction that is open."""
-    old = {"rows": "old_rows", "times": "old_times"}
-    steps = {
-        1: "ALTER TABLE rows RENAME TO old_rows; ALTER TABLE times RENAME TO old_times;"
-        + _NAMES.format(temp="")
-        + _FROM_1.format(**old)
-        + _CELLS
-        + f"INSERT INTO cells {_CELLS_OF_1.format(**old)}; INSERT INTO spent {_SPENT_OF_1.format(**old)};"
-        + "DROP TABLE old_rows; DROP TABLE old_times;"
-        + _VIEWS,
-        2: "DROP VIEW rows; DROP VIEW times;"
-        + "".join(f"ALTER TABLE cells ADD COLUMN {name} REAL;" for name in _SINCE_3)
-        + _VIEWS,
-    }
-    _run(sql, steps[version] + f"UPDATE meta SET value = '{VERSION}' WHERE key = 'version';")
-
-
-def present(sql: sqlite3.Connection, version: int) -> None:
-    """Let a file of an older version look like one of this version to this connection, which may only read it."""
-    old = {"rows": "main.rows", "times": "main.times"}
-    steps = {
-        1: "PRAGMA temp_store = MEMORY;"
-        + _NAMES.format(temp="TEMP")
-        + _FROM_1.format(**old)
-        + f"CREATE TEMP VIEW cells AS {_CELLS_OF_1.format(**old)};"
-        + f"CREATE TEMP VIEW spent AS {_SPENT_OF_1.format(**old)};",
-        2: f"CREATE TEMP VIEW cells AS SELECT *, {', '.join(f'NULL AS {name}' for name in _SINCE_3)} FROM main.cells;",
-    }
-    _run(sql, steps[version])
-
-
-def _run(sql: sqlite3.Connection, script: str) -> None:
     # executescript would commit what is open.
-    for statement in script.split(";"):
+    for statement in (_REST + _NAMES + _CELLS + _VIEWS).split(";"):
         if statement.strip():
             sql.execute(statement)

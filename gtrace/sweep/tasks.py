@@ -170,7 +170,7 @@ def cut(jobs: Iterable[Job], seconds: float) -> Iterator[tuple[Part, ...]]:
     """Tasks of about so many seconds, in the order of the jobs: long jobs in parts, short ones together.
 
     A codec that keeps memory is replayed from the start of a burst, so where one takes part, a job is cut between
-    bursts only.
+    bursts only. Otherwise it is cut between windows, over which errors are added up.
     """
     task: list[Part] = []
     held = 0.0
@@ -188,13 +188,15 @@ def cut(jobs: Iterable[Job], seconds: float) -> Iterator[tuple[Part, ...]]:
 def _parts(job: Job, seconds: float) -> Iterator[tuple[Part, float]]:
     replayed = any(item.stateful and draws[-1] != EXPECTATION for _, codecs in job.wanted for item, draws in codecs)
     bare = replace(job, wanted=())
+    start = {index: first for first, last in job.windows for index in range(first, last + 1)}
     first, held = 0, 0.0
     for place, (index, codecs) in enumerate(job.wanted):
         held += _seconds(job, codecs)
         last = place + 1 == len(job.wanted)
         if not last:
             after = job.wanted[place + 1][0]
-            if held < seconds or (replayed and start_of(job.steps, after) <= index):
+            begins = start_of(job.steps, after) if replayed else start.get(after, after)
+            if held < seconds or begins <= index:
                 continue
         told = job.wanted[first : place + 1]
         wanted = tuple((at, tuple((str(item), draws) for item, draws in specs)) for at, specs in told)

@@ -14,6 +14,8 @@ from gtrace.sweep.rows import expectation_table, identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from gtrace.codecs import Codec, LevelCodec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sketch import MomentSketch
@@ -120,6 +122,11 @@ class Together:
         if weighed is not None:
             update = sets.weighted_error(weighed[0]), weighed[1]
         return expectation_table(common, group.identities, expected, sent, fitted_on, best, dtype_bits, update)
+
+    def errors(self, group: Group, index: int, size: int) -> NDArray[np.float64]:
+        """Expected squared errors of a group at a step, float64[codecs]."""
+        judged = self._judge(group.sets, index)
+        return group.sets.expect(judged, group.sets.fit(judged, size)).squared_error
 
     def forget(self, keep: set[int]) -> None:
         """Drop what is known of all steps but these."""

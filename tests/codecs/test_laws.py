@@ -25,6 +25,16 @@ def test_laws(spec):
     testing.check_codec(c, spike=spec.endswith("bucket_size=none"))
 
 
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_a_codec_is_deterministic_exactly_if_its_key_changes_nothing(spec):
+    c = gtrace.codec(spec)
+    values = dict(testing.tensors())["heavy"]
+    state, _ = testing.fitted(c, values)
+    payloads = [c.encode(state, values, key) for key in ((1, 2), (3, 4))]
+    lossless = np.allclose(c.decode(c.shared(state), payloads[0], values.size), values)
+    assert (payloads[0] == payloads[1]) == (c.deterministic or lossless)
+
+
 def test_default_of_every_codec_obeys_the_spike_law():
     for name in CODECS:
         if gtrace.codec(name).unbiased:

@@ -99,7 +99,7 @@ def test_a_virtual_table(path):
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("4", "newer gtrace (format 4,"),
+        ("3", "written by another gtrace (format 3, this one reads 1); run the sweep again with --force"),
         ('"\\u001b[2J"', r"(format \x1b[2J,"),
         ("true", "format True"),
         ("0", "format 0"),

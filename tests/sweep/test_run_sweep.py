@@ -250,7 +250,7 @@ def test_store_refuses_what_it_did_not_write(tmp_path):
         ResultStore.load(tmp_path / "text.db")
 
 
-def test_newer_store_is_refused(trace, tmp_path):
+def test_a_store_of_another_version_is_refused(trace, tmp_path):
     import sqlite3
 
     path = tmp_path / "new.db"
@@ -258,7 +258,7 @@ def test_newer_store_is_refused(trace, tmp_path):
     with sqlite3.connect(path) as sql:
         sql.execute("UPDATE meta SET value = '99' WHERE key = 'version'")
     sql.close()
-    with pytest.raises(TraceError, match="newer gtrace"):
+    with pytest.raises(TraceError, match=r"another gtrace .*run the sweep again with --force"):
         ResultStore.load(path)
 
 
@@ -308,9 +308,12 @@ def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):
     path = write_trace(tmp_path / "gap.zarr", steps=(0, 1, 2, 10, 11))
     spec = "mem-sgd:ratio=0.05"
     whole = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"])
+    # Windows are made of the steps that are swept.
+    kept = [k for k, name in enumerate(whole.columns) if not name.startswith("window")]
     for steps in ([2], [11], [1, 2]):
         part = gtrace.run_sweep(path, [spec], jobs=1, tensors=["fc.weight"], steps=steps)
-        assert rows_of(part) == [r for r in rows_of(whole) if r[1] in steps]
+        found, wanted = ([[r[k] for k in kept] for r in rows_of(result) if r[1] in steps] for result in (part, whole))
+        assert found == wanted
     alone = gtrace.run_sweep(
         write_trace(tmp_path / "same.zarr", steps=(0, 1, 2, 10, 11)), ["topk:ratio=0.05"], jobs=1, tensors=["fc.weight"]
     )

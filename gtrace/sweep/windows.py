@@ -1,0 +1,108 @@
+"""Windows of consecutive steps, over which a sweep adds up what codecs lose.
+
+A codec with memory loses much in one step and sends most of it later. So a sweep also compares the sum of what arrived
+with the sum of the gradients, over up to ten consecutive steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Hashable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+#: the most steps in a window
+LENGTH = 10
+#: float64 numbers that running sums of codecs without memory hold for a tensor; further codecs are encoded again
+_HELD = 1 << 21
+
+
+class Window(NamedTuple):
+    """A window that ends at the step that is gone through.
+
+    Attributes:
+        first: index of its first step.
+        steps: how many it has.
+        energy: ||sum of g||^2.
+    """
+
+    first: int
+    steps: int
+    energy: float
+
+
+def windows_of(steps: Sequence[int], wanted: Container[int]) -> tuple[tuple[int, int], ...]:
+    """The indices of each window's first and last step.
+
+    Windows start at a burst's first captured step and then every ten steps. A step that is not wanted cuts a window.
+
+    Args:
+        steps: the captured steps of a tensor, rising.
+        wanted: the steps that are swept.
+
+    >>> windows_of(range(13), range(13))
+    ((0, 9), (10, 12))
+    >>> windows_of((0, 1, 2, 3, 7, 8, 20), {0, 1, 3, 7, 8, 20})
+    ((0, 1), (4, 5))
+    """
+    found: list[tuple[int, int]] = []
+    start, first = 0, None
+    for index, step in enumerate(steps):
+        if index and step != steps[index - 1] + 1:
+            start, first = index, None
+        if (index - start) % LENGTH == 0 or step not in wanted:
+            first = None
+        if step in wanted:
+            if first is None:
+                first = index
+            elif found and found[-1][0] == first:
+                found[-1] = first, index
+            else:
+                found.append((first, index))
+    return tuple(found)
+
+
+class RunningSums:
+    """Sums over the steps of a window, as far as a replay has come.
+
+    Args:
+        windows: of :func:`windows_of`.
+    """
+
+    def __init__(self, windows: Iterable[tuple[int, int]]) -> None:
+        self._first = {index: first for first, last in windows for index in range(first, last + 1)}
+        #: key -> index of the step that comes next, the sum
+        self._held: dict[Hashable, tuple[int, NDArray[np.float64]]] = {}
+
+    def covers(self, index: int) -> bool:
+        """Whether a step is in a window."""
+        return index in self._first
+
+    def at(self, key: Hashable, index: int, size: int, *, always: bool = True) -> NDArray[np.float64] | None:
+        """Where a step's ``size`` numbers are to be added, float64[size]; None if the sum is not kept.
+
+        Args:
+            key: of the sum.
+            index: of the step, whose numbers the caller adds at once.
+            size: how many numbers the sum has.
+            always: whether the sum is kept however many numbers others hold.
+        """
+        first = self._first.get(index)
+        following, total = self._held.pop(key, (None, None))
+        if first == index:
+            held = sum(other.size for _, other in self._held.values())
+            total = np.zeros(size) if always or held + size <= _HELD else None
+        elif first is None or following != index or (total is not None and total.size != size):
+            total = None
+        if total is not None:
+            self._held[key] = index + 1, total
+        return total
+
+    def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
+        """The sum up to and with a step, which is forgotten; None if it was not kept or a step is missing."""
+        following, total = self._held.pop(key, (None, None))
+        return total if following == index + 1 else None

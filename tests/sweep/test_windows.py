@@ -1,0 +1,258 @@
+"""What codecs lose over windows of consecutive steps, against sums in numpy."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from helpers_sweep import rows_of, write_trace
+
+import gtrace
+from gtrace.errors import GtraceError
+from gtrace.sweep import windows
+from gtrace.sweep.bursts import start_of
+from gtrace.sweep.results import ResultStore
+from gtrace.sweep.windows import windows_of
+from gtrace.trace import Trace
+from gtrace.types import Key
+
+STEPS = (*range(13), 20, 21, 22, 40)
+#: of every kind: closed forms in a table and alone, biased and not, with memory of its own or around another codec
+SPECS = [
+    *("none", "qsgdinf:bits=3", "alq:bits=3,bucket_size=64", "randomk:ratio=0.2", "terngrad:clip=1.5"),
+    *("signsgd", "topk:ratio=0.05", "minmax:bits=2", "fp:e3m0", "fp:e3m0,rounding=stochastic"),
+    *("ef:topk:ratio=0.05", "mem-sgd:ratio=0.05", "ef:signsgd", "signum", "dgc:ratio=0.1", "ef:qsgdinf:bits=3"),
+    *("momentum:topk:ratio=0.1", "powersgd", "onebit", "mcgq:delta_k=100"),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("windows")
+    return write_trace(folder / "run.zarr", steps=STEPS, tensors=(("a", 300), ("b", 40)))
+
+
+@pytest.fixture(scope="module")
+def result(path):
+    return gtrace.run_sweep(path, SPECS, draws=2, jobs=1)
+
+
+def replayed(trace, name, spec, draw, steps):
+    """What a codec decodes at each step, fitted on the step before, with memory from the start of the burst."""
+    codec, captured, state, arrived = gtrace.codec(spec), trace.steps(name).tolist(), None, {}
+    for index, step in enumerate(captured):
+        values = trace.read(name, step)
+        if state is None or not codec.stateful or start_of(captured, index) == index:
+            state = codec.init(values.size)
+        if codec.needs is not None:
+            source = trace.read(name, captured[max(0, index - 1)])
+            state = codec.fit(state, gtrace.sketch.MomentSketch.from_spec(codec.view(state, source), codec.needs), step)
+        key = Key.derive(0, tensor=name, step=step, draw=draw)
+        arrived[step] = codec.decode(codec.shared(state), codec.encode(state, values, key), values.size)
+        state = codec.update(state, values, arrived[step])
+    return [arrived[step] for step in steps]
+
+
+def test_windows_are_cut_at_bursts_at_ten_steps_and_at_gaps_in_what_is_wanted():
+    assert windows_of(STEPS, STEPS) == ((0, 9), (10, 12), (13, 15))
+    assert windows_of(range(25), range(25)) == ((0, 9), (10, 19), (20, 24))
+    assert windows_of(range(11), range(11)) == ((0, 9),)
+    assert windows_of(range(100, 130), range(105, 115)) == ((5, 9), (10, 14))
+    assert windows_of(range(10), (0, 1, 2, 4, 6, 7)) == ((0, 2), (6, 7))
+    assert windows_of((), ()) == ()
+    found = windows_of(range(1000), [step for step in range(1000) if step % 7])
+    assert all(first <= last for (_, first), (last, _) in pairwise(found))
+
+
+def test_only_the_last_step_of_a_window_has_it(result):
+    drawn = result["draw"] >= 0
+    assert dict(zip(result["step"][drawn], result["window"][drawn], strict=True)).keys() == set(STEPS)
+    ends = {9: 10.0, 12: 3.0, 22: 3.0}
+    for row in result.rows():
+        if row["draw"] >= 0:
+            assert ends.get(row["step"]) == (None if math.isnan(row["window"]) else row["window"])
+        for name in ("window_error", "window_energy"):
+            assert math.isnan(row[name]) == math.isnan(row["window"])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_draws_are_sums_of_vectors(path, result, spec):
+    with gtrace.open_trace(path) as trace:
+        found = [
+            r for r in result.rows() if r["codec"] == str(gtrace.codec(spec)) and r["draw"] >= 0 and r["window"] > 0
+        ]
+        assert len(found) == 2 * 3 * 2
+        for row in found:
+            steps = range(row["step"] + 1 - int(row["window"]), row["step"] + 1)
+            exact = [trace.read(row["tensor"], step).astype(np.float64) for step in steps]
+            arrived = replayed(trace, row["tensor"], spec, row["draw"], steps)
+            error = sum(q - g for q, g in zip(arrived, exact, strict=True))
+            assert row["window_energy"] == pytest.approx(float(np.sum(np.square(sum(exact)))), rel=1e-12)
+            assert row["window_error"] == pytest.approx(float(np.sum(np.square(error))), rel=1e-12)
+
+
+def test_expected_errors_of_unbiased_codecs_without_memory_add_up(result):
+    rows = {(r["tensor"], r["step"], r["codec"]): r for r in result.rows() if r["draw"] == -1}
+    for (tensor, step, codec), row in rows.items():
+        unbiased = gtrace.codec(codec).unbiased
+        assert math.isnan(row["window"]) == (not unbiased or step not in (9, 12, 22)), codec
+        if not math.isnan(row["window"]):
+            steps = range(step + 1 - int(row["window"]), step + 1)
+            wanted = sum(rows[tensor, s, codec]["squared_error"] for s in steps)
+            assert row["window_error"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_draws_scatter_around_the_expectation(path):
+    found = gtrace.run_sweep(path, ["qsgdinf:bits=2"], draws=200, tensors=["a"], jobs=2)
+    at = found["step"] == 9
+    expected = found["window_error"][at & (found["draw"] == -1)]
+    drawn = found["window_error"][at & (found["draw"] >= 0)]
+    assert abs(drawn.mean() - expected[0]) < 5 * drawn.std() / math.sqrt(drawn.size)
+
+
+def test_memory_pays_over_a_window(result):
+    def share(spec, column, over):
+        at = (result["codec"] == str(gtrace.codec(spec))) & (result["step"] == 9) & (result["draw"] == 0)
+        return float(result[column][at].sum() / result[over][at].sum())
+
+    for plain, memory in (("topk:ratio=0.05", "ef:topk:ratio=0.05"), ("signsgd", "ef:signsgd")):
+        # In one step memory looks worse; what has arrived over ten of them is nearer to the sum of the gradients.
+        assert share(plain, "squared_error", "energy") < share(memory, "squared_error", "energy")
+        assert share(memory, "window_error", "window_energy") < share(plain, "window_error", "window_energy")
+
+
+class StoppedError(Exception):
+    """What ends a sweep between two steps."""
+
+
+@pytest.mark.parametrize("held", [0, 500, 1 << 21])
+def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
+    path, result, tmp_path, monkeypatch, held
+):
+    monkeypatch.setattr(windows, "_HELD", held)
+    whole = rows_of(result)
+    assert rows_of(gtrace.run_sweep(path, SPECS, draws=2, jobs=2)) == whole
+
+    def stop_after(count):
+        def progress(done, _all):
+            if done == count:
+                raise StoppedError
+
+        return progress
+
+    for count in (4, 12, 24):
+        out = tmp_path / f"{count}.db"
+        with pytest.raises(StoppedError):
+            gtrace.run_sweep(path, SPECS, draws=2, jobs=1, output=out, progress=stop_after(count))
+        assert rows_of(gtrace.run_sweep(path, SPECS, draws=2, jobs=1, output=out)) == whole
+
+
+@pytest.mark.parametrize("first", [range(5), range(5, 13), [4], [0, 2, 4, 6, 8, 10, 12], [21]])
+def test_a_sweep_that_more_steps_were_added_to_has_the_windows_of_one_sweep(path, result, tmp_path, first):
+    out = tmp_path / "out.db"
+    specs = [spec for spec in SPECS if first != [4] or not gtrace.codec(spec).stateful]
+    gtrace.run_sweep(path, specs, draws=2, jobs=1, output=out, steps=list(first))
+    rest = [step for step in STEPS if step not in first]
+    found = gtrace.run_sweep(path, specs, draws=2, jobs=1, output=out, steps=rest)
+    names = {str(gtrace.codec(spec)) for spec in specs}
+    assert rows_of(found) == [row for row in rows_of(result) if row[2] in names]
+
+
+def test_fewer_steps_leave_windows_as_they_are(path, tmp_path):
+    out = tmp_path / "out.db"
+    before = rows_of(gtrace.run_sweep(path, SPECS[:2], jobs=1, output=out))
+    assert rows_of(gtrace.run_sweep(path, SPECS[:2], jobs=1, output=out, steps=[2, 3, 4])) == before
+
+
+def test_steps_that_are_not_wanted_are_in_no_window(path):
+    found = gtrace.run_sweep(path, ["topk:ratio=0.1", "ef:topk:ratio=0.1"], steps=[2, 3, 4, 6, 20], jobs=1)
+    windows_at = {row["step"]: row["window"] for row in found.rows() if row["window"] > 0}
+    assert windows_at == {4: 3}
+
+
+@pytest.mark.parametrize(("nonfinite", "there"), [("skip", False), ("zero", True)])
+def test_a_window_with_values_that_are_not_finite(nonfinite, there):
+    values = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+    values[1, 3] = np.nan
+    trace = Trace.from_arrays({"w": dict(enumerate(values))})
+    found = gtrace.run_sweep(trace, ["qsgdinf:bits=3", "topk:ratio=0.1", "ef:topk:ratio=0.1"], nonfinite=nonfinite)
+    assert (found["window"] > 0).any() == there
+    if there:
+        energy = float(np.sum(np.square(np.nan_to_num(values).sum(axis=0, dtype=np.float64))))
+        np.testing.assert_allclose(found["window_energy"][found["window"] > 0], energy, rtol=1e-12)
+
+
+def test_a_model_of_other_tensors_at_some_steps_has_no_window():
+    rng = np.random.default_rng(0)
+    steps = {"a": range(6), "b": (0, 1, 3, 4, 5)}
+    trace = Trace.from_arrays(
+        {n: {s: rng.normal(size=50).astype(np.float32) for s in there} for n, there in steps.items()}
+    )
+    specs = ["qsgdinf:bits=3,scope=model", "ef:qsgdinf:bits=3,scope=model", "topk"]
+    found = gtrace.run_sweep(trace, specs)
+    model = found["tensor"] == "*"
+    assert np.isnan(found["window"][model]).all()
+    assert set(found["step"][found["window"] > 0]) == {1, 5}
+    found = gtrace.run_sweep(trace, specs[:2], steps=[3, 4, 5])
+    assert set(found["step"][found["window"] > 0]) == {5}
+
+
+def test_gradients_of_outputs_have_no_sum(tmp_path):
+    with gtrace.create_trace(tmp_path / "run.zarr") as writer:
+        for step in range(4):
+            writer.append(step, "out", np.random.default_rng(step).normal(size=50).astype(np.float32), kind="neural")
+            writer.commit(step)
+    found = gtrace.run_sweep(tmp_path / "run.zarr", ["qsgdinf:bits=3", "topk", "ef:topk"])
+    assert np.isnan(found["window"]).all()
+
+
+def test_chunks_give_the_expected_windows_of_the_whole(path):
+    specs = ["qsgdinf:bits=3,bucket_size=64", "signsgd", "topk:ratio=0.1"]
+    whole = gtrace.run_sweep(path, specs, tensors=["a"], jobs=1)
+    found = gtrace.run_sweep(path, specs, tensors=["a"], jobs=1, chunk=128)
+    for result_rows in (found, whole):
+        assert len(result_rows) == len(STEPS) * 5
+    for a, b in zip(found.rows(), whole.rows(), strict=True):
+        if a["draw"] == -1 or a["method"] == "topk":
+            np.testing.assert_allclose(a["window_error"], b["window_error"], rtol=1e-9)
+            assert a["window_energy"] == b["window_energy"] or math.isnan(b["window_energy"])
+        else:
+            # Chunk by chunk nothing holds what several steps lost.
+            assert math.isnan(a["window"])
+
+
+def test_the_bias_of_draws(result):
+    for row in result.rows():
+        if row["draw"] < 0:
+            continue
+        codec = gtrace.codec(row["codec"])
+        if codec.unbiased:
+            assert row["relative_bias"] == 0
+        elif codec.deterministic:
+            assert row["relative_bias"] == pytest.approx(math.sqrt(row["squared_error"] / row["energy"]))
+        elif isinstance(codec, gtrace.codecs.ExpectingCodec):
+            assert 0 <= row["relative_bias"] < math.sqrt(row["squared_error"] / row["energy"])
+        else:
+            assert math.isnan(row["relative_bias"]), codec
+
+
+def test_coins_for_zeros_are_no_bias():
+    values = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    values[:400] = 0
+    found = gtrace.run_sweep(Trace.from_arrays({"w": {0: values}}), ["signsgd"])
+    expected, drawn = found.rows()
+    assert drawn["relative_bias"] == pytest.approx(expected["relative_bias"], rel=1e-9)
+    assert drawn["relative_bias"] < 0.95 * math.sqrt(drawn["relative_variance"])
+
+
+def test_a_result_file_of_older_columns_is_refused(path, tmp_path):
+    import sqlite3
+
+    out = tmp_path / "out.db"
+    gtrace.run_sweep(path, ["none"], output=out, draws=0, jobs=1)
+    with sqlite3.connect(out) as sql:
+        sql.execute("DROP VIEW rows")
+        sql.execute("ALTER TABLE cells DROP COLUMN window")
+    sql.close()
+    with pytest.raises(GtraceError, match="run the sweep again with --force"):
+        ResultStore.load(out)

@@ -332,7 +332,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         tight, kept = np.empty(probabilities.size, np.uint8), np.empty(probabilities.size, np.uint8)
         numbers = np.empty(_symbols.SYMBOL_NUMBERS)
         _symbols.tell_symbols(
-            magnitudes, not self.has_zero, sketch.quantized, MAX_LENGTH, probabilities, tight, kept, numbers
+            magnitudes, not self.has_zero, float(sketch.quantized), MAX_LENGTH, probabilities, tight, kept, numbers
         )
         bits, huffman, complete, sent = numbers.tolist()
         return Symbols(probabilities, kept, float(width_for(kept.size)), bits, huffman, complete, sent)

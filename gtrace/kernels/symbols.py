@@ -42,9 +42,9 @@ class Bins(NamedTuple):
     sums: NDArray[np.float64]
     blocks: NDArray[np.float64]
     large: NDArray[np.float64]
-    zeros: int
+    zeros: float
     zero_weight: float
-    count: int  # hides tuple.count, which nobody needs here
+    count: float  # hides tuple.count, which nobody needs here
 
 
 @jit
@@ -74,7 +74,7 @@ def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) 
 
 @jit
 def complete(
-    probabilities: NDArray[np.float64], count: int, longest: int, tight: NDArray[np.uint8], out: NDArray[np.uint8]
+    probabilities: NDArray[np.float64], count: float, longest: int, tight: NDArray[np.uint8], out: NDArray[np.uint8]
 ) -> None:
     """Lengths of a code that has one for every symbol, where that lengthens the mean by less than a hundredth.
 
@@ -105,7 +105,7 @@ def packed_bits(lengths: NDArray[np.uint8]) -> int:
 def tell_symbols(
     mass: NDArray[np.float64],
     mirrored: bool,
-    count: int,
+    count: float,
     longest: int,
     probabilities: NDArray[np.float64],
     tight: NDArray[np.uint8],
@@ -146,9 +146,9 @@ def judge_levels(
     sums: NDArray[np.float64],
     blocks: NDArray[np.float64],
     large: NDArray[np.float64],
-    zeros: int,
+    zeros: float,
     zero_weight: float,
-    count: int,
+    count: float,
     levels: NDArray[np.float64],
     mirrored: bool,
     mass: NDArray[np.float64],
@@ -172,9 +172,9 @@ def judge_sets(
     sums: NDArray[np.float64],
     blocks: NDArray[np.float64],
     large: NDArray[np.float64],
-    zeros: int,
+    zeros: float,
     zero_weight: float,
-    count: int,
+    count: float,
     levels: NDArray[np.float64],
     starts: NDArray[np.int64],
     mirrored: NDArray[np.bool_],

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.fitting.pooling import Pool, poolable
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
@@ -35,11 +36,12 @@ class _Ends:
 
 @dataclass(slots=True)
 class _Tensor:
-    """One tensor: its connection, the scheduled step of its last sketch, and that sketch."""
+    """One tensor: its connection, the scheduled step of its last summary, that summary, and what the next one pools."""
 
     ends: _Ends
     due: int = -1
     summary: MomentSketch | None = None
+    pool: Pool = field(default_factory=Pool)
 
 
 class LayerCodecs:
@@ -70,6 +72,7 @@ class LayerCodecs:
         self._codec, self._worker, self._seed, self._refit = codec, worker, seed, refit
         # A sketch that nobody reads would be charged to the codec as its own time.
         self._spec = codec.needs if type(codec).fit is not Codec.fit else None
+        self._pools = refit.pooled and poolable(self._spec)
         self._common = _Ends(None) if self._spec is not None and self._spec.scope == "model" else None
         self._tensors: dict[str, _Tensor] = {}
         self._fresh = False
@@ -132,15 +135,21 @@ class LayerCodecs:
 
     def _sketch(self, tensor: _Tensor, values: NDArray[np.float32], step: int, tally: Tally) -> None:
         due = self._refit.latest(step)
-        if self._spec is None or due <= tensor.due:
+        if self._spec is None or (due <= tensor.due and not (self._pools and self._refit.watches(step))):
             return
         start = time.thread_time()
         state = State(values.size, tensor.ends.state.arrays if tensor.ends.state is not None else {})
-        tensor.summary = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
-        tensor.due = due
-        self._fresh = True
-        if self._common is None:
-            tensor.ends.state = self._codec.fit(state, tensor.summary, step)
+        sketch = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
+        if self._pools:
+            tensor.pool.add(sketch)
+        if due > tensor.due:
+            tensor.summary = tensor.pool.mean() if self._pools else sketch
+            tensor.due = due
+            self._fresh = True
+            if self._common is None:
+                tensor.ends.state = self._codec.fit(state, tensor.summary, step)
+            if not self._refit.watches(step + 1):
+                tensor.pool = Pool()
         tally.fit_seconds += time.thread_time() - start
 
     def _through(

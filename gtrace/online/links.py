@@ -16,6 +16,7 @@ import numpy as np
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.fitting.pooling import Pool, poolable
 from gtrace.online.vectors import on_host
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, Role, State
@@ -90,6 +91,8 @@ class Sender:
         self._fitted = -1
         self._known = b""
         self._spec = _fit_spec(codec)
+        self._pool = Pool()
+        self._watched = -1
 
     def adopt(self, codec: Codec) -> None:
         """Go on with a codec that differs in ``bits`` alone: it is fitted at once, and memory is kept."""
@@ -100,23 +103,46 @@ class Sender:
         """Whether the codec is to be fitted before it encodes at this step."""
         return self._spec is not None and self._refit.latest(step) > self._fitted
 
-    def summary(self, values: Vector) -> MomentSketch:
+    def watch(self, values: Vector, step: int) -> None:
+        """Take note of a step that the fit of this step or a later one pools; once for each step."""
+        if self._spec is None or not self._pools or step <= self._watched:
+            return
+        if self.due(step) or self._refit.watches(step):
+            start = time.thread_time()
+            self._pool.add(self._sketch(values, self._spec))
+            self._watched = step
+            self.fit_seconds += time.thread_time() - start
+
+    def summary(self, values: Vector, step: int) -> MomentSketch:
         """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
 
-        Sketches are made on the host, which a tensor of a device is copied to.
+        With a pooled schedule it is the decayed mean of this sketch and of those of the steps before. Sketches are
+        made on the host, which a tensor of a device is copied to.
 
         Raises:
             UsageError: a codec that is never fitted.
         """
         if self._spec is None:
             raise UsageError(f"{self.codec}: there is nothing to fit")
-        return MomentSketch.from_spec(self.codec.view(self.state, on_host(values)), self._spec)
+        if not self._pools:
+            return self._sketch(values, self._spec)
+        self.watch(values, step)
+        return self._pool.mean()
+
+    @property
+    def _pools(self) -> bool:
+        return self._refit.pooled and poolable(self._spec)
+
+    def _sketch(self, values: Vector, spec: SummarySpec) -> MomentSketch:
+        return MomentSketch.from_spec(self.codec.view(self.state, on_host(values)), spec)
 
     def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False) -> None:
         """Fit to a summary; where all workers ``agreed`` on it, what receivers must hold does not travel."""
         start = time.thread_time()
         self.state = self.codec.fit(self.state, summary, step)
         self._fitted = self._refit.latest(step)
+        if not self._refit.watches(step + 1):
+            self._pool = Pool()
         self.fit_seconds += time.thread_time() - start
         if agreed:
             self._known = self.codec.shared(self.state)
@@ -128,9 +154,10 @@ class Sender:
 
     def send(self, values: Vector, step: int) -> Message:
         """Fit where the schedule says so, and encode float32[size]; a tensor on its own device, to the same bytes."""
+        self.watch(values, step)
         if self.due(step):
             start = time.thread_time()
-            summary = self.summary(values)
+            summary = self.summary(values, step)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
         key = Key.derive(self._seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
@@ -155,6 +182,8 @@ class Sender:
             "state": dict(self.state.to_arrays()),
             "fitted": self._fitted,
             "known": np.frombuffer(self._known, np.uint8).copy(),
+            "watched": self._watched,
+            "pool": self._pool.to_arrays(),
         }
 
     def load_arrays(self, arrays: Mapping[str, Any]) -> None:
@@ -162,6 +191,9 @@ class Sender:
         self.state = State.from_arrays(arrays["state"])
         self._fitted = int(arrays["fitted"])
         self._known = np.asarray(arrays["known"], np.uint8).tobytes()
+        self._watched = int(arrays["watched"])
+        if self._spec is not None:
+            self._pool = Pool.from_arrays(arrays["pool"], self._spec)
 
 
 def _fit_spec(codec: Codec) -> SummarySpec | None:

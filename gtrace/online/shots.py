@@ -228,7 +228,7 @@ class Shots:
         ]
         if not due:
             return
-        packed = [pack_sketch(sender.summary(array)) if _sendable(array) else b"" for _, array, sender in due]
+        packed = [pack_sketch(sender.summary(array, step)) if _sendable(array) else b"" for _, array, sender in due]
         frame = join(packed)
         self.tally.shared_bits += 8 * sum(map(len, packed))
         self.tally.frame_bits += 8 * (len(frame) - sum(map(len, packed)))

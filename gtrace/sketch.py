@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 #: what rounding may add to a bound, as a share of the error
 ROUNDING = 1e-12
-#: attributes that merging adds up, besides the bins
-_ADDED = ("zeros", "zero_weight", "nonfinite", "size", "buckets", "dead", "clipped", "clip_error")
-_ADDED_EXACT = ("exact", "exact_energy", "exact_zeros")
+#: attributes that merging adds up, besides the bins: numbers of values or buckets, and sums in squared gradient units
+_COUNTS = ("zeros", "nonfinite", "size", "buckets", "dead", "clipped", "exact", "exact_zeros")
+_ENERGIES = ("zero_weight", "clip_error", "exact_energy")
+COUNTED = _COUNTS + _ENERGIES
 #: level sets whose expectations a sketch remembers
 _MOST_KNOWN = 2048
 
@@ -56,6 +57,8 @@ class LogMoments(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class MomentSketch:
     """Summary of one tensor, or of several merged ones. Build it with :meth:`of`; add sketches with ``+``.
+
+    Numbers of values and buckets are whole, unless the sketch was :meth:`scaled`.
 
     Attributes:
         spec: norm, bucket size and the other choices that two sketches must share to be merged.
@@ -82,17 +85,17 @@ class MomentSketch:
     spec: SummarySpec
     rows: NDArray[np.int32]
     sums: NDArray[np.float64]
-    zeros: int = 0
+    zeros: float = 0
     zero_weight: float = 0.0
-    nonfinite: int = 0
-    size: int = 0
-    buckets: int = 0
-    exact: int = 0
+    nonfinite: float = 0
+    size: float = 0
+    buckets: float = 0
+    exact: float = 0
     exact_energy: float = 0.0
-    exact_zeros: int = 0
-    clipped: int = 0
+    exact_zeros: float = 0
+    clipped: float = 0
     clip_error: float = 0.0
-    dead: int = 0
+    dead: float = 0
     bucket_moments: NDArray[np.float64] | None = None
     mantissa: int = MANTISSA
     _edges: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
@@ -258,7 +261,7 @@ class MomentSketch:
             spec=self.spec,
             rows=rows,
             sums=sums,
-            **{name: getattr(self, name) + getattr(other, name) for name in _ADDED + _ADDED_EXACT},
+            **{name: getattr(self, name) + getattr(other, name) for name in COUNTED},
             bucket_moments=None
             if self.bucket_moments is None or other.bucket_moments is None
             else np.concatenate([self.bucket_moments, other.bucket_moments]),
@@ -266,6 +269,26 @@ class MomentSketch:
         )
 
     __add__ = merge
+
+    def scaled(self, mass: float, energy: float | None = None) -> MomentSketch:
+        """The same law with another weight.
+
+        Args:
+            mass: factor of all numbers of values and buckets.
+            energy: factor of all sums in squared gradient units; ``mass`` by default.
+        """
+        weight = mass if energy is None else energy
+        half = self.sums.shape[1] // 2
+        return replace(
+            self,
+            sums=self.sums * np.repeat([mass, weight], half),
+            **{name: getattr(self, name) * mass for name in _COUNTS},
+            **{name: getattr(self, name) * weight for name in _ENERGIES},
+        )
+
+    def bare(self) -> MomentSketch:
+        """The same sketch without what was remembered of it."""
+        return replace(self, _edges=[])
 
     @property
     def norm(self) -> Norm:
@@ -307,7 +330,7 @@ class MomentSketch:
         return float(np.sum(w * low * low + 2 * low * w1 + w2)) + self.exact_energy
 
     @property
-    def quantized(self) -> int:
+    def quantized(self) -> float:
         """How many values a level codec rounds: all but the exact tail."""
         return self.size - self.exact
 
@@ -316,8 +339,9 @@ class MomentSketch:
         """The largest r; up to a bin's width above it where several values share the last bin; 0 without any."""
         if not self.rows.size:
             return 0.0
-        # No distance from the edge exceeds the root of their summed squares.
-        return float(min(self.lower[-1] + np.sqrt(self.sums[-1, 2]), self.upper[-1]))
+        # No distance from the edge exceeds the root of their summed squares, each counted at least once.
+        square = self.sums[-1, 2] / min(1.0, self.sums[-1, 0])
+        return float(min(self.lower[-1] + np.sqrt(square), self.upper[-1]))
 
     def log2_moments(self) -> LogMoments:
         """Mean and population standard deviation of log2|x| over the non-zero values.
@@ -407,8 +431,9 @@ class MomentSketch:
 
     def _bins(self) -> _symbols.Bins:
         blocks, large = self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS)
-        zeros = (self.zeros, float(self.zero_weight))
-        return _symbols.Bins(self.lower, self.upper, self.sums, blocks, large, *zeros, self.quantized)
+        # Always float64: kernels are compiled once for each type.
+        zeros = (float(self.zeros), float(self.zero_weight))
+        return _symbols.Bins(self.lower, self.upper, self.sums, blocks, large, *zeros, float(self.quantized))
 
     def _blocks(self, bins: int) -> NDArray[np.float64]:
         out = np.empty((-(-self.rows.size // bins), _sketching.COLUMNS))

@@ -95,8 +95,8 @@ class PlanCommand(click.Command):
 @click.option("--steps", default=None, help=f"Only these steps, as in 0,100-200.  [default: {MOST_STEPS} of them]")
 @click.option(
     "--refit",
-    type=click.Choice(["previous", "each", "once"]),
-    default="previous",
+    type=click.Choice(["pooled", "previous", "each", "once"]),
+    default="pooled",
     show_default=True,
     help="Data that levels and codes are fitted on.",
 )

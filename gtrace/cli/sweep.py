@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.table import TableLike
 
-_REFITS = ("previous", "each", "once")
+_REFITS = ("pooled", "previous", "each", "once")
 
 
 @click.command("sweep")
@@ -69,9 +69,10 @@ _REFITS = ("previous", "each", "once")
 @click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.")
 @click.option(
     "--refit",
-    default="previous",
+    default="pooled",
     show_default=True,
-    help="Data that levels and codes are fitted on: previous step, each (itself), once, or steps.",
+    help="Data that levels and codes are fitted on: pooled (a decayed mean of the captured steps before), previous "
+    "(the one before), each (the step itself), once (the first), or steps.",
 )
 @click.option(
     "--nonfinite",
@@ -240,7 +241,7 @@ def _refit(text: str) -> str | list[int]:
     if text in _REFITS:
         return text
     if not text[:1].isdigit():
-        raise UsageError(f"--refit: '{text}' is unknown; choose previous, each, once or steps such as 0,100")
+        raise UsageError(f"--refit: '{text}' is unknown; choose pooled, previous, each, once or steps such as 0,100")
     return [int(v) for v in parse_range(text, "--refit")]
 
 

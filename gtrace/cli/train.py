@@ -126,7 +126,8 @@ _TASKS = "".join(
     "--refit",
     default=DEFAULT_REFIT,
     show_default=True,
-    help="Steps at which levels and codes are fitted; +N repeats. Or: every, once.",
+    help="Steps at which levels and codes are fitted to the gradient; +N repeats. Or: every, once. pooled:STEPS fits "
+    "to a decayed mean of up to 10 steps; pooled alone means pooled:0,10,20,50,100,200,500,+1000.",
 )
 @click.option(
     "--nonfinite",

@@ -373,7 +373,7 @@ class LevelCodec(PartwiseCodec, ExpectingCodec):
         lengths = np.empty(probabilities.size, np.uint8)
         numbers = np.empty(_symbols.SYMBOL_NUMBERS)
         _symbols.tell_symbols(
-            magnitudes, not self.has_zero, sketch.quantized, MAX_LENGTH, probabilities, lengths, numbers
+            magnitudes, not self.has_zero, float(sketch.quantized), MAX_LENGTH, probabilities, lengths, numbers
         )
         bits, coded, sent = numbers.tolist()
         return Symbols(probabilities, lengths, float(width_for(lengths.size)), bits, coded, sent)

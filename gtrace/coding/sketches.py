@@ -5,7 +5,8 @@ column, each column's bytes grouped by significance, and deflated. Within a bin 
 stored as float32 shares of the bin's width and of its square; they only say where in its bin the mass lies, so
 what is lost of them, 6e-8 of a width, is far below what a bin's width leaves open. At full width (ten bits of
 mantissa) they are float64: a fit that follows every digit then ends where it ends on the sketch itself. Counts are
-exact. Weights (summed squared bucket scales) are left out where one scale held for all values.
+exact: integers, or float64 when a sketch is a mean of others. Weights (summed squared bucket scales) are left out where
+one scale held for all values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _TAILS: tuple[Tail, ...] = get_args(Tail)
 #: magic, norm, tail, mantissa, flags, bucket size, clip, counts (zeros, non-finite, size, buckets, exact, exact
 #: zeros, clipped, dead), weight of zeros, energy of the exact tail, error of clipping, factor of the weights, bins
 _HEADER = struct.Struct("<4s4BQd8Q4dI")
-_CLIPPED, _ONE_SCALE, _DOUBLE = 1, 2, 4
+#: the same for a mean of sketches, whose counts are not whole numbers
+_MEAN_HEADER = struct.Struct("<4s4BQd8d4dI")
+_CLIPPED, _ONE_SCALE, _DOUBLE, _MEAN = 1, 2, 4, 8
+_ROUNDING = 1e-9
 #: bins that any sketch can have at most, at ten mantissa bits
 _MOST_BINS = 300 << MANTISSA
 
@@ -37,7 +41,9 @@ _MOST_BINS = 300 << MANTISSA
 def _kinds(flags: int) -> tuple[DTypeLike, ...]:
     """Types of the columns: distance to the bin before, count, two shares, and the weighted half where there is one."""
     share = "<f8" if flags & _DOUBLE else "<f4"
-    return ("<u4", "<u8", share, share) + (() if flags & _ONE_SCALE else ("<f8", share, share))
+    return ("<u4", "<f8" if flags & _MEAN else "<u8", share, share) + (
+        () if flags & _ONE_SCALE else ("<f8", share, share)
+    )
 
 
 def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
@@ -86,7 +92,9 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         sketch.clipped,
         sketch.dead,
     )
-    header = _HEADER.pack(
+    mean = any(number % 1 for number in counts) or bool((count % 1).any())
+    flags |= _MEAN if mean else 0
+    header = (_MEAN_HEADER if mean else _HEADER).pack(
         MAGIC,
         NORMS.index(spec.norm),
         _TAILS.index(spec.tail),
@@ -94,7 +102,7 @@ def pack_sketch(sketch: MomentSketch, mantissa: int = STORED_MANTISSA) -> bytes:
         flags,
         spec.bucket_size or 0,
         spec.clip or 0.0,
-        *counts,
+        *(counts if mean else map(int, counts)),
         sketch.zero_weight,
         sketch.exact_energy,
         sketch.clip_error,
@@ -125,11 +133,12 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
         raise PayloadError("not a stored sketch: it does not begin with GTS1, or is too short")
     if zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
         raise PayloadError("stored sketch: checksum mismatch; damaged or truncated")
-    _, norm, tail, mantissa, flags, bucket, clip, *rest = _HEADER.unpack_from(data)
+    header = _MEAN_HEADER if data[7] & _MEAN else _HEADER
+    _, norm, tail, mantissa, flags, bucket, clip, *rest = header.unpack_from(data)
     counts, (zero_weight, exact_energy, clip_error, factor), bins = rest[:8], rest[8:12], rest[12]
-    if norm >= len(NORMS) or tail >= len(_TAILS) or mantissa > MANTISSA or bins > _MOST_BINS or flags > 7:
+    if norm >= len(NORMS) or tail >= len(_TAILS) or mantissa > MANTISSA or bins > _MOST_BINS or flags > 15:
         raise PayloadError("stored sketch: its header says what no sketch has")
-    numbers = np.array([zero_weight, exact_energy, clip_error, factor, clip])
+    numbers = np.array([zero_weight, exact_energy, clip_error, factor, clip, *counts], np.float64)
     if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
         raise PayloadError("stored sketch: its header holds numbers that no sketch has")
     columns = _columns(data[_HEADER.size : -4], _kinds(flags), bins)
@@ -163,7 +172,11 @@ def unpack_sketch(data: bytes | memoryview) -> MomentSketch:
         empty.sums[:, k] = column
     for k, column in enumerate((weight, weight * width * inside[0], weight * width * width * inside[1])):
         empty.sums[:, 3 + k] = column
-    if not np.isfinite(empty.sums).all() or (empty.sums < 0).any() or int(count.sum()) + zeros > size:
+    if (
+        not np.isfinite(empty.sums).all()
+        or (empty.sums < 0).any()
+        or float(count.sum()) + zeros > size * (1 + _ROUNDING)
+    ):
         raise PayloadError("stored sketch: sums that no sketch has")
     return empty
 

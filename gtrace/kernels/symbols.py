@@ -46,9 +46,9 @@ class Bins(NamedTuple):
     sums: NDArray[np.float64]
     blocks: NDArray[np.float64]
     large: NDArray[np.float64]
-    zeros: int
+    zeros: float
     zero_weight: float
-    count: int  # hides tuple.count, which nobody needs here
+    count: float  # hides tuple.count, which nobody needs here
 
 
 @jit
@@ -85,7 +85,7 @@ def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) 
 
 
 @jit
-def escape_lengths(probabilities: NDArray[np.float64], count: int, longest: int, lengths: NDArray[np.uint8]) -> None:
+def escape_lengths(probabilities: NDArray[np.float64], count: float, longest: int, lengths: NDArray[np.uint8]) -> None:
     """Lengths of a code for all symbols, of which those that hardly occur among ``count`` values share one length.
 
     Theirs are the codes that an escape and a number would be. Together they count as one value in ``count``, or as
@@ -130,7 +130,7 @@ def packed_bits(lengths: NDArray[np.uint8], outside: int) -> int:
 def tell_symbols(
     mass: NDArray[np.float64],
     mirrored: bool,
-    count: int,
+    count: float,
     longest: int,
     probabilities: NDArray[np.float64],
     lengths: NDArray[np.uint8],
@@ -167,9 +167,9 @@ def judge_levels(
     sums: NDArray[np.float64],
     blocks: NDArray[np.float64],
     large: NDArray[np.float64],
-    zeros: int,
+    zeros: float,
     zero_weight: float,
-    count: int,
+    count: float,
     levels: NDArray[np.float64],
     mirrored: bool,
     mass: NDArray[np.float64],
@@ -193,9 +193,9 @@ def judge_sets(
     sums: NDArray[np.float64],
     blocks: NDArray[np.float64],
     large: NDArray[np.float64],
-    zeros: int,
+    zeros: float,
     zero_weight: float,
-    count: int,
+    count: float,
     levels: NDArray[np.float64],
     starts: NDArray[np.int64],
     mirrored: NDArray[np.bool_],

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.fitting.pooling import Pool, poolable
 from gtrace.online.links import refitted
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
@@ -36,7 +37,7 @@ class _Ends:
 
 @dataclass(slots=True)
 class _Tensor:
-    """One tensor: its connection, the scheduled step of its last fit, what that looked at, and its share.
+    """One tensor: its connection, the scheduled step of its last summary, that summary, its share, and what is pooled.
 
     A codec that allocates does so from the gradient's own ``sketch``, and is fitted to the ``summary`` of what it
     encodes.
@@ -47,6 +48,7 @@ class _Tensor:
     summary: MomentSketch | None = None
     sketch: MomentSketch | None = None
     share: float | None = None
+    pool: Pool = field(default_factory=Pool)
 
 
 class LayerCodecs:
@@ -77,6 +79,7 @@ class LayerCodecs:
         self._codec, self._worker, self._seed, self._refit = codec, worker, seed, refit
         # A sketch that nobody reads would be charged to the codec as its own time.
         self._spec = codec.needs if type(codec).fit is not Codec.fit else None
+        self._pools = refit.pooled and poolable(self._spec)
         self._common = _Ends(None) if self._spec is not None and self._spec.scope == "model" else None
         self._tensors: dict[str, _Tensor] = {}
         self._fresh = False
@@ -142,19 +145,25 @@ class LayerCodecs:
 
     def _sketch(self, tensor: _Tensor, array: NDArray[np.float32], step: int, tally: Tally) -> None:
         due = self._refit.latest(step)
-        if self._spec is None or due <= tensor.due:
+        if self._spec is None or (due <= tensor.due and not (self._pools and self._refit.watches(step))):
             return
         start = time.thread_time()
         values = array.reshape(-1)
         state = State(values.size, tensor.ends.state.arrays if tensor.ends.state is not None else {}, array.shape)
-        tensor.summary = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
-        if self._codec.allocates:
-            own = type(self._codec).view is Codec.view
-            tensor.sketch = tensor.summary if own else MomentSketch.from_spec(values, self._spec)
-        tensor.due = due
-        self._fresh = True
-        if self._common is None:
-            tensor.ends.state = refitted(self._codec, state, tensor.summary, step, tensor.share)
+        sketch = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
+        if self._pools:
+            tensor.pool.add(sketch)
+        if due > tensor.due:
+            tensor.summary = tensor.pool.mean() if self._pools else sketch
+            if self._codec.allocates:
+                own = type(self._codec).view is Codec.view
+                tensor.sketch = sketch if own else MomentSketch.from_spec(values, self._spec)
+            tensor.due = due
+            self._fresh = True
+            if self._common is None:
+                tensor.ends.state = refitted(self._codec, state, tensor.summary, step, tensor.share)
+            if not self._refit.watches(step + 1):
+                tensor.pool = Pool()
         tally.fit_seconds += time.thread_time() - start
 
     def _through(

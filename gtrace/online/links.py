@@ -16,6 +16,7 @@ import numpy as np
 from gtrace.codecs.base import Codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
+from gtrace.fitting.pooling import Pool, poolable
 from gtrace.online.vectors import on_host
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, Role, State
@@ -96,6 +97,8 @@ class Sender:
         self._fitted = -1
         self._known = b""
         self._spec = _fit_spec(codec)
+        self._pool = Pool()
+        self._watched = -1
 
     def adopt(self, codec: Codec) -> None:
         """Go on with a codec that differs in ``bits`` alone: it is fitted at once, and memory is kept."""
@@ -106,7 +109,17 @@ class Sender:
         """Whether the codec is to be fitted before it encodes at this step."""
         return self._spec is not None and self._refit.latest(step) > self._fitted
 
-    def sketch(self, values: Vector) -> MomentSketch:
+    def watch(self, values: Vector, step: int) -> None:
+        """Take note of a step that the fit of this step or a later one pools; once for each step."""
+        if self._spec is None or not self._pools or step <= self._watched:
+            return
+        if self.due(step) or self._refit.watches(step):
+            start = time.thread_time()
+            self._pool.add(self._viewed(values))
+            self._watched = step
+            self.fit_seconds += time.thread_time() - start
+
+    def sketch(self, values: Vector, step: int) -> MomentSketch:
         """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`.
 
         Sketches are made on the host, which a tensor of a device is copied to.
@@ -114,14 +127,23 @@ class Sender:
         Raises:
             UsageError: a codec that is never fitted.
         """
+        del step
         return self._sketched(on_host(values))
 
-    def summary(self, values: Vector) -> MomentSketch:
+    def summary(self, values: Vector, step: int) -> MomentSketch:
         """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+
+        With a pooled schedule it is the decayed mean of this sketch and of those of the steps before.
 
         Raises:
             UsageError: a codec that is never fitted.
         """
+        if not self._pools:
+            return self._viewed(values)
+        self.watch(values, step)
+        return self._pool.mean()
+
+    def _viewed(self, values: Vector) -> MomentSketch:
         return self._sketched(self.codec.view(self.state, on_host(values)))
 
     def _sketched(self, values: ArrayLike) -> MomentSketch:
@@ -130,9 +152,13 @@ class Sender:
         return MomentSketch.from_spec(values, self._spec)
 
     @property
-    def has_view(self) -> bool:
-        """Whether the codec is fitted to other values than the gradient's own."""
-        return type(self.codec).view is not Codec.view
+    def _pools(self) -> bool:
+        return self._refit.pooled and poolable(self._spec)
+
+    @property
+    def looks_further(self) -> bool:
+        """Whether the codec is fitted to more than the sketch of the gradient itself."""
+        return self._pools or type(self.codec).view is not Codec.view
 
     def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False, share: float | None = None) -> None:
         """Fit to a summary, with the tensor's share of an allocation if there is one.
@@ -142,6 +168,8 @@ class Sender:
         start = time.thread_time()
         self.state = refitted(self.codec, self.state, summary, step, share)
         self._fitted = self._refit.latest(step)
+        if not self._refit.watches(step + 1):
+            self._pool = Pool()
         self.fit_seconds += time.thread_time() - start
         if agreed:
             self._known = self.codec.shared(self.state)
@@ -153,9 +181,10 @@ class Sender:
 
     def send(self, values: Vector, step: int) -> Message:
         """Fit where the schedule says so, and encode float32[size]; a tensor on its own device, to the same bytes."""
+        self.watch(values, step)
         if self.due(step):
             start = time.thread_time()
-            summary = self.summary(values)
+            summary = self.summary(values, step)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
         key = self._key(step)
@@ -189,6 +218,8 @@ class Sender:
             "state": dict(self.state.to_arrays()),
             "fitted": self._fitted,
             "known": np.frombuffer(self._known, np.uint8).copy(),
+            "watched": self._watched,
+            "pool": self._pool.to_arrays(),
         }
 
     def load_arrays(self, arrays: Mapping[str, Any]) -> None:
@@ -196,6 +227,9 @@ class Sender:
         self.state = State.from_arrays(arrays["state"])
         self._fitted = int(arrays["fitted"])
         self._known = np.asarray(arrays["known"], np.uint8).tobytes()
+        self._watched = int(arrays["watched"])
+        if self._spec is not None:
+            self._pool = Pool.from_arrays(arrays["pool"], self._spec)
 
 
 def _fit_spec(codec: Codec) -> SummarySpec | None:
@@ -228,10 +262,10 @@ def allocate(sending: Iterable[tuple[Sender, Vector]], step: int) -> None:
     for codec, members in sharing((sender.codec, (sender, values)) for sender, values in sending):
         if not any(sender.due(step) for sender, _ in members):
             continue
-        sketches = [sender.sketch(values) for sender, values in members]
+        sketches = [sender.sketch(values, step) for sender, values in members]
         for (sender, values), sketch, share in zip(members, sketches, codec.allocate(sketches), strict=True):
             if sender.due(step):
-                sender.fit(sender.summary(values) if sender.has_view else sketch, step, share=share)
+                sender.fit(sender.summary(values, step) if sender.looks_further else sketch, step, share=share)
 
 
 def sharing(items: Iterable[tuple[Codec, T]]) -> Iterable[tuple[Codec, list[T]]]:

@@ -8,9 +8,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from gtrace.errors import UsageError
+from gtrace.fitting.pooling import WINDOW
 
 #: Early gradients change fast and later ones slowly, so the fits thin out; see docs/training.md for what they cost.
-DEFAULT_REFIT = "0,10,20,50,100,200,500,+1000"
+_STEPS = "0,10,20,50,100,200,500,+1000"
+_POOLED = "pooled"
+#: those steps, with pooled sketches
+DEFAULT_REFIT = _POOLED
 _WORDS = {"every": "0,+1", "once": "0"}
 _FORM = re.compile(r"\d{1,18}(,\d{1,18})*(,\+[1-9]\d{0,17})?")
 
@@ -22,14 +26,18 @@ class RefitSchedule:
     Attributes:
         steps: ascending steps, at least one.
         period: after the last of them, one every so many steps; 0 for none.
+        pooled: fit to a decayed mean of the gradient and of those of the steps before, not to the gradient alone.
     """
 
     steps: tuple[int, ...]
     period: int = 0
+    pooled: bool = False
 
     @classmethod
     def parse(cls, text: str) -> RefitSchedule:
-        """Read ``every``, ``once`` (at step 0), or steps such as ``0,100,2000,+10000``.
+        """Read ``every``, ``once`` (at step 0), or steps such as ``0,100,2000,+10000``; any of them after ``pooled:``.
+
+        ``pooled`` alone is ``pooled:0,10,20,50,100,200,500,+1000``.
 
         Raises:
             UsageError: none of these.
@@ -37,15 +45,21 @@ class RefitSchedule:
         >>> RefitSchedule.parse("0,100,+50")
         RefitSchedule(steps=(0, 100), period=50)
         """
-        form = _WORDS.get(text.strip(), text.replace(" ", ""))
+        head, colon, rest = text.replace(" ", "").partition(":")
+        pooled = head == _POOLED
+        form = (rest if colon else _STEPS) if pooled else text.replace(" ", "")
+        form = _WORDS.get(form, form)
         if not _FORM.fullmatch(form):
-            raise UsageError(f"refit: '{text}' is no schedule; write every, once, or steps such as 0,100,2000,+10000")
-        *head, last = form.split(",")
+            raise UsageError(
+                f"refit: '{text}' is not a schedule; write pooled, every, once, steps such as 0,100,2000,+10000, "
+                "or pooled:STEPS"
+            )
+        *first, last = form.split(",")
         period = int(last[1:]) if last.startswith("+") else 0
-        steps = tuple(int(part) for part in (head if period else [*head, last]))
+        steps = tuple(int(part) for part in (first if period else [*first, last]))
         if any(b <= a for a, b in itertools.pairwise(steps)):
             raise UsageError(f"refit: the steps of '{text}' must rise")
-        return cls(steps, period)
+        return cls(steps, period, pooled)
 
     def latest(self, step: int) -> int:
         """The last scheduled step up to and with ``step``, -1 before the first.
@@ -62,5 +76,15 @@ class RefitSchedule:
         place = bisect_right(self.steps, step)
         return self.steps[place - 1] if place else -1
 
+    def watches(self, step: int) -> bool:
+        """Whether the sketch of this step is pooled: a fit is due at it or within the next ``WINDOW`` - 1 steps.
+
+        >>> schedule = RefitSchedule.parse("pooled:0,100")
+        >>> [step for step in range(200) if schedule.watches(step)]
+        [0, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]
+        """
+        return self.pooled and self.latest(step + WINDOW - 1) >= step
+
     def __str__(self) -> str:
-        return ",".join([str(step) for step in self.steps] + ([f"+{self.period}"] if self.period else []))
+        steps = ",".join([str(step) for step in self.steps] + ([f"+{self.period}"] if self.period else []))
+        return f"{_POOLED}:{steps}" if self.pooled else steps

@@ -353,13 +353,13 @@ class Shots:
         due = [(piece, array, sender) for piece, array, sender in everyone if sender.due(step)]
         if not due:
             return
-        totals = self._totals(links, [(sender.summary, array) for _, array, sender in due])
+        totals = self._totals(links, [(sender.summary, array) for _, array, sender in due], step)
         shares: dict[str, float] = {}
         groups = dict(sharing((sender.codec, (piece, array, sender)) for piece, array, sender in everyone))
         for codec in {sender.codec: None for _, _, sender in due}:
             if codec.allocates:
                 members = groups[codec]
-                found = self._totals(links, [(sender.sketch, array) for _, array, sender in members])
+                found = self._totals(links, [(sender.sketch, array) for _, array, sender in members], step)
                 known = {piece.name: one for (piece, _, _), one in zip(members, found, strict=True) if one is not None}
                 shares.update(zip(known, codec.allocate(list(known.values())), strict=True))
         for (piece, _, sender), total in zip(due, totals, strict=True):
@@ -370,10 +370,10 @@ class Shots:
                 self._receiver(piece, "up", rank).shared = sender.known
 
     def _totals(
-        self, links: Collectives, items: Sequence[tuple[Callable[[Vector], MomentSketch], Values]]
+        self, links: Collectives, items: Sequence[tuple[Callable[[Vector, int], MomentSketch], Values]], step: int
     ) -> list[MomentSketch | None]:
         """The sum of all ranks' sketches of each of some values; None if no rank has any."""
-        packed = [pack_sketch(sketch(array)) if _sendable(array) else b"" for sketch, array in items]
+        packed = [pack_sketch(sketch(array, step)) if _sendable(array) else b"" for sketch, array in items]
         frame = join(packed)
         self.tally.shared_bits += 8 * sum(map(len, packed))
         self.tally.frame_bits += 8 * (len(frame) - sum(map(len, packed)))

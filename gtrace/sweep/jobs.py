@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from gtrace.fitting.pooling import WINDOW, poolable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from gtrace.trace.blocks import BlockSample
     from gtrace.types import SummarySpec
 
-Refit = Literal["previous", "each", "once"]
+Refit = Literal["pooled", "previous", "each", "once"]
+#: a step that a codec is fitted to, by index, or the steps that are pooled for it, the latest one last
+Fitting: TypeAlias = int | tuple[int, ...]
 Nonfinite = Literal["skip", "zero", "error"]
 #: the tensors that a codec shares something out among; None for all of the sweep
 Among: TypeAlias = "tuple[str, ...] | None"
@@ -127,24 +131,28 @@ class Settings:
 
     Attributes:
         seed: of the encodings.
-        refit: which step's summary fits a codec, see :meth:`source`.
+        refit: which steps' summaries fit a codec, see :meth:`source`.
         nonfinite: what happens to a tensor with NaN or infinite gradients.
         optimal: work out the least error that any levels of the same number could have.
     """
 
     seed: int = 0
-    refit: Refit | tuple[int, ...] = "previous"
+    refit: Refit | tuple[int, ...] = "pooled"
     nonfinite: Nonfinite = "skip"
     optimal: bool = False
 
-    def source(self, index: int, steps: Sequence[int]) -> int:
-        """Index of the step whose summary fits the codec that encodes step ``index``.
+    def source(self, index: int, steps: Sequence[int], spec: SummarySpec | None) -> Fitting:
+        """What fits the codec that encodes step ``index`` and looks at the summary ``spec``.
 
-        ``previous``: the preceding captured step, because fitting on the tensor that is then encoded flatters
-        every adaptive codec; the first step has only itself. ``each``: the step itself. ``once``: the first
-        one. A list of steps: the last listed step so far (the first one where there is none).
+        ``pooled``: a decayed mean of the captured steps before, ``WINDOW`` of them at most, whatever gaps lie between
+        them; see :mod:`gtrace.fitting.pooling`. Scales and thresholds, which are fitted to magnitudes without a norm,
+        follow the step before alone. ``previous``: the preceding captured step alone. Fitting on the tensor
+        that is then encoded flatters every adaptive codec; the first step has only itself. ``each``: the step itself.
+        ``once``: the first one. A list of steps: the last listed step so far (the first one where there is none).
         """
-        if self.refit == "previous":
+        if self.refit == "pooled" and poolable(spec):
+            return tuple(range(max(0, index - WINDOW), index)) or 0
+        if self.refit in ("pooled", "previous"):
             return max(0, index - 1)
         if self.refit == "each":
             return index
@@ -152,6 +160,11 @@ class Settings:
             return 0
         due = [k for k in range(index + 1) if steps[k] in self.refit]
         return due[-1] if due else 0
+
+
+def fitting_steps(source: Fitting) -> tuple[int, ...]:
+    """All steps of a source, by index."""
+    return (source,) if isinstance(source, int) else source
 
 
 class Source(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,13 +14,26 @@ from gtrace.codecs import Codec, ExpectingCodec, LevelCodec, expecting
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
+from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
-from gtrace.sweep.jobs import Block, Detail, Job, Nonfinite, Refit, Settings, Source, Timing, Totals
+from gtrace.sweep.jobs import (
+    Block,
+    Detail,
+    Fitting,
+    Job,
+    Nonfinite,
+    Refit,
+    Settings,
+    Source,
+    Timing,
+    Totals,
+    fitting_steps,
+)
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Drawn, Row, draw_row, drawn_bias, expectation_row, identity, relate_to_noise
 from gtrace.sweep.together import MANY, Schedule, Together, Wanted
@@ -28,7 +42,7 @@ from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -86,15 +100,17 @@ class _Link(NamedTuple):
         following: index of the next step.
         state: for it.
         shared: what the receiver holds.
-        source: index of the step that the codec is fitted to, -1 before its first fit.
+        source: what the codec is fitted to, None before its first fit.
         fitted: whether anything of the state came out of a fit.
+        views: sketches of what it saw at the steps of its burst, by index, that later steps pool.
     """
 
     following: int
     state: State
     shared: bytes
-    source: int = -1
+    source: Fitting | None = None
     fitted: bool = False
+    views: Mapping[int, MomentSketch] = MappingProxyType({})
 
 
 class Weighed(NamedTuple):
@@ -112,7 +128,7 @@ class Weighed(NamedTuple):
 class Replay:
     """A tensor's steps in order, with what neighbouring steps share: summaries, fitted states, memories.
 
-    A row of a stateless codec depends on its own step and on the one that it was fitted on, so it comes out the
+    A row of a stateless codec depends on its own step and on those that it was fitted on, so it comes out the
     same wherever a sweep resumes. A stateful codec is replayed from the start of its burst of consecutive steps, and
     what a window adds up from the start of the window, unless this replay has gone through those steps already. The
     tensor may have another size at each step; memories, which are of one size, then start afresh.
@@ -127,11 +143,16 @@ class Replay:
         self._settings = settings
         self._allocation = allocation
         self._summaries: dict[int, dict[SummarySpec, MomentSketch]] = {}
-        self._states: dict[tuple[str, int, int], _Fitted] = {}
+        #: decayed means of steps
+        self._pools: dict[tuple[Fitting, SummarySpec], MomentSketch] = {}
+        #: what codecs without memory see of a step
+        self._views: dict[tuple[str, int], MomentSketch] = {}
+        self._states: dict[tuple[str, Fitting, int], _Fitted] = {}
+        self._needs = list(dict.fromkeys(c.needs for _, codecs in job.wanted for c, _ in codecs if c.needs is not None))
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
         self._links: dict[tuple[str, int], _Link] = {}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
-        self._together = Together(self._summary)
+        self._together = Together(self._sketch)
         self._sums = RunningSums(job.windows)
         self._ends = {last: first for first, last in job.windows}
         #: of the step that is gone through, None where no window ends there
@@ -146,10 +167,21 @@ class Replay:
         for index, wanted in self._job.wanted:
             yield self._block(index, wanted).named(self._job.names)
             near = range(index, min(index + 2, len(self._job.steps)))
-            keep = {self._settings.source(k, self._job.steps) for k in near} | {index}
-            self._summaries = {k: v for k, v in self._summaries.items() if k in keep}
-            self._states = {key: state for key, state in self._states.items() if key[1] in keep}
-            self._together.forget(keep)
+            near_sources = {
+                self._settings.source(k, self._job.steps, spec) for k in near for spec in [None, *self._needs]
+            }
+            sources = near_sources | {index}
+            keep = {k for source in sources for k in fitting_steps(source)}
+            self._summaries = {
+                # What follows from a sketch is many times its size, and a pool wants the sums alone.
+                k: found if k in near_sources else {spec: sketch.bare() for spec, sketch in found.items()}
+                for k, found in self._summaries.items()
+                if k in keep
+            }
+            self._views = {key: view for key, view in self._views.items() if key[1] in keep}
+            self._pools = {key: pool for key, pool in self._pools.items() if key[0] in sources}
+            self._states = {key: state for key, state in self._states.items() if key[1] in sources}
+            self._together.forget(sources)
             if index in self._ends:
                 self._sent.clear()
             self._optima.clear()
@@ -201,9 +233,6 @@ class Replay:
     ) -> tuple[list[Table], Wanted]:
         """Expectations that are worked out together, by the sketch that they want, and what is left to do."""
         groups, rest = self._together.split(wanted) if self._in_tables else ([], wanted)
-        source = self._settings.source(index, self._job.steps)
-        before = self._settings.source(index - 1, self._job.steps) if index else None
-        schedule = Schedule(source, before, self._label(index))
         values = reference.values if isinstance(reference, Reference) else None
         optimum = partial(self._optimum, index) if self._settings.optimal else None
         tables = []
@@ -214,6 +243,9 @@ class Replay:
             weighed = None
             if self._weighed is not None:
                 weighed = self._weighted(group.sets.needs, reference), self._weighed.energy
+            source = self._source_of(index, group.sets.needs)
+            before = self._source_of(index - 1, group.sets.needs) if index else None
+            schedule = Schedule(source, before, self._label(index, source))
             table = self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits, weighed)
             if group.sets.codecs[0].unbiased:
                 errors = partial(self._together.errors, group, size=common["n"])
@@ -246,7 +278,7 @@ class Replay:
             fitted = time.perf_counter()
             fit: Row = {
                 "bits_shared": 8.0 * ready.sent / max(1, reference.size),
-                "fitted_on": self._fitted_on(index, ready),
+                "fitted_on": self._fitted_on(index, codec, ready),
             }
             share = self._share(codec, index)
             if share is not None:
@@ -289,9 +321,9 @@ class Replay:
         arrived = codec.simulate(ready.state, values, self._key(index, draw))
         ended = time.perf_counter()
         if codec.stateful:
-            following = codec.update(ready.state, values, arrived.values)
-            source = self._settings.source(index, self._job.steps)
-            self._links[self._spec(codec), draw] = _Link(index + 1, following, ready.shared, source, ready.fitted)
+            self._links[self._spec(codec), draw] = self._linked(
+                codec, self._links.get((self._spec(codec), draw)), index, ready, values, arrived.values
+            )
         self._keep_error(codec, draw, index, ready.state, values, arrived.values)
         found = reference.compare(arrived.values)
         clipped = codec.clipping(ready.state, values, arrived.values)
@@ -438,28 +470,41 @@ class Replay:
         found = self._summaries.setdefault(index, {})
         if spec not in found:
             if values is None:
-                # Resumed after this step was done, or fitted on a step that is not swept itself.
+                # Resumed after this step was done, or fitted on a step that is not swept itself: read it once for all.
                 values, _ = self._read(index)
-            found[spec] = MomentSketch.from_spec(values, spec)
+                missing = [need for need in {*self._needs, spec} if need not in found]
+                found.update((need, MomentSketch.from_spec(values, need)) for need in missing)
+            else:
+                found[spec] = MomentSketch.from_spec(values, spec)
         return found[spec]
+
+    def _sketch(self, source: Fitting, spec: SummarySpec) -> MomentSketch:
+        """What a codec is fitted to: a step's summary, or the pool of several."""
+        if isinstance(source, int):
+            return self._summary(source, spec)
+        found = self._pools.get((source, spec))
+        if found is None:
+            found = self._pools[source, spec] = pooled(self._summary(k, spec) for k in source)
+        return found
 
     def _ready(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         if codec.stateful and draw != EXPECTATION:
             return self._remembering(codec, draw, index, size)
-        source = self._settings.source(index, self._job.steps)
+        source = self._source_of(index, codec.needs)
         state, fitted, shared = self._fitted(codec, source, size)
         if index > 0:
-            before = self._settings.source(index - 1, self._job.steps)
+            before = self._source_of(index - 1, codec.needs)
             if before == source or self._fitted(codec, before, size).shared == shared:
                 return Ready(state, shared, 0, fitted)
         return Ready(state, shared, len(shared), fitted)
 
-    def _fitted(self, codec: Codec, index: int, size: int) -> _Fitted:
-        """The state of a stateless codec for ``size`` values, fitted to the step ``index``, of whatever size."""
-        key = (self._spec(codec), index, size)
+    def _fitted(self, codec: Codec, source: Fitting, size: int) -> _Fitted:
+        """The state of a stateless codec for ``size`` values, fitted to steps of whatever size."""
+        key = (self._spec(codec), source, size)
         found = self._states.get(key)
         if found is None:
-            state, fitted = self._fit(codec, self._init(codec, size), index, self._job.steps[index])
+            latest = self._job.steps[fitting_steps(source)[-1]]
+            state, fitted = self._fit(codec, self._init(codec, size), source, latest)
             found = self._states[key] = _Fitted(state, fitted, codec.shared(state))
         return found
 
@@ -472,29 +517,47 @@ class Replay:
         spec: str = self._identities[id(codec)]["codec"]
         return spec
 
-    def _fit(self, codec: Codec, state: State, source: int, step: int) -> tuple[State, bool]:
-        """Fit a codec to the step ``source``, as its innermost part will see it, and say whether that set anything."""
+    def _fit(
+        self, codec: Codec, state: State, source: Fitting, step: int, views: Mapping[int, MomentSketch] | None = None
+    ) -> tuple[State, bool]:
+        """Fit a codec to steps, as its innermost part sees them, and say whether that set anything.
+
+        ``views``: what a codec with memory saw at the steps of its burst; of earlier ones it sees what it would
+        without memory.
+        """
         if codec.needs is None:
             return state, False
         if self._allocation is not None:
-            share = self._allocation.share(codec, self._job.tensor, self._job.steps[source], self._job.among)
+            latest = self._job.steps[fitting_steps(source)[-1]]
+            share = self._allocation.share(codec, self._job.tensor, latest, self._job.among)
             if share is not None:
                 state = codec.with_target(state, share)
         if type(codec).view is Codec.view:
-            summary = self._summary(source, codec.needs)
-        else:
+            summary = self._sketch(source, codec.needs)
+        elif isinstance(source, int):
             values, _ = self._read(source)
             # What is remembered of another size says nothing about these values.
             memory = state if state.size == values.size else self._init(codec, values.size)
             summary = MomentSketch.from_spec(codec.view(memory, values), codec.needs)
+        else:
+            seen = views or {}
+            summary = pooled(seen[k] if k in seen else self._view(codec, k) for k in source)
         after = codec.fit(state, summary, step)
         return after, any(state.arrays.get(name) is not array for name, array in after.arrays.items())
+
+    def _view(self, codec: Codec, index: int) -> MomentSketch:
+        """The summary of what a codec that remembers nothing yet sees of a step."""
+        key = (self._spec(codec), index)
+        if key not in self._views:
+            values, _ = self._read(index)
+            self._views[key] = MomentSketch.from_spec(codec.view(self._init(codec, values.size), values), codec.needs)
+        return self._views[key]
 
     def _share(self, codec: Codec, index: int) -> float | None:
         if self._allocation is None:
             return None
-        fitted = self._settings.source(index, self._job.steps)
-        return self._allocation.share(codec, self._job.tensor, self._job.steps[fitted], self._job.among)
+        latest = self._job.steps[fitting_steps(self._source_of(index, codec.needs))[-1]]
+        return self._allocation.share(codec, self._job.tensor, latest, self._job.among)
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         """A stateful codec at a step, replayed from the start of the burst where it does not stand there yet."""
@@ -512,9 +575,30 @@ class Replay:
                 ready = self._refitted(codec, link, k, values.size)
                 arrived = codec.simulate(ready.state, values, self._key(k, draw)).values
                 self._keep_error(codec, draw, k, ready.state, values, arrived)
-                source = self._settings.source(k, steps)
-                link = _Link(k + 1, codec.update(ready.state, values, arrived), ready.shared, source, ready.fitted)
+                link = self._linked(codec, link, k, ready, values, arrived)
+        if link is not None:
+            self._links[self._spec(codec), draw] = link
         return self._refitted(codec, link, index, size)
+
+    def _linked(
+        self,
+        codec: Codec,
+        link: _Link | None,
+        index: int,
+        ready: Ready,
+        values: NDArray[np.float32],
+        arrived: NDArray[np.float32],
+    ) -> _Link:
+        """Where a stateful codec stands after it sent a step."""
+        following = codec.update(ready.state, values, arrived)
+        steps, views = self._job.steps, dict[int, MomentSketch]()
+        if type(codec).view is not Codec.view and not isinstance(self._source_of(index + 1, codec.needs), int):
+            assert codec.needs is not None
+            start = start_of(steps, index)
+            if link is not None:
+                views = {k: view for k, view in link.views.items() if k >= max(start, index + 1 - WINDOW)}
+            views[index] = MomentSketch.from_spec(codec.view(ready.state, values), codec.needs)
+        return _Link(index + 1, following, ready.shared, self._source_of(index, codec.needs), ready.fitted, views)
 
     def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> Ready:
         """The state for a step of ``size`` values; memories of another size are dropped."""
@@ -523,21 +607,25 @@ class Replay:
             note = f"memory starts afresh: {link.state.size} values became {size}"
         if link is None or note is not None:
             link = _Link(index, self._init(codec, size), b"")
-        source = self._settings.source(index, self._job.steps)
+        source = self._source_of(index, codec.needs)
         state, fitted = link.state, link.fitted
         # As in training: what was fitted stays until another step fits it.
         if link.source != source:
-            state, fitted = self._fit(codec, state, source, self._job.steps[index])
+            state, fitted = self._fit(codec, state, source, self._job.steps[index], link.views)
         shared = codec.shared(state)
         return Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 
-    def _fitted_on(self, index: int, ready: Ready) -> str:
+    def _fitted_on(self, index: int, codec: Codec, ready: Ready) -> str:
         if not (ready.shared or ready.fitted):
             return "-"
-        return self._label(index)
+        return self._label(index, self._source_of(index, codec.needs))
 
-    def _label(self, index: int) -> str:
-        source = self._settings.source(index, self._job.steps)
+    def _source_of(self, index: int, spec: SummarySpec | None) -> Fitting:
+        return self._settings.source(index, self._job.steps, spec)
+
+    def _label(self, index: int, source: Fitting) -> str:
+        if not isinstance(source, int):
+            return f"pooled {len(source)} step{'s' * (len(source) > 1)}"
         if source == index:
             return "itself"
         return "previous" if source == index - 1 else f"step {self._job.steps[source]}"

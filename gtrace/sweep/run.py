@@ -76,7 +76,7 @@ def run_sweep(
     kind: Kind | None = None,
     draws: int = 1,
     seed: int = 0,
-    refit: Refit | Sequence[int] = "previous",
+    refit: Refit | Sequence[int] = "pooled",
     nonfinite: Nonfinite = "skip",
     optimal: bool = True,
     leave_out: bool = False,
@@ -99,7 +99,7 @@ def run_sweep(
             What was left out is in the provenance under ``left_out`` (kind -> number of tensors).
         draws: keyed encodings per (tensor, step, codec); 0 for expectations alone.
         seed: of the encodings.
-        refit: which step's summary fits a codec, see :class:`~gtrace.sweep.replay.Settings`.
+        refit: which steps' summaries fit a codec, see :class:`~gtrace.sweep.replay.Settings`.
         nonfinite: what happens to a tensor with NaN or infinite gradients.
         optimal: where a codec with fitted levels takes part, set every level codec beside the best levels of the
             same number.
@@ -217,7 +217,7 @@ def expectations(
     steps: Sequence[int] | None = None,
     tensors: Sequence[str] | None = None,
     kind: Kind | None = None,
-    refit: Refit = "previous",
+    refit: Refit = "pooled",
     nonfinite: Nonfinite = "skip",
     chunk: int = CHUNK,
     jobs: int | None = None,
@@ -231,7 +231,7 @@ def expectations(
         steps: as for :func:`run_sweep`, and so are the others.
         tensors: only tensors whose name matches one of these globs.
         kind: of gradients.
-        refit: which step's summary fits a codec.
+        refit: which steps' summaries fit a codec.
         nonfinite: what happens to a tensor with NaN or infinite gradients.
         chunk: elements that are read at a time.
         jobs: threads.

@@ -79,7 +79,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "sparsity": ("REAL", "fraction of zeros after decoding"),
     "saturated": ("REAL", "fraction clipped or saturated"),
     "flushed": ("REAL", "fraction of non-zeros that underflowed to zero"),
-    "fitted_on": ("TEXT", "itself | previous | step N | - : the data that levels and codes were fitted on"),
+    "fitted_on": (
+        "TEXT",
+        "itself | pooled N steps | previous | step N | - : the data that levels and codes were fitted on",
+    ),
     "note": ("TEXT", "why a value is missing, or open-loop"),
 }
 KEY = ("tensor", "step", "codec", "draw")

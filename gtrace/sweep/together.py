@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec, LevelCodec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sketch import MomentSketch
+    from gtrace.sweep.jobs import Fitting
     from gtrace.sweep.results import Table
     from gtrace.sweep.rows import Row
     from gtrace.types import SummarySpec
@@ -47,13 +48,13 @@ class Schedule(NamedTuple):
     """Which steps have fitted what is sent at a step.
 
     Attributes:
-        source: index of the step that fitted it.
-        before: index of the one that fitted what was sent a step earlier; None at the first step.
+        source: what fitted it.
+        before: what fitted what was sent a step earlier; None at the first step.
         label: what the rows call the source.
     """
 
-    source: int
-    before: int | None
+    source: Fitting
+    before: Fitting | None
     label: str
 
 
@@ -61,13 +62,13 @@ class Together:
     """The expectations of a tensor's codecs with fixed levels, step by step.
 
     Args:
-        summary: the sketch of a step, by index.
+        summary: the sketch of a step, by index, or of the pool of several.
     """
 
-    def __init__(self, summary: Callable[[int, SummarySpec], MomentSketch]) -> None:
+    def __init__(self, summary: Callable[[Fitting, SummarySpec], MomentSketch]) -> None:
         self._summary = summary
         self._splits: dict[int, tuple[list[Group], Wanted]] = {}
-        self._judged: dict[tuple[LevelSets, int], Judged] = {}
+        self._judged: dict[tuple[LevelSets, Fitting], Judged] = {}
 
     def split(self, wanted: Wanted) -> tuple[list[Group], Wanted]:
         """The expectations that are worked out together, and what is left to do."""
@@ -128,12 +129,12 @@ class Together:
         judged = self._judge(group.sets, index)
         return group.sets.expect(judged, group.sets.fit(judged, size)).squared_error
 
-    def forget(self, keep: set[int]) -> None:
-        """Drop what is known of all steps but these."""
+    def forget(self, keep: set[Fitting]) -> None:
+        """Drop what is known of all steps and pools but these."""
         self._judged = {key: judged for key, judged in self._judged.items() if key[1] in keep}
 
-    def _judge(self, sets: LevelSets, index: int) -> Judged:
-        found = self._judged.get((sets, index))
+    def _judge(self, sets: LevelSets, source: Fitting) -> Judged:
+        found = self._judged.get((sets, source))
         if found is None:
-            found = self._judged[sets, index] = sets.judge(self._summary(index, sets.needs))
+            found = self._judged[sets, source] = sets.judge(self._summary(source, sets.needs))
         return found

@@ -78,7 +78,9 @@ class ChunkReplay(Replay):
         del values
         found = self._summaries.setdefault(index, {})
         if spec not in found:
-            found[spec] = self._source.scan(self._job.tensor, self._job.steps[index], [spec])[2][0]
+            missing = [need for need in {*self._needs, spec} if need not in found]
+            sketches = self._source.scan(self._job.tensor, self._job.steps[index], missing)[2]
+            found.update(zip(missing, sketches, strict=True))
         return found[spec]
 
     def _draw(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals) -> Drawn:

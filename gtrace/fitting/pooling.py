@@ -1,0 +1,117 @@
+"""Sketches of several steps as one, so that levels and codes do not memorize the noise of a single step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.sketch import COUNTED, MomentSketch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gtrace.types import SummarySpec
+
+#: weight of a step's sketch relative to the step after it; docs/concepts/fits.md has the measurements
+DECAY = 0.8
+#: steps that a pool looks back; the next one would weigh a tenth of the latest
+WINDOW = 10
+_UNSEEN_POINTS = 512
+
+
+class Pool:
+    """A decayed mean of the :func:`poolable` sketches of successive steps.
+
+    Each step counts as one tensor of energy 1, so a step with a large norm does not outweigh the others. The mean also
+    holds one value of unknown magnitude, spread evenly over 0 to 1: the next step may have values that no step before
+    had, and levels and codes must have room for them.
+    """
+
+    def __init__(self) -> None:
+        self._total: MomentSketch | None = None
+        self._weight = 0.0
+
+    def add(self, sketch: MomentSketch) -> None:
+        """Add the next step.
+
+        Raises:
+            UsageError: its spec differs from that of the steps before.
+        """
+        own = sketch.scaled(1.0, 1.0 / sketch.energy if sketch.energy > 0 else 0.0)
+        self._total = own if self._total is None else self._total.scaled(DECAY) + own
+        if sketch.bucket_moments is not None:
+            # Moments of single buckets have no weights, and would grow with the steps: the latest ones count.
+            self._total = replace(self._total, bucket_moments=sketch.bucket_moments)
+        self._weight = DECAY * self._weight + 1.0
+
+    def mean(self) -> MomentSketch:
+        """The sketch of a typical step; its counts need not be whole numbers. At least one step was added."""
+        assert self._total is not None
+        total = self._total
+        if total.sums.size:
+            total += _unseen(total)
+        return replace(total.scaled(1.0 / self._weight), bucket_moments=self._total.bucket_moments)
+
+    def to_arrays(self) -> dict[str, Any]:
+        """The state, as plain numbers and arrays."""
+        total = self._total
+        if total is None:
+            return {}
+        numbers = [self._weight, *(float(getattr(total, name)) for name in COUNTED)]
+        found = {"rows": total.rows, "sums": total.sums, "numbers": np.array(numbers), "mantissa": total.mantissa}
+        return found if total.bucket_moments is None else {**found, "moments": total.bucket_moments}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], spec: SummarySpec) -> Pool:
+        """Undo :meth:`to_arrays` for sketches of ``spec``."""
+        pool = cls()
+        if arrays:
+            pool._weight, *counts = np.asarray(arrays["numbers"], np.float64).tolist()
+            pool._total = MomentSketch(
+                spec=spec,
+                rows=np.asarray(arrays["rows"], np.int32),
+                sums=np.asarray(arrays["sums"], np.float64),
+                **dict(zip(COUNTED, counts, strict=True)),
+                bucket_moments=arrays.get("moments"),
+                mantissa=int(arrays["mantissa"]),
+            )
+        return pool
+
+
+def poolable(spec: SummarySpec | None) -> bool:
+    """Whether several steps say more than the latest one: of values that are divided by a norm.
+
+    Magnitudes without a norm give a scale or a threshold. One number does not memorize a step, and those of older
+    steps are about gradients of another size.
+    """
+    return spec is not None and spec.norm != "none"
+
+
+def pooled(sketches: Iterable[MomentSketch]) -> MomentSketch:
+    """The decayed mean of the sketches of successive steps, the latest one last; at least one.
+
+    Raises:
+        UsageError: their specs differ.
+    """
+    pool = Pool()
+    for sketch in sketches:
+        pool.add(sketch)
+    return pool.mean()
+
+
+def _unseen(total: MomentSketch) -> MomentSketch:
+    """One value with the mean squared scale of the others."""
+    known = float(total.sums[:, 0].sum()) + total.zeros
+    weight = float(total.sums[:, 3].sum()) + total.zero_weight
+    even = _even()
+    return replace(even, spec=total.spec).scaled(1.0 / even.size, weight / known / even.size)
+
+
+@lru_cache(maxsize=1)
+def _even() -> MomentSketch:
+    """Values on edges of bins, evenly from 0 to 1."""
+    found = MomentSketch.of(np.arange(1, _UNSEEN_POINTS + 1) / _UNSEEN_POINTS, norm="linf")
+    return replace(found, buckets=0)

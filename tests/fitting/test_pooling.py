@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtrace import MomentSketch, codec
+from gtrace.coding.sketches import pack_sketch, unpack_sketch
+from gtrace.errors import UsageError
+from gtrace.fitting import optimal_levels
+from gtrace.fitting.pooling import DECAY, Pool, pooled
+from gtrace.types import SummarySpec
+
+
+def gradient(step, size=300):
+    """A heavy-tailed gradient whose norm and law drift."""
+    random = np.random.default_rng([step, size])
+    spread = np.exp((0.3 + 0.01 * step) * random.standard_normal(size))
+    return (random.standard_normal(size) * spread * np.exp(0.3 * random.standard_normal())).astype(np.float32)
+
+
+def totals(sketch):
+    return np.array([sketch.size, sketch.zeros, sketch.buckets, sketch.sums[:, 0].sum()])
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.sampled_from(["l2", "linf", "l1"]))
+def test_the_pool_is_the_decayed_mean_of_what_was_merged(steps, norm):
+    sketches = [MomentSketch.of(gradient(step), norm, 64) for step in steps]
+    weights = DECAY ** np.arange(len(steps))[::-1]
+    levels = np.linspace(0.0, 1.0, 9)
+    found = pooled(sketches)
+    share = 1.0 / weights.sum()
+    error = sum(w * s.expected_error(levels) / s.energy for w, s in zip(weights, sketches, strict=True))
+    seen = MomentSketch.of(np.arange(1, 513) / 512, norm="linf")
+    scale = (found.sums[:, 3].sum() + found.zero_weight) / found.size
+    # One value that no step had, spread evenly over 0 to 1.
+    error += scale * seen.expected_error(levels) / 512
+    assert found.expected_error(levels) == pytest.approx(share * error, rel=1e-9)
+    counted = sum(w * totals(s) for w, s in zip(weights, sketches, strict=True))
+    assert totals(found) == pytest.approx(share * (counted + [1, 0, 0, 1]), rel=1e-12)
+
+
+@given(st.integers(0, 20), st.floats(0.01, 100), st.floats(1e-9, 1e9))
+def test_scaling_multiplies_sums_and_keeps_the_law(step, mass, energy):
+    sketch = MomentSketch.of(gradient(step), "l2", 100, clip=2.5, tail="exact")
+    scaled = sketch.scaled(mass, energy)
+    levels = [0.0, 0.1, 0.3, 1.0]
+    assert scaled.energy == pytest.approx(energy * sketch.energy, rel=1e-12)
+    assert scaled.expected_error(levels) == pytest.approx(energy * sketch.expected_error(levels), rel=1e-9)
+    np.testing.assert_allclose(scaled.probabilities(levels), sketch.probabilities(levels), rtol=1e-9, atol=1e-15)
+    assert totals(scaled) == pytest.approx(mass * totals(sketch))
+    assert scaled.exact == pytest.approx(mass * sketch.exact)
+
+
+def test_scaling_by_one_and_adding_with_equal_weights_is_merging():
+    a, b = (MomentSketch.of(gradient(step), "linf", 50) for step in (1, 2))
+    merged, summed = a + b, a.scaled(1.0) + b.scaled(1.0)
+    np.testing.assert_array_equal(merged.sums, summed.sums)
+    assert (merged.size, merged.zeros, merged.zero_weight) == (summed.size, summed.zeros, summed.zero_weight)
+
+
+def test_a_step_with_a_large_norm_weighs_like_the_others():
+    sketches = [MomentSketch.of(gradient(step) * (1e6 if step == 0 else 1.0), "l2", 64) for step in range(3)]
+    plain = [MomentSketch.of(gradient(step), "l2", 64) for step in range(3)]
+    levels = optimal_levels(pooled(plain), 16)
+    np.testing.assert_allclose(optimal_levels(pooled(sketches), 16), levels, rtol=1e-5)
+
+
+def test_steps_of_zeros_have_no_weight():
+    zeros, values = MomentSketch.of(np.zeros(300), "l2"), MomentSketch.of(gradient(3), "l2")
+    mixed = pooled([values, zeros])
+    assert np.isfinite(mixed.sums).all()
+    assert mixed.zeros == pytest.approx(300 / (1 + DECAY))
+    assert pooled([zeros, zeros]).sums.size == 0
+    fitted = codec("alq:bits=3,bucket_size=none")
+    start = fitted.init(300)
+    assert fitted.fit(start, pooled([zeros]), 0).arrays.get("levels") is None
+
+
+def test_only_alike_sketches_are_pooled():
+    with pytest.raises(UsageError, match="cannot be merged"):
+        pooled([MomentSketch.of([1.0], "l2"), MomentSketch.of([1.0], "linf")])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("moments", [False, True])
+def test_a_pool_comes_back_from_its_arrays(steps, moments):
+    spec = SummarySpec("l2", 64, bucket_moments=moments)
+    sketches = [MomentSketch.from_spec(gradient(step), spec) for step in range(steps + 1)]
+    one = Pool()
+    for sketch in sketches[:-1]:
+        one.add(sketch)
+    other = Pool.from_arrays(one.to_arrays(), spec)
+    for pool in (one, other):
+        pool.add(sketches[-1])
+    a, b = one.mean(), other.mean()
+    np.testing.assert_array_equal(a.rows, b.rows)
+    np.testing.assert_array_equal(a.sums, b.sums)
+    assert (a.size, a.zero_weight, a.quantized) == (b.size, b.zero_weight, b.quantized)
+    if moments:
+        np.testing.assert_array_equal(a.bucket_moments, sketches[-1].bucket_moments)
+        np.testing.assert_array_equal(b.bucket_moments, a.bucket_moments)
+
+
+def test_a_mean_travels_as_bytes():
+    found = pooled([MomentSketch.of(gradient(step), "l2", 64) for step in range(3)])
+    back = unpack_sketch(pack_sketch(found, 10))
+    assert back.size == found.size
+    np.testing.assert_allclose(back.sums, found.sums, rtol=1e-12, atol=1e-300)
+    levels = [0.0, 0.2, 1.0]
+    assert back.expected_error(levels) == pytest.approx(found.expected_error(levels), rel=1e-9)
+
+
+@pytest.mark.parametrize("spec", ["alq", "zipml"])
+@pytest.mark.parametrize(("bits", "most"), [(4, 1.5), (8, 10.0)])
+def test_levels_of_a_pool_are_near_the_optimum_one_step_later(spec, bits, most):
+    """Small tensors with a law that drifts; levels of the step before alone are 2 to 100 times as far off."""
+    chosen = codec(f"{spec}:bits={bits}")
+    pools = previous = optimum = 0.0
+    for size in (300, 1000):
+        sketches = [MomentSketch.from_spec(gradient(step, size), chosen.needs) for step in range(12)]
+        for k in range(8, 12):
+            now = sketches[k]
+
+            def error(summary, now=now, size=size):
+                return chosen.expect(chosen.fit(chosen.init(size), summary, 0), now).squared_error / now.energy
+
+            pools += error(pooled(sketches[:k]))
+            previous += error(sketches[k - 1])
+            best = optimal_levels(now, 2 ** (bits - 1), method="sketch")
+            optimum += now.expected_error(best) / now.energy
+    assert pools < most * optimum
+    assert pools < previous
+    if bits == 8:
+        assert previous > most * optimum

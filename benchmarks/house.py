@@ -63,7 +63,7 @@ def calls_of(tree):
 
 
 def is_loop(tree):
-    """Whether a module drives codecs through their steps: it calls fit, an encoder, and update(state, values, decoded)."""
+    """Whether a module drives codecs through steps: it calls fit, an encoder, and update(state, values, decoded)."""
     calls = calls_of(tree)
     names = {name for name, _ in calls}
     return {"fit"} <= names and bool(names & {"encode", "simulate"}) and ("update", 3) in calls

@@ -357,7 +357,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         tallies[: 2 * magnitudes.size] = np.repeat(magnitudes / 2, 2)
         tallies[:2] = magnitudes[0], 0
         block = Block.signed(tallies, coder=self.coder)
-        coded = CodedBits.of(block, 8 * _SCALE.size, sketch.size)
+        coded = CodedBits.of(block, 8 * _SCALE.size, int(sketch.size))
         return Expectation(
             squared_error=found.squared_error,
             bias=math.sqrt(max(found.squared_bias, 0.0)),

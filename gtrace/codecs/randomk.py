@@ -97,13 +97,13 @@ class RandomK(ExpectingCodec):
         """(n/k - 1) ||v||_2^2; unscaled (1 - k/n) ||v||_2^2 and as much less in the mean."""
         if sketch.spec[:3] != self.needs[:3]:
             raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
-        n = max(1, sketch.size)
-        count = kept(self.ratio, sketch.size)
+        n = max(1, int(sketch.size))
+        count = kept(self.ratio, int(sketch.size))
         share = max(1, count) / n
         exponents = np.zeros(256)
         np.add.at(exponents, np.maximum(np.frexp(sketch.lower)[1] + 126, 0) * (sketch.lower > 0), sketch.sums[:, 0])
         block = expected_floats(exponents * (count / n), sketch.zeros * (count / n))
-        bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, sketch.size)
+        bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, n)
         return Expectation(
             squared_error=self.weighted_error(state, sketch, sketch),
             bias=0.0 if self.scale else (1 - share) * math.sqrt(sketch.energy),
@@ -118,7 +118,7 @@ class RandomK(ExpectingCodec):
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """A value is lost, or scaled, as likely as any other."""
         del state, sketch
-        share = max(1, kept(self.ratio, weighted.size)) / max(1, weighted.size)
+        share = max(1, kept(self.ratio, int(weighted.size))) / max(1, weighted.size)
         return ((1 / share - 1) if self.scale else (1 - share)) * weighted.energy
 
     def _chosen(self, seed: int, size: int) -> NDArray[np.int64]:

@@ -126,8 +126,9 @@ class LayerCodecs:
         sketches = [tensor.summary for tensor in tensors if tensor.summary is not None]
         if self._common is not None:
             merged = functools.reduce(MomentSketch.merge, sketches)
-            before = self._common.state or self._codec.init(merged.size)
-            self._common.state = refitted(self._codec, State(merged.size, before.arrays), merged, step)
+            size = int(merged.size)
+            before = self._common.state or self._codec.init(size)
+            self._common.state = refitted(self._codec, State(size, before.arrays), merged, step)
         else:
             shares = self._codec.allocate([tensor.sketch for tensor in tensors if tensor.sketch is not None])
             for tensor, sketch, share in zip(tensors, sketches, shares, strict=True):

@@ -550,6 +550,7 @@ class Replay:
         key = (self._spec(codec), index)
         if key not in self._views:
             values, _ = self._read(index)
+            assert codec.needs is not None
             self._views[key] = MomentSketch.from_spec(codec.view(self._init(codec, values.size), values), codec.needs)
         return self._views[key]
 

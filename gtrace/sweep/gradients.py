@@ -178,9 +178,9 @@ class Gradients:
             running.add(values)
         return running.finish()
 
-    def chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
-        """A tensor's values, or the whole model's, a chunk at a time, non-finite ones taken as zero."""
-        for piece in self._pieces(name, step):
+    def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
+        """A tensor's values, or the whole model's, a chunk or ``size`` at a time, non-finite ones taken as zero."""
+        for piece in self._pieces(name, step, size):
             yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
 
     def _has_moments(self, name: str, step: int) -> bool:

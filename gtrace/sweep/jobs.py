@@ -179,8 +179,8 @@ class Source(Protocol):
     def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
         """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
 
-    def chunks(self, name: str, step: int) -> Iterator[NDArray[np.float32]]:
-        """Its values, a chunk at a time, non-finite ones taken as zero."""
+    def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
+        """Its values, a chunk or ``size`` at a time, non-finite ones taken as zero."""
 
     def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
         """How much each of its values counts in Adam's update, None where that is not known."""

@@ -158,7 +158,7 @@ class Replay:
         #: of the step that is gone through, None where no window ends there
         self._window: Window | None = None
         #: (codec, index) -> what encoded that step of a window
-        self._sent: dict[tuple[str, int], State] = {}
+        self._sent: dict[tuple[str, int], Ready] = {}
         #: of the step that is gone through, None where second moments are not known
         self._weighed: Weighed | None = None
 
@@ -324,7 +324,7 @@ class Replay:
             self._links[self._spec(codec), draw] = self._linked(
                 codec, self._links.get((self._spec(codec), draw)), index, ready, values, arrived.values
             )
-        self._keep_error(codec, draw, index, ready.state, values, arrived.values)
+        self._keep_error(codec, draw, index, ready, values, arrived.values)
         found = reference.compare(arrived.values)
         clipped = codec.clipping(ready.state, values, arrived.values)
         lost = None if self._window is None else self._loss(codec, draw, index, values, arrived.values)
@@ -379,7 +379,7 @@ class Replay:
         codec: Codec,
         draw: int,
         index: int,
-        state: State,
+        ready: Ready,
         values: NDArray[np.float32],
         arrived: NDArray[np.float32],
     ) -> None:
@@ -388,7 +388,7 @@ class Replay:
         if total is not None:
             add_error(values, arrived, total)
         elif not codec.stateful and self._sums.covers(index):
-            self._sent[self._spec(codec), index] = state
+            self._sent[self._spec(codec), index] = ready
 
     def _loss(
         self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]
@@ -402,10 +402,8 @@ class Replay:
             total = np.zeros(values.size)
             for k in range(self._window.first, index):
                 before, _ = self._read(k)
-                state = self._sent.get((self._spec(codec), k))
-                if state is None:
-                    state = self._ready(codec, draw, k, before.size).state
-                add_error(before, codec.simulate(state, before, self._key(k, draw)).values, total)
+                ready = self._sent.get((self._spec(codec), k)) or self._ready(codec, draw, k, before.size)
+                add_error(before, codec.simulate(ready.state, before, self._key(k, draw)).values, total)
             add_error(values, arrived, total)
         return float(power_sum(total, 2))
 
@@ -575,7 +573,7 @@ class Replay:
                     continue
                 ready = self._refitted(codec, link, k, values.size)
                 arrived = codec.simulate(ready.state, values, self._key(k, draw)).values
-                self._keep_error(codec, draw, k, ready.state, values, arrived)
+                self._keep_error(codec, draw, k, ready, values, arrived)
                 link = self._linked(codec, link, k, ready, values, arrived)
         if link is not None:
             self._links[self._spec(codec), draw] = link

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gtrace.codecs import Part, PartwiseCodec
+from gtrace.kernels.compare import add_error
+from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, RunningComparison
 from gtrace.sweep.replay import Replay, Totals, Weighed
 from gtrace.sweep.results import EXPECTATION
@@ -104,6 +107,8 @@ class ChunkReplay(Replay):
             assert isinstance(item, PartwiseCodec)
             ready = self._ready(item, number, index, totals.size)
             state = item.prepare(ready.state, totals.sums)
+            if self._sums.covers(index):
+                self._sent[self._spec(item), index] = ready._replace(state=state)
             compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
             encodings[self._spec(item), number] = _Encoding(
                 item, state, ready.shared, self._key(index, number), compared
@@ -115,6 +120,42 @@ class ChunkReplay(Replay):
                 encoding.add(values, start, weights)
             start += values.size
         self._drawn.update((name, encoding.finish()) for name, encoding in encodings.items())
+        if self._window is not None:
+            lost = self._losses(pairs[first : first + _TOGETHER], index, totals.size, self._window.first)
+            self._drawn.update((name, self._drawn[name]._replace(window_error=error)) for name, error in lost.items())
+
+    def _losses(
+        self, pairs: list[tuple[Codec, int]], index: int, size: int, first: int
+    ) -> dict[tuple[str, int], float]:
+        """||sum of errors||^2 of encodings over a window: its steps are encoded again, a piece of each at a time."""
+        steps = range(first, index + 1)
+        for item, number in pairs:
+            for k in steps:
+                if (self._spec(item), k) not in self._sent:
+                    assert isinstance(item, PartwiseCodec)
+                    ready, sums = self._ready(item, number, k, size), self._totals(k).sums
+                    assert sums is not None
+                    self._sent[self._spec(item), k] = ready._replace(state=item.prepare(ready.state, sums))
+        whole = math.lcm(*(getattr(item, "part_multiple", None) or 1 for item, _ in pairs))
+        piece = whole * max(1, BLOCK // whole)
+        found = {(self._spec(item), number): 0.0 for item, number in pairs}
+        start = 0
+        chunks = (self._source.chunks(self._job.tensor, self._job.steps[k], piece) for k in steps)
+        for gradients in zip(*chunks, strict=True):
+            for item, number in pairs:
+                assert isinstance(item, PartwiseCodec)
+                total = np.zeros(gradients[0].size)
+                for k, values in zip(steps, gradients, strict=True):
+                    ready = self._sent[self._spec(item), k]
+                    state = State(values.size, ready.state.arrays)
+                    part = item.encode_part(state, values, self._key(k, number), start)
+                    add_error(values, item.decode(ready.shared, part.payload, values.size), total)
+                found[self._spec(item), number] += float(power_sum(total, 2))
+            start += gradients[0].size
+        return found
+
+    def _totals(self, index: int) -> Totals:
+        return self._source.scan(self._job.tensor, self._job.steps[index], [])[0]
 
 
 class _Encoding:

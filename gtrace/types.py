@@ -130,7 +130,7 @@ class Expectation:
         sparsity: expected fraction of decoded values that are exactly zero.
         bits_fixed: bits per coordinate with fixed-width symbols, norms included.
         bits_entropy: bits per coordinate at the entropy of the symbols, norms included.
-        bits_huffman: bits per coordinate with a Huffman code of these symbols, norms included.
+        bits_huffman: bits per coordinate with a Huffman code made for these symbols, its lengths and norms included.
         bits_payload: expected length of the codec's own payload with its chosen coder, bits per coordinate,
             norms included and the envelope not; NaN where it has no closed form.
         bits_norms: the part of each of these that norms take.

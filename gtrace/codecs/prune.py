@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -10,10 +11,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs.base import ExpectingCodec, checked_values, parameter
+from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_values, parameter
 from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
-from gtrace.coding import open_envelope, seal
+from gtrace.coding import (
+    ENVELOPE_BYTES,
+    Block,
+    Floats,
+    decode_block,
+    decode_floats,
+    expected_floats,
+    open_envelope,
+    seal,
+    tally,
+)
 from gtrace.coding.prefix import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.allocation import allocate_sparsity
@@ -31,6 +42,12 @@ if TYPE_CHECKING:
     from gtrace.types import State
 
 _ALPHA_BYTES = 4
+_LENGTH = struct.Struct("<I")
+#: flags: symbols and values apart instead of the prefix code; the symbols' block is coded; the values' is
+_APART, _CODED, _FLOATS = 1, 2, 4
+#: symbols: zero, any other value, plus alpha, minus alpha
+_SYMBOLS = 4
+_ZERO, _EXACT, _PLUS, _MINUS = range(_SYMBOLS)
 #: Below or at it, nothing but a zero can be pruned: the threshold of a codec that was not fitted, or prunes nothing.
 _NOTHING = np.finfo(np.float32).smallest_subnormal
 _DROPPED = np.uint32((1 << (23 - MANTISSA)) - 1)
@@ -49,6 +66,11 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
     """
 
     sparsity: float = parameter(0.8, "wanted fraction of zeros, below 1; those that are there count", minimum=0.0)
+    coder: Literal["huffman", "prefix"] = parameter(
+        "huffman",
+        "codes that are sent with the values, for symbols and exponents, where they are shorter; or the paper's code",
+        choices=("huffman", "prefix"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,15 +105,32 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
         return state.with_arrays(alpha=np.asarray(_on_edge(self.fit_alpha(share, summary))))
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """Alpha (float32), then the prefix code of the pruned values."""
+        """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values apart."""
         alpha, pruned = self._pruned(state, values, key, 0)
-        return self._sealed(alpha, pruned)
+        return self._sealed(alpha, pruned)[0]
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As :meth:`encode` and :meth:`decode`, the payload's length from how often each symbol occurs."""
+        alpha, pruned = self._pruned(state, values, key, 0)
+        whole = Part(b"", 8 * _ALPHA_BYTES, PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2])
+        return Simulated(pruned, ENVELOPE_BYTES + self.body_bytes(whole), self.coded_bits(whole, pruned.size))
+
+    def body_bytes(self, whole: Part) -> int:
+        """One code for all parts, or the prefix code where it is shorter."""
+        assert whole.tallies is not None
+        prefix = -(-whole.coded // 8)
+        return whole.head // 8 + (prefix if self.coder == "prefix" else min(prefix, _apart(whole.tallies)[2]))
+
+    def coded_bits(self, whole: Part, size: int) -> CodedBits:
+        """The prefix code stands for a fixed width."""
+        assert whole.tallies is not None
+        return _rates(whole.tallies, whole.coded, size)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
         """The part with the tensor's threshold, which counts with the first part."""
         alpha, pruned = self._pruned(state, values, key, start)
-        coded = PrefixCode(float(alpha)).bits(pruned)
-        return Part(self._sealed(alpha, pruned), 0 if start else 8 * _ALPHA_BYTES, coded)
+        payload, coded, tallies = self._sealed(alpha, pruned)
+        return Part(payload, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
 
     def _pruned(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
@@ -99,29 +138,60 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
         alpha = _alpha(state)
         return alpha, self.prune(checked_values(state, values), alpha, key, start)
 
-    def _sealed(self, alpha: np.float32, pruned: NDArray[np.float32]) -> bytes:
-        body = alpha.astype("<f4").tobytes() + PrefixCode(float(alpha)).encode(pruned)
-        return seal(body, codec=self.name, size=pruned.size, shared=b"")
+    def _sealed(self, alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[bytes, int, NDArray[np.int64]]:
+        """The payload, the bits of its prefix code, and the tallies of its symbols and exponents."""
+        prefix, flags = PrefixCode(float(alpha)), 0
+        symbols, exact, tallies = _tallies(alpha, pruned)
+        bits = prefix.bits(pruned)
+        block, _, apart = _apart(tallies)
+        if self.coder == "huffman" and apart < -(-bits // 8):
+            coded = block.encode(symbols)
+            body = _LENGTH.pack(len(coded)) + coded + exact.encode()
+            flags = _APART | (0 if block.lengths is None else _CODED) | (_FLOATS if exact.coded else 0)
+        else:
+            body = prefix.encode(pruned)
+        payload = seal(alpha.astype("<f4").tobytes() + body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
+        return payload, bits, tallies
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
         """Undo :meth:`encode`."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        if flags or len(body) < _ALPHA_BYTES:
+        if (flags and not flags & _APART) or flags > 7 or len(body) < _ALPHA_BYTES:
             raise PayloadError("payload has unknown flags, or no threshold")
         alpha = float(np.frombuffer(body[:_ALPHA_BYTES], "<f4")[0])
         if not 0.0 < alpha < math.inf:
             raise PayloadError(f"payload holds the threshold {alpha}; it must be positive and finite")
+        if flags:
+            return _joined(np.float32(alpha), body[_ALPHA_BYTES:], size, flags)
         out = PrefixCode(alpha).decode(body[_ALPHA_BYTES:], size)
         if not np.isfinite(out).all():
             raise PayloadError("payload holds values that are not finite")
         return out
 
     def _expectation(
-        self, sketch: MomentSketch, error: float, bias: float, zeros: float, at_alpha: float
+        self, sketch: MomentSketch, alpha: float, error: float, bias: float, zeros: float, at_alpha: float
     ) -> Expectation:
         head = 8.0 * _ALPHA_BYTES / max(1, sketch.size)
-        coded = PrefixCode.expected_bits(zeros, at_alpha) if sketch.size else 0.0
-        return Expectation(squared_error=error, bias=bias, sparsity=zeros, bits_payload=coded + head, bits_norms=head)
+        exact = max(0.0, 1.0 - zeros - at_alpha) * sketch.size
+        kept = sketch.lower >= alpha
+        counts = sketch.sums[kept, 0].copy()
+        if counts.size:
+            # Values on the threshold itself are in the first bin.
+            counts[0] = max(0.0, counts[0] - (counts.sum() - exact))
+        symbols = np.array([zeros, exact / max(1, sketch.size), at_alpha / 2, at_alpha / 2]) * sketch.size
+        tallies = np.concatenate([symbols, expected_floats(sketch.lower[kept], counts)])
+        prefix = PrefixCode.expected_bits(zeros, at_alpha) * sketch.size
+        bits = _rates(tallies, prefix, sketch.size)
+        return Expectation(
+            squared_error=error,
+            bias=bias,
+            sparsity=zeros,
+            bits_fixed=bits.fixed,
+            bits_entropy=bits.entropy,
+            bits_huffman=bits.huffman,
+            bits_payload=bits.fixed if self.coder == "prefix" else bits.huffman,
+            bits_norms=head,
+        )
 
     def _magnitudes(self, sketch: MomentSketch) -> EmpiricalMagnitudes:
         if sketch.spec[:5] != self.needs[:5]:
@@ -183,7 +253,7 @@ class Prune(_PruningCodec):
         """Exact sums over the bins below the threshold."""
         found, alpha = self._magnitudes(sketch), float(_alpha(state))
         zeros, at_alpha = found.sparsity(alpha), found.at_threshold(alpha)
-        return self._expectation(sketch, found.squared_error(alpha), 0.0, zeros, at_alpha)
+        return self._expectation(sketch, alpha, found.squared_error(alpha), 0.0, zeros, at_alpha)
 
 
 @register
@@ -224,7 +294,50 @@ class TopKPrune(_PruningCodec):
         zeros = (found.zeros + float(found.mass[k])) / found.size if found.size else 1.0
         on_edge = k < sketch.lower.size and sketch.lower[k] == alpha and sketch.sums[k, 1] == 0.0
         at_alpha = float(found.mass[k + 1] - found.mass[k]) / found.size if on_edge else 0.0
-        return self._expectation(sketch, error, math.sqrt(error), zeros, at_alpha)
+        return self._expectation(sketch, alpha, error, math.sqrt(error), zeros, at_alpha)
+
+
+def _tallies(alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:
+    """Symbols (uint16[n]), exact values, and how often each symbol and each sign and exponent of those occurs."""
+    symbols = np.full(pruned.size, _EXACT, np.uint16)
+    symbols[pruned == 0] = _ZERO
+    symbols[pruned == alpha] = _PLUS
+    symbols[pruned == -alpha] = _MINUS
+    exact = Floats(pruned[symbols == _EXACT])
+    return symbols, exact, np.concatenate([tally(symbols, _SYMBOLS), exact.tallies])
+
+
+def _apart(tallies: NDArray[np.int64] | NDArray[np.float64]) -> tuple[Block, Block, int]:
+    """The blocks of symbols and of exact values' exponents, and the bytes of both with those values."""
+    symbols, floats = Block.signed(tallies[:_SYMBOLS]), Block.signed(tallies[_SYMBOLS:])
+    return symbols, floats, _LENGTH.size + symbols.size + Floats.size(int(tallies[_EXACT]), floats)
+
+
+def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size: int) -> CodedBits:
+    """Bits per value, of which the prefix code takes ``prefix`` in all."""
+    symbols, floats, apart = _apart(tallies)
+    raw = 23.0 * float(tallies[_EXACT])
+    bits = (prefix, symbols.entropy + floats.entropy + raw, min(prefix, 8 * apart))
+    return CodedBits(*((8 * _ALPHA_BYTES + each) / max(1, size) for each in bits))
+
+
+def _joined(alpha: np.float32, body: memoryview, size: int, flags: int) -> NDArray[np.float32]:
+    """The values of symbols and exact values that were sent apart.
+
+    Raises:
+        PayloadError: bytes that no encoder writes.
+    """
+    if len(body) < _LENGTH.size:
+        raise PayloadError("payload ends before its symbols")
+    end = _LENGTH.size + int(_LENGTH.unpack_from(body)[0])
+    symbols = decode_block(body[_LENGTH.size : end], size, _SYMBOLS, coded=bool(flags & _CODED))
+    at = np.flatnonzero(symbols == _EXACT)
+    exact = decode_floats(body[end:], at.size, coded=bool(flags & _FLOATS))
+    if ((exact == 0) | (np.abs(exact) == alpha)).any():
+        raise PayloadError("payload holds a zero or the threshold as an exact value")
+    out = np.array([0, 0, alpha, -alpha], np.float32)[symbols]
+    out[at] = exact
+    return out
 
 
 def _on_edge(alpha: float) -> np.float32:

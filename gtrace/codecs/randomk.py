@@ -14,7 +14,7 @@ from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_val
 from gtrace.codecs.registry import register
 from gtrace.codecs.sparse import kept, largest
 from gtrace.codecs.wrapper import FLOAT32_MAX
-from gtrace.coding import ENVELOPE_BYTES, Floats, decode_floats, expected_floats, open_envelope, seal
+from gtrace.coding import ENVELOPE_BYTES, Block, Floats, decode_floats, expected_floats, open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import select as _select
 from gtrace.types import Expectation, State, SummarySpec
@@ -100,9 +100,7 @@ class RandomK(ExpectingCodec):
         n = max(1, int(sketch.size))
         count = kept(self.ratio, int(sketch.size))
         share = max(1, count) / n
-        exponents = np.zeros(256)
-        np.add.at(exponents, np.maximum(np.frexp(sketch.lower)[1] + 126, 0) * (sketch.lower > 0), sketch.sums[:, 0])
-        block = expected_floats(exponents * (count / n), sketch.zeros * (count / n))
+        block = Block.signed(expected_floats(sketch.lower, sketch.sums[:, 0], sketch.zeros) * (count / n))
         bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, n)
         return Expectation(
             squared_error=self.weighted_error(state, sketch, sketch),

@@ -111,16 +111,16 @@ def decode_block(data: bytes | memoryview, count: int, alphabet: int, *, coded: 
     return HuffmanCode(lengths).decode(memoryview(data)[size:], count)
 
 
-def expected_floats(exponents: NDArray[np.float64], zeros: float) -> Block:
-    """The block of :class:`Floats` where each biased exponent is expected so often, with either sign, beside zeros.
-
-    Args:
-        exponents: float64[256], of values that are not 0.
-        zeros: values that are 0, without a sign.
-    """
+def expected_floats(
+    magnitudes: NDArray[np.float64], counts: NDArray[np.float64], zeros: float = 0.0
+) -> NDArray[np.float64]:
+    """What :attr:`Floats.tallies` are where each magnitude is expected so often, with either sign, beside zeros."""
+    exponents = np.zeros(1 << (_CODED - 1))
+    # frexp's fractions begin at a half; below 2^-126, with denormals, the exponent is 0.
+    np.add.at(exponents, np.maximum(np.frexp(magnitudes)[1] + 126, 0) * (magnitudes > 0), counts)
     tallies = np.repeat(exponents / 2, 2)
     tallies[0] += zeros
-    return Block.signed(tallies)
+    return tallies
 
 
 class Floats:
@@ -134,7 +134,9 @@ class Floats:
     def __init__(self, values: NDArray[np.float32], *, coder: str = "huffman") -> None:
         self.values = np.ascontiguousarray(values, np.float32)
         self._heads = _heads(self.values)
-        self.block = Block.signed(tally(self._heads, 1 << _CODED), coder=coder)
+        #: int64[512], how often each sign and exponent occurs
+        self.tallies = tally(self._heads, 1 << _CODED)
+        self.block = Block.signed(self.tallies, coder=coder)
 
     @property
     def coded(self) -> bool:
@@ -145,6 +147,11 @@ class Floats:
     def raw(self) -> int:
         """Bits that no code shortens."""
         return (32 - _CODED) * self.values.size
+
+    @staticmethod
+    def size(count: int, block: Block) -> int:
+        """Bytes of so many values with this block."""
+        return 4 * count if block.lengths is None else 2 * count + fixed_size(count, _MIDDLE) + block.size
 
     def encode(self) -> bytes:
         """Little-endian float32; coded: the lowest 16 bits of each, the next 7 of each, then the block."""

@@ -60,7 +60,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "w1_method": ("TEXT", "exact or sketch"),
     "bits_fixed": ("REAL", "bits per coordinate, fixed width, norms included"),
     "bits_entropy": ("REAL", "bits per coordinate at the entropy, norms included"),
-    "bits_huffman": ("REAL", "bits per coordinate, Huffman, norms included"),
+    "bits_huffman": ("REAL", "bits per coordinate, Huffman, code lengths and norms included"),
     "bits_payload": (
         "REAL",
         "bits per coordinate of the payload body: measured in a draw, expected otherwise",

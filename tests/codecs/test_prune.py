@@ -60,7 +60,7 @@ def test_the_threshold_is_the_rule_s_on_an_edge_of_the_sketch(rule):
 
 @pytest.mark.parametrize("spec", ["prune:sparsity=0.7", "prune:threshold=topk", "topk-prune:sparsity=0.6"])
 def test_expectations_are_exact_for_another_tensor_than_the_fitted_one(spec):
-    c = gtrace.codec(spec)
+    c = gtrace.codec(spec, coder="prefix")
     before, x = gradients(seed=1), gradients(20_000, seed=2)
     state = c.fit(c.init(before.size), MomentSketch.of(before, norm="none"), 0)
     alpha = float(state.arrays["alpha"])
@@ -82,7 +82,7 @@ def test_expectations_are_exact_for_another_tensor_than_the_fitted_one(spec):
 
 
 def test_the_wire_format_is_alpha_once_and_the_prefix_code():
-    c = gtrace.codec("prune", sparsity=0.5)
+    c = gtrace.codec("prune", sparsity=0.5, coder="prefix")
     x = gradients(1000)
     state = c.fit(c.init(x.size), MomentSketch.of(x, norm="none"), 0)
     payload = c.encode(state, x, KEY)
@@ -99,7 +99,7 @@ def test_the_wire_format_is_alpha_once_and_the_prefix_code():
 def test_four_and_two_bits_at_80_and_90_percent_as_the_paper_says():
     x = np.random.default_rng(0).lognormal(0, 3 * np.log(2), 400_000)
     for sparsity, bits in ((0.8, 4.0), (0.9, 2.2)):
-        c = gtrace.codec("prune", sparsity=sparsity)
+        c = gtrace.codec("prune", sparsity=sparsity, coder="prefix")
         sketch = MomentSketch.of(x, norm="none")
         assert c.expect(c.fit(c.init(x.size), sketch, 0), sketch).bits_payload == pytest.approx(bits, abs=0.25)
 

@@ -19,7 +19,7 @@ METHODS = ("qsgd", "qsgdinf", "nuqsgd", "terngrad", "natural")
 _SHAPES = {
     "qsgd": lambda b: (90.0 / (2 ** (b - 1) - 1), 0.12 * 1.62 ** (b - 2)),
     "qsgdinf": lambda b: (5.0 / (2 ** (b - 1) - 1) ** 1.9, 0.62 + 0.93 * (b - 2)),
-    "nuqsgd": lambda b: (90.0 / 2 ** (2 ** (b - 1) - 2) + 0.11, 3.52 - 3.4 * math.exp(-(b - 2) / 1.1)),
+    "nuqsgd": lambda b: (90.0 / 2 ** (2 ** (b - 1) - 2) + 0.11, 3.52 - 3.4 * math.exp(-(b - 2) / 2.2)),
     "terngrad": lambda b: (5.2, 0.6),
     "natural": lambda b: (0.114, 3.9),
 }
@@ -28,8 +28,8 @@ _SHAPES = {
 def spec_of(method, bits):
     """Spec, nominal bits and parameters of a made-up configuration."""
     if method in ("terngrad", "natural"):
-        return f"{method}:bucket_size=8192", None, {"bucket_size": 8192}
-    return f"{method}:bits={bits},bucket_size=8192", bits, {"bits": bits, "bucket_size": 8192}
+        return f"{method}:bucket_size=8192", None, {"bucket_size": 8192, "coder": "huffman"}
+    return f"{method}:bits={bits},bucket_size=8192", bits, {"bits": bits, "bucket_size": 8192, "coder": "huffman"}
 
 
 def row(tensor="w", step=0, method="qsgd", bits=3, draw=EXPECTATION, n=1000, energy=1.0, **values):

@@ -53,8 +53,10 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     at = f"At {bits_in_words(analysis.targets[k])} per value"
     over = _over(analysis)
     if len(found) == 1:
-        only = found[0]
-        return [f"{at}, {only.label} loses {_share(only, k)}{over}; no other method was measured there."]
+        only, own = found[0], found[0].at[k]
+        at = f"At {bits_in_words(float(f'{own.bits:.3g}'))} per value"
+        lost = f"{energy_share(own.variance)} of gradient energy"
+        return [f"{at}, {only.label} loses {lost}{over}; no other method was measured there.", *_fitted(analysis)]
     named = [f"{f.label} ({_amount(f, k)})" for f in found[1:]]
     first = [f"{at}, {found[0].label} loses least{over} ({_share(found[0], k)}), then {listed(named[: _FIRST - 1])}."]
     first += [f"Behind them: {listed(named[_FIRST - 1 :], _NAMED)}."] if named[_FIRST - 1 :] else []

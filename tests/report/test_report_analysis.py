@@ -75,7 +75,7 @@ def test_expected_bits_stand_in_where_nothing_was_encoded_and_that_is_said():
     assert by_spec(analysis)[Q3].bits == 2.5
     assert by_spec(analysis)[Q2].bits == 2.0
     assert {c.bits_source for c in analysis.configurations} == {"expected"}
-    assert any("expectations" in note and "all codecs" in note for note in analysis.notes)
+    assert any("computed, not counted on encoded bytes: all codecs" in note for note in analysis.notes)
 
 
 def test_bits_that_one_cell_lacks_are_not_made_up():
@@ -84,7 +84,7 @@ def test_bits_that_one_cell_lacks_are_not_made_up():
         r["bits_huffman"] = None
     analysis = analyze(result_of(rows))
     assert math.isnan(analysis.configurations[0].bits)
-    assert analysis.families[0].at[2].outcome == "unmeasured"
+    assert (analysis.targets, analysis.families[0].at) == ((), ())
     assert any("No bits known" in note for note in analysis.notes)
 
 
@@ -133,7 +133,7 @@ def test_cells_without_any_number_are_counted_and_left_out():
 
 def test_whole_model_rows_are_compared_with_the_sum_of_the_tensors():
     rows = list(two_cells())
-    whole = json.dumps({"bits": 3, "scope": "model"})
+    whole = json.dumps({"bits": 3, "scope": "model", "coder": "huffman"})
     spec = {"codec": "qsgd:bits=3,scope=model", "params": whole}
     rows.append(row("*", n=4000, energy=8.0, squared_error=2.0, **spec))
     rows.append(row("*", draw=0, n=4000, energy=8.0, squared_error=2.0, bits_total=3.0, **spec))
@@ -210,7 +210,7 @@ def test_a_full_sweep():
     front = [c for c in analysis.configurations if c.pareto]
     for c in analysis.configurations:
         beaten = any(p.bits <= c.bits and p.relative_variance <= c.relative_variance and p is not c for p in front)
-        assert c.pareto != beaten
+        assert c.pareto != (beaten or c.error > 1)
 
 
 def test_the_nearest_configuration_is_found_by_measured_bits():

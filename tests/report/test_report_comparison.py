@@ -3,14 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from gtrace.report.comparison import OUTCOMES, at_bits, pareto_front
+from gtrace.report.comparison import at_bits, pareto_front
 
 NAN = math.nan
 
 
 def test_interpolation_is_linear_in_the_logarithm():
     # A quarter of the way from 8 to 0.5: 8 * (1/16)^(1/4) = 4.
-    found = at_bits([1.0, 3.0], [8.0, 0.5], 1.5)
+    found = at_bits([1.0, 2.0], [8.0, 0.5], 1.25)
     assert found.variance == pytest.approx(4.0, rel=1e-12)
     assert (found.outcome, found.lower, found.upper) == ("interpolated", 0, 1)
 
@@ -31,7 +31,7 @@ def test_a_curve_that_turns_is_followed_between_its_neighbours():
 
 
 def test_of_equal_bits_the_smaller_error_brackets():
-    found = at_bits([1.0, 1.0, 3.0, 3.0], [9.0, 4.0, 1.0, 2.0], 2.0)
+    found = at_bits([1.0, 1.0, 2.0, 2.0], [9.0, 4.0, 1.0, 2.0], 1.5)
     assert found.variance == pytest.approx(2.0)
     assert (found.lower, found.upper) == (1, 2)
 
@@ -43,7 +43,7 @@ def test_a_configuration_with_exactly_these_bits_needs_no_neighbours():
 
 @pytest.mark.parametrize(("target", "why"), [(1.0, "all-above"), (4.0, "all-below")])
 def test_nothing_is_extrapolated(target, why):
-    found = at_bits([1.01, 3.99], [0.5, 0.1], target)
+    found = at_bits([1.1, 3.9], [0.5, 0.1], target)
     assert math.isnan(found.variance)
     assert (found.outcome, found.lower, found.upper) == (why, -1, -1)
 
@@ -56,36 +56,32 @@ def test_a_single_configuration_stands_for_bits_within_two_percent(bits, stands)
 
 
 def test_without_error_there_is_no_logarithm():
-    assert at_bits([1.0, 3.0], [0.5, 0.0], 2.0).outcome == "lossless"
-    assert math.isnan(at_bits([1.0, 3.0], [0.5, 0.0], 2.0).variance)
+    assert at_bits([1.0, 2.0], [0.5, 0.0], 1.5).outcome == "lossless"
+    assert math.isnan(at_bits([1.0, 2.0], [0.5, 0.0], 1.5).variance)
 
 
 def test_missing_numbers_are_no_points():
     assert at_bits([], [], 2.0).outcome == "unmeasured"
     assert at_bits([NAN, 1.0], [0.5, NAN], 2.0).outcome == "unmeasured"
-    found = at_bits([1.0, NAN, 2.0, 3.0], [4.0, 1.0, NAN, 1.0], 2.0)
+    found = at_bits([1.0, NAN, 1.5, 2.0], [4.0, 1.0, NAN, 1.0], 1.5)
     assert found.variance == pytest.approx(2.0)
     assert (found.lower, found.upper) == (0, 3)
 
 
-def test_every_outcome_has_words():
-    assert all(OUTCOMES.values())
-
-
 def test_pareto_front_by_hand():
     bits = [1.0, 2.0, 2.0, 3.0, 4.0, 5.0]
-    variance = [9.0, 5.0, 6.0, 5.0, 7.0, 1.0]
+    variance = [0.9, 0.5, 0.6, 0.5, 0.7, 0.1]
     assert pareto_front(bits, variance).tolist() == [True, True, False, False, False, True]
 
 
 def test_equal_points_stand_together_and_missing_ones_never():
-    assert pareto_front([1.0, 1.0, NAN, 0.5], [2.0, 2.0, 0.0, NAN]).tolist() == [True, True, False, False]
+    assert pareto_front([1.0, 1.0, NAN, 0.5], [0.2, 0.2, 0.0, NAN]).tolist() == [True, True, False, False]
     assert pareto_front([], []).tolist() == []
 
 
 def test_pareto_front_against_the_definition():
     random = np.random.default_rng(0)
-    bits, variance = random.integers(1, 8, (2, 60)).astype(float)
+    bits, variance = random.integers(1, 8, (2, 60)) / 8
     naive = [
         not any(
             b <= bits[i] and v <= variance[i] and (b < bits[i] or v < variance[i])

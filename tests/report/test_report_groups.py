@@ -123,7 +123,7 @@ def test_the_command(result, tmp_path):
     shown = run(command_line, ["report", str(path), "-o", page, "--group", "conv=conv*", "--group", "fc=fc*"])
     assert shown.exit_code == 0
     assert "Error by group of tensors" in shown.output
-    assert "Relative variance at equal measured bits" in shown.output
+    assert "Error at equal bits" in shown.output
     found = run(command_line, ["report", str(path), "--group", "layer", "--json"])
     assert [g["group"] for g in json.loads(found.output)["groups"][0]] == ["conv1", "conv2", "fc", "scale"]
     out = tmp_path / "groups.csv"

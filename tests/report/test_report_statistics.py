@@ -172,8 +172,8 @@ def test_the_estimate_is_weighted_and_holes_are_left_out():
         (np.ones(FEWEST_STEPS - 1), None, f"fewer than {FEWEST_STEPS}"),
         (np.full(30, math.nan), None, "no number"),
         (np.zeros(0), None, "no number"),
-        (np.linspace(0, 1, 20), None, "independent"),
-        (np.sin(np.arange(30.0)), np.r_[np.ones(29), 500.0], "independent"),
+        (np.linspace(0, 1, 20), None, "too correlated"),
+        (np.sin(np.arange(30.0)), np.r_[np.ones(29), 500.0], "too correlated"),
     ],
 )
 def test_too_little_is_said_and_gets_no_interval(values, weights, why):

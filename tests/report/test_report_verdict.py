@@ -16,39 +16,40 @@ def curve(method, points):
 
 def test_the_least_error_at_the_bits_most_methods_reach():
     rows = (
-        curve("qsgd", [(1, 4.0), (3, 1.0)])
-        + curve("nuqsgd", [(1, 16.0), (3, 4.0)])
-        + curve("alq", [(1.5, 1), (2.5, 1)])
+        curve("qsgd", [(1, 0.4), (2, 0.2), (3, 0.1)])
+        + curve("nuqsgd", [(1, 1.6), (2, 0.8), (3, 0.4)])
+        + curve("alq", [(1.5, 0.1), (2.5, 0.1)])
     )
-    analysis = analyze(result_of(rows))
+    analysis = analyze(result_of(rows), targets=[1, 2, 3])
     assert analysis.targets[decisive_target(analysis)] == 2
     assert sweep_verdict(analysis) == [
-        "At 2 measured bits: alq 1.00, qsgd 2.00, nuqsgd 8.00 relative variance.",
+        "At 2 bits per value, alq loses least (10% of gradient energy), then qsgd (20%) and nuqsgd (80%).",
         (
-            "alq adds 0.50 times the error of qsgd in the average step, less in 100% of training; "
-            "no interval (1 step, fewer than 12)."
+            "alq has 0.50 times the error of qsgd and less in 100% of training, but 1 step is too few for a "
+            "confidence interval, which needs 12."
         ),
         "qsgd leads at 1 and 3 bits.",
     ]
 
 
 def test_of_equally_covered_bits_three_are_asked_about():
-    rows = curve("qsgd", [(0.5, 4.0), (5, 1.0)]) + curve("nuqsgd", [(0.5, 8.0), (5, 4.0)])
+    points = [(0.5 + k, 0.5**k) for k in range(5)]
+    rows = curve("qsgd", points) + curve("nuqsgd", [(bits, 0.9 * error) for bits, error in points])
     sentences = sweep_verdict(analyze(result_of(rows)))
-    assert sentences[0].startswith("At 3 measured bits: qsgd")
-    assert sentences[2:] == ["qsgd leads at 1, 2 and 4 bits as well."]
+    assert sentences[0].startswith("At 3 bits per value, nuqsgd loses least")
+    assert sentences[2:] == ["nuqsgd leads at 1, 2 and 4 bits as well."]
 
 
-def test_methods_within_two_percent_are_level():
-    rows = curve("qsgd", [(1, 1.0), (3, 1.0)]) + curve("nuqsgd", [(1, 1.015), (3, 1.015)])
+def test_methods_within_two_percent_are_too_close_to_call():
+    rows = curve("qsgd", [(2, 0.1), (3, 0.1)]) + curve("nuqsgd", [(2, 0.1015), (3, 0.1015)])
     sentences = sweep_verdict(analyze(result_of(rows)))
-    assert sentences[0].endswith(": qsgd 1.00, nuqsgd 1.01 relative variance.")
-    assert sentences[1] == "qsgd and nuqsgd are level: their relative variances are nearly the same."
+    assert sentences[0].endswith("qsgd loses least (10% of gradient energy), then nuqsgd (10%).")
+    assert sentences[1] == "qsgd and nuqsgd are too close to call: their errors are nearly the same."
 
 
 def test_one_method_is_compared_with_nothing():
-    assert sweep_verdict(analyze(result_of(curve("qsgd", [(1, 4.0), (3, 1.0)])))) == [
-        "At 3 measured bits: qsgd 1.00 relative variance; no other method has data there."
+    assert sweep_verdict(analyze(result_of(curve("qsgd", [(2, 0.4), (3, 0.1)])))) == [
+        "At 3 bits per value, qsgd loses 10% of gradient energy; no other method was measured there."
     ]
 
 
@@ -57,8 +58,11 @@ def test_one_method_is_compared_with_nothing():
     [
         ([], "the sweep has no rows"),
         ([row(squared_error=None)], "no row holds an error"),
-        ([row(method="terngrad", squared_error=2.0, bits_total=0.6)], "around 1, 2, 3 and 4 measured bits"),
-        ([row(squared_error=2.0)], "around 1, 2, 3 and 4 measured bits"),
+        (
+            [row(method="terngrad", squared_error=2.0, bits_total=0.6)],
+            "terngrad loses 200% of gradient energy; no other",
+        ),
+        ([row(squared_error=2.0)], "no method has a known number of bits"),
     ],
 )
 def test_nothing_to_compare_is_said(rows, words):
@@ -73,10 +77,11 @@ def test_methods_that_no_column_reaches_are_named_with_their_own_bits():
     assert all(" at " in line and line.endswith(" bits") for line in found)
 
 
-def test_methods_that_are_level_lead_together():
-    rows = curve("qsgd", [(1, 4.0), (2, 1.0), (4, 0.2)]) + curve("alq", [(1, 8.0), (2, 1.01), (4, 0.1)])
-    rows += curve("amq", [(1.5, 9.0), (2.5, 9.0)])
-    assert sweep_verdict(analyze(result_of(rows)))[3:] == [
+def test_methods_that_are_too_close_to_call_lead_together():
+    rows = curve("qsgd", [(1, 0.4), (2, 0.1), (3, 0.045), (4, 0.02)])
+    rows += curve("alq", [(1, 0.8), (2, 0.101), (3, 0.03), (4, 0.01)])
+    rows += curve("amq", [(1.5, 0.9), (2.5, 0.9)])
+    assert sweep_verdict(analyze(result_of(rows), targets=[1, 2, 3, 4]))[3:] == [
         "qsgd leads at 1 bit as well.",
         "alq leads at 3 and 4 bits as well.",
     ]

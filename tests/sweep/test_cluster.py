@@ -15,6 +15,7 @@ from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.cli import main
+from gtrace.codecs.table import CodecTable
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import tasks as tasks_module
@@ -77,6 +78,13 @@ def test_rows_are_those_of_one_two_and_four_threads(trace, local, client):
     found = gtrace.run_sweep(trace, CODECS, scheduler=client, progress=lambda *told: seen.append(told))
     assert same(found, local)
     assert seen == [(count, len(seen)) for count in range(1, len(seen) + 1)]
+
+
+def test_workers_sweep_a_plan_and_share_out_among_its_tensors(trace, client):
+    mixed = gtrace.codec("prune:sparsity=0.8,allocation=heterogeneous")
+    tensors = {"conv.weight": mixed, "fc.bias": mixed, "fc.weight": gtrace.codec("ef:topk")}
+    given = [CodecTable(gtrace.codec("none"), tensors=tensors, name="p"), mixed, "ef:topk"]
+    assert same(gtrace.run_sweep(trace, given, scheduler=client), gtrace.run_sweep(trace, given, jobs=1))
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1e9])

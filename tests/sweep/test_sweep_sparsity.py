@@ -138,7 +138,7 @@ def test_a_step_is_allocated_once():
 
     steps = {name: list(sizes) for name, sizes in SIZES.items()}
     codecs = [gtrace.codec(MIXED), gtrace.codec(MIXED, sparsity=0.5), gtrace.codec("qsgd")]
-    allocation = Allocation(Counting(), steps, codecs)
+    allocation = Allocation(Counting(), steps, [(codec, None) for codec in codecs])
     assert allocation.share(codecs[2], "conv", 0) is None
     assert calls == []
     for codec in codecs:

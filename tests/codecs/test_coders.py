@@ -21,7 +21,19 @@ from gtrace.types import Key
 KEY = Key.derive(0, tensor="coders")
 SIZE = 40_000
 LEVELS = [spec for spec in VARIANTS if isinstance(gtrace.codec(spec), LevelCodec)]
-OWN = ["prune", "topk-prune", "fp", "fp:e4m3", "fp:mxfp4", "fp:nvfp4", "fp:e5m4", "minmax", "minmax:bits=10", "int8", "randomk:ratio=0.25"]
+OWN = [
+    "prune",
+    "topk-prune",
+    "fp",
+    "fp:e4m3",
+    "fp:mxfp4",
+    "fp:nvfp4",
+    "fp:e5m4",
+    "minmax",
+    "minmax:bits=10",
+    "int8",
+    "randomk:ratio=0.25",
+]
 
 
 def gradient(seed=0, size=SIZE):

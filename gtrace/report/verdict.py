@@ -13,7 +13,6 @@ from gtrace.report.notes import averaged_over
 from gtrace.report.ranking import decisive_target, leaders, lossless, ranking
 from gtrace.report.runs import known_mean
 from gtrace.report.seeds import BASELINE
-from gtrace.report.updates import update_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +62,7 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
             "so errors on the wire will be larger."
         )
     rest = [*_elsewhere(analysis, k), *_over_training(analysis, k), *_layers(analysis), *_rates(analysis)]
-    return [*first, *rest, *_fitted(analysis), *update_sentences(analysis)]
+    return [*first, *rest, *_fitted(analysis)]
 
 
 def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:

@@ -78,6 +78,7 @@ def mix(counter, add, flip, last):
 
 def hashes(high, low, start, count):
     """The keyed 32-bit hashes of elements start.. in plain integers."""
+    start = int(start)
     block = start >> 32
     a, b, c, d = high & MASK, high >> 32, low & MASK, low >> 32
     add = mix(block, a, d, c)

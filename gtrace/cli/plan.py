@@ -73,11 +73,10 @@ class PlanCommand(click.Command):
 @click.option("--keep", type=Fractions(), help="Part of the values that sparsifiers send, per tensor, as in 0.001-0.1.")
 @click.option(
     "--objective",
-    type=click.Choice(["squared", "relative", "update"]),
+    type=click.Choice(["squared", "relative"]),
     default="squared",
     show_default=True,
-    help="Error of the whole gradient; of each tensor in units of its own energy; or of the optimizer's update, where "
-    "the trace knows Adam's second moments.",
+    help="Error of the whole gradient, or of each tensor in units of its own energy.",
 )
 @click.option(
     "--weight",
@@ -186,14 +185,13 @@ def _curves(trace: Path | str, options: Mapping[str, Any]) -> tuple[Curves, dict
     """What the codecs make of every tensor, and where that comes from."""
     from gtrace.planning import curves_of, measure
 
-    error = "update_error" if options["objective"] == "update" else "squared_error"
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.cli.plan_weights import chosen_rows
         from gtrace.sweep import ResultStore
 
         result = ResultStore.load(trace)
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
-        return curves_of(chosen_rows(result, options), error), provenance, []
+        return curves_of(chosen_rows(result, options)), provenance, []
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -208,8 +206,7 @@ def _curves(trace: Path | str, options: Mapping[str, Any]) -> tuple[Curves, dict
 
 
 def _measuring(options: Mapping[str, Any]) -> dict[str, Any]:
-    error = "update_error" if options["objective"] == "update" else "squared_error"
-    return {"error": error, **{name: options[name] for name in ("kind", "refit", "jobs")}}
+    return {name: options[name] for name in ("kind", "refit", "jobs")}
 
 
 def _refined(

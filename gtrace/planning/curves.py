@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: what is exact and always among the options
 EXACT = "none"
-#: the column of a sweep that is about the optimizer's update
-UPDATE = "update_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,6 @@ def measure(
     *,
     steps: Sequence[int] | None = None,
     tensors: Sequence[str] | None = None,
-    error: str = "squared_error",
     **settings: Any,
 ) -> tuple[Curves, list[str]]:
     """The curves of a trace from closed forms: nothing is encoded. The second result are warnings.
@@ -168,14 +165,13 @@ def measure(
         codecs: the options.
         steps: only these.
         tensors: globs of those that are planned.
-        error: column of the error.
         settings: as of :func:`gtrace.sweep.run.expectations`.
 
     Raises:
         UsageError: a codec without closed forms, or one over the whole model; an unknown tensor or step.
         TraceError: the trace cannot be read.
     """
-    table = _Filled([str(item) for item in codecs], error)
+    table = _Filled([str(item) for item in codecs])
     warnings: list[str] = []
 
     def sink(block: Block) -> None:
@@ -191,21 +187,18 @@ def measure(
     return table.curves([info.name for info in trace.tensors]), warnings
 
 
-def curves_of(result: SweepResult, error: str = "squared_error") -> Curves:
+def curves_of(result: SweepResult) -> Curves:
     """The curves of a sweep that was made: expectations, and means over draws where there are none.
 
     Args:
         result: a sweep of single tensors.
-        error: column of the error.
 
     Raises:
-        UsageError: it has no rows of single tensors, or none with such an error.
+        UsageError: it has no rows of single tensors.
     """
-    if error not in result.columns:
-        raise UsageError(f"plan: the sweep has no {error}; sweep the trace again with this gtrace")
     specs = [spec for spec in dict.fromkeys(result["codec"].tolist()) if not spec.startswith("plan:")]
-    table = _Filled(specs, error)
-    wanted = ("n", "energy", "bits_total", error)
+    table = _Filled(specs)
+    wanted = ("n", "energy", "bits_total", "squared_error")
     cells: dict[tuple[str, int, str], dict[bool, list[dict[str, float]]]] = {}
     for tensor, step, spec, draw, *numbers in zip(
         *(result[name].tolist() for name in ("tensor", "step", "codec", "draw", *wanted)), strict=True
@@ -217,35 +210,26 @@ def curves_of(result: SweepResult, error: str = "squared_error") -> Curves:
         # Bits as they were measured, the error as it is expected: as a report takes them.
         drawn, expected = rows.get(False, []), rows.get(True, [])
         bits = np.mean([row["bits_total"] for row in drawn or expected])
-        lost = np.mean([row[error] for row in expected or drawn])
-        table.add(tensor, step, [spec], {**(expected or drawn)[0], "bits_total": bits, error: lost})
+        lost = np.mean([row["squared_error"] for row in expected or drawn])
+        table.add(tensor, step, [spec], {**(expected or drawn)[0], "bits_total": bits, "squared_error": lost})
     return table.curves()
 
 
 class _Filled:
     """Collects rows until their tensors and steps are known."""
 
-    def __init__(self, specs: Sequence[str], error: str) -> None:
+    def __init__(self, specs: Sequence[str]) -> None:
         self._specs = [spec for spec in specs if spec != EXACT] + [EXACT]
         self._places = {spec: place for place, spec in enumerate(self._specs)}
-        self._error = error
         self._cells: dict[tuple[str, int], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self._energy: dict[tuple[str, int], tuple[float, int]] = {}
-        self._unknown: dict[str, None] = {}
 
     def add(self, tensor: str, step: int, specs: Sequence[str], row: Mapping[str, Any]) -> None:
         """Numbers of some codecs on a tensor at a step; a row without numbers is one that was skipped."""
         size, energy = int(row["n"]), row.get("energy")
         if energy is None or not np.isfinite(energy):
             return
-        lost = np.asarray(row.get(self._error), np.float64)
-        if self._error == UPDATE:
-            # Relative to the tensor's own update already; tensors count by their elements, as in a report.
-            lost, energy = lost * size, size
-            if np.isnan(lost).all():
-                # As at the first step, which Adam has not seen anything before.
-                self._unknown.setdefault(tensor)
-                return
+        lost = np.asarray(row.get("squared_error"), np.float64)
         self._energy[tensor, step] = float(energy), size
         if (tensor, step) not in self._cells:
             self._cells[tensor, step] = np.full(len(self._specs), np.nan), np.full(len(self._specs), np.nan)
@@ -262,12 +246,9 @@ class _Filled:
             order: of the tensors; otherwise they stand as they came.
 
         Raises:
-            UsageError: that is nothing, or of a tensor nothing that the objective is about.
+            UsageError: that is nothing.
         """
         there = dict.fromkeys(tensor for tensor, _ in self._cells)
-        for tensor in self._unknown:
-            if tensor not in there:
-                raise UsageError(f"plan: of {tensor} no second moments of Adam are known; choose another --objective")
         if not there:
             raise UsageError("plan: there are no finite gradients of single tensors to plan for")
         tensors = tuple(dict.fromkeys([*(name for name in order if name in there), *there]))

@@ -154,7 +154,6 @@ def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
         (("--budget", "3bits", "--group", "g=nothing*"), "no tensor matches"),
         (("--budget", "3bits", "--tensors", "nothing*"), "no tensor matches"),
         (("--budget", "3bits", "--steps", "99"), "none of these steps"),
-        (("--budget", "3bits", "--objective", "update"), "second moments"),
         (("--budget", "3bits", "-o", "plan.txt"), ".yaml or .json"),
     ],
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from helpers_plan import LAYERS, curves_of_laws
 
 from gtrace.errors import UsageError
-from gtrace.planning import Budget, curves_of, make_plan
+from gtrace.planning import Budget, make_plan
 from gtrace.planning.confidence import bootstrap, resampled
 from gtrace.planning.solve import minimize
-from gtrace.sweep import SweepResult
 
 
 def planned(curves, value=3.0, kind="bits", **more):
@@ -151,33 +148,3 @@ def test_the_exchange_rate_is_what_plans_of_a_bit_more_and_less_would_make():
     assert plan.exchange.more < 1 < plan.exchange.less
     assert [p.bits for p in plan.frontier] == sorted(p.bits for p in plan.frontier)
     assert all(a.error >= b.error for a, b in zip(plan.frontier, plan.frontier[1:], strict=False))
-
-
-def test_an_error_of_updates_counts_by_elements():
-    columns = {
-        "tensor": ["a", "a", "b", "b"],
-        "step": [0] * 4,
-        "codec": ["x", "y"] * 2,
-        "draw": [-1] * 4,
-        "n": [10, 10, 30, 30],
-        "energy": [5.0, 5.0, 1e6, 1e6],
-        "bits_total": [2.0, 4.0] * 2,
-        "update_error": [0.4, 0.1, 0.2, 0.05],
-        "squared_error": [1.0] * 4,
-    }
-    result = SweepResult({name: np.array(values) for name, values in columns.items()}, {})
-    curves = curves_of(result, "update_error")
-    assert curves.energy.ravel().tolist() == [10, 30]
-    assert curves.error[:, 0].tolist() == [[4.0, 1.0, 0.0], [6.0, 1.5, 0.0]]
-    assert curves.bits[1, 0].tolist() == [60.0, 120.0, 960.0]
-    assert curves.means()[1].sum(axis=0) == pytest.approx([0.25, 0.0625, 0.0])
-    # Adam knows nothing yet at its first step, and the others tell enough.
-    first = {name: [*values, *values] for name, values in columns.items()} | {"step": [0] * 4 + [1] * 4}
-    first["update_error"] = [math.nan] * 4 + columns["update_error"]
-    later = curves_of(SweepResult({name: np.array(values) for name, values in first.items()}, {}), "update_error")
-    assert later.steps == (1,)
-    assert later.error.tolist() == curves.error.tolist()
-    result.columns["update_error"][:] = np.nan
-    with pytest.raises(UsageError, match="second moments"):
-        curves_of(result, "update_error")
-    assert curves_of(result).energy.ravel().tolist() == [5.0, 1e6]

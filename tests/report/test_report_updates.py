@@ -1,9 +1,11 @@
-"""Update errors in reports: the last column of the details where they are known, and no word anywhere else."""
+"""Update errors are the last column of a sweep's details: no verdict, and no plan, rests on them."""
 
+import click
 import numpy as np
 import pytest
 
 import gtrace
+from gtrace.cli.plan import command
 from gtrace.report.analysis import analyze
 from gtrace.report.tables import configuration_table
 from gtrace.report.verdict import sweep_verdict
@@ -13,7 +15,7 @@ SIZES = {"large": 1e3, "small": 1.0}
 SPECS = ["qsgdinf:bits=3,bucket_size=64", "fp:e4m0", "signsgd"]
 
 
-def swept(path, moments):
+def swept(path, *, moments):
     rng = np.random.default_rng(0)
     with gtrace.create_trace(path) as writer:
         for step in range(3):
@@ -45,3 +47,16 @@ def test_update_errors_are_the_last_detail_and_no_headline(tmp_path):
 def test_there_is_no_such_column_without_second_moments(tmp_path):
     analysis = analyze(swept(tmp_path / "run.zarr", moments=False))
     assert "update error" not in [column.heading for column in configuration_table(analysis).columns]
+
+
+def test_a_verdict_is_the_same_with_and_without_second_moments(tmp_path):
+    known = swept(tmp_path / "known.zarr", moments=True)
+    unknown = swept(tmp_path / "unknown.zarr", moments=False)
+    assert np.isfinite(known["update_error"]).any()
+    assert not np.isfinite(unknown["update_error"]).any()
+    assert sweep_verdict(analyze(known)) == sweep_verdict(analyze(unknown))
+
+
+def test_a_plan_cannot_be_made_by_update_errors(tmp_path):
+    with pytest.raises(click.BadParameter, match="'squared', 'relative'"):
+        command.make_context("plan", [str(tmp_path), "--budget", "3bits", "--objective", "update"])

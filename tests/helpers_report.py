@@ -70,7 +70,7 @@ def rows_of(methods=METHODS, bits=range(2, 9), layers=LAYERS, steps=STEPS, draws
                         **common,
                         energy=energy,
                         squared_error=variance * energy,
-                        bits_fixed=float(b),
+                        bits_fixed=float({"terngrad": 2, "natural": 9}.get(method, b)),
                         bits_entropy=0.95 * measured,
                         bits_huffman=measured,
                         sparsity=0.5,

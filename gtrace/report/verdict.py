@@ -48,7 +48,10 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
     if k < 0:
         wanted = listed([f"{t:g}" for t in analysis.targets])
         nowhere = f"Nothing to compare: no method was measured near {wanted} bits per value."
-        return [nowhere if wanted else "Nothing to compare: no method has a known number of bits.", *_fitted(analysis)]
+        return [
+            nowhere if wanted else "Nothing to compare: no method has both an error and a known number of bits.",
+            *_fitted(analysis),
+        ]
     found = ranking(analysis, k)
     at = f"At {bits_in_words(analysis.targets[k])} per value"
     over = _over(analysis)

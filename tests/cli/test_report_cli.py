@@ -32,7 +32,7 @@ def sweep(tmp_path):
 def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
     code, out, err = call(sweep)
     assert (code, err) == (0, "")
-    assert out.lstrip().startswith("At 2 measured bits: qsgdinf")
+    assert out.lstrip().startswith("At 2 bits per value, qsgdinf loses least")
     assert out.endswith("\nnet.report.html\n")
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
@@ -65,7 +65,7 @@ def test_an_existing_page_is_kept_and_the_tables_are_printed_all_the_same(call, 
     (tmp_path / "net.report.html").write_text("mine")
     code, out, err = call(sweep)
     assert code == 4
-    assert "At 2 measured bits" in out
+    assert "At 2 bits per value" in out
     assert err == "gtrace: net.report.html: exists already and was left untouched; pass --force or another -o\n"
     assert (tmp_path / "net.report.html").read_text() == "mine"
     code, out, err = call(sweep, "--force")
@@ -234,7 +234,7 @@ def test_named_pairs_come_first(call, sweep):
     assert (found["first"], found["second"]) == tuple(pair)
     assert found["by_elements"] < 0.1
     code, out, _ = call(sweep, "--pair", *pair, "-o", "x.md")
-    assert out.lstrip().startswith(f"{pair[0]} adds ")
+    assert out.lstrip().startswith(f"{pair[0]} has ")
 
 
 def test_two_sweeps_side_by_side(call, sweep, tmp_path):

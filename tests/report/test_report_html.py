@@ -96,7 +96,7 @@ def test_every_layer_has_a_section(page):
     layers = page[page.index('class="layers"') : page.index("Relative variance per tensor</summary>")]
     assert re.findall(r"<summary>(\S+) ", layers) == sorted(LAYERS)
     one = layers[: layers.index("</details>")]
-    (least,) = re.findall(r"least error: ([^<]+)</span>", one)
+    (least,) = re.findall(r"least error at 2 bits: ([^<]+)</span>", one)
     assert re.findall(r"<code>([^<]+)</code>", one)[0] == least
     numbers = [float(n) for n in re.findall(r"<td>([\d.e-]+)</td></tr>", one)]
     assert numbers[0] == 1.0
@@ -107,9 +107,9 @@ def test_the_answer_comes_first(page):
     text = Page(page).text
     order = [
         "Both",
-        "At 2 measured bits: qsgdinf",
+        "At 2 bits per value, qsgdinf",
         "Trained with qsgdinf",
-        "Relative variance at equal measured bits",
+        "Error at equal bits",
         "Error against measured bits",
         "Configurations",
         "Error over training",
@@ -174,9 +174,9 @@ def test_two_hundred_layers_stay_small():
     [
         ([], 0, "the sweep has no rows"),
         ([row(squared_error=None)], 0, "no row holds an error"),
-        ([row(squared_error=0.5, bits_total=3.0)], 3, "no other method has data there"),
+        ([row(squared_error=0.5, bits_total=3.0)], 3, "no other method was measured there"),
         ([row(squared_error=0.5)], 2, "No bits known"),
-        ([row(method="none", squared_error=0.0, bits_total=32.0)], 0, "nothing to compare"),
+        ([row(method="none", squared_error=0.0, bits_total=32.0)], 0, "Nothing to compare"),
     ],
 )
 def test_little_or_nothing_still_makes_a_page(rows, figures, words):

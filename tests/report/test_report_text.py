@@ -25,11 +25,11 @@ def sweep():
 def test_verdict_first_then_the_headline_then_the_rest(sweep):
     text = printed(sweep)
     order = [
-        "At 2 measured bits: qsgdinf",
-        "Relative variance at equal measured bits",
+        "At 2 bits per value, qsgdinf loses least",
+        "Error at equal bits: 1 worker, with Huffman codes",
         "Below each number",
         "Error of the leader over that of the others at 2 bits",
-        "Relative variance over training at 2 measured bits",
+        "Error over training at 2 measured bits",
         "Relative variance per tensor",
         "Configurations",
         "warning: fc1 step 3: 2 NaN",
@@ -41,9 +41,9 @@ def test_verdict_first_then_the_headline_then_the_rest(sweep):
 def test_each_number_stands_over_its_bracket(sweep):
     lines = printed(sweep).splitlines()
     k = next(k for k, line in enumerate(lines) if line.startswith("qsgdinf   "))
-    assert len(lines[k].split()) == 6
-    assert lines[k + 1].split() == ["b2–b3", "b3–b4", "b4–b5", "b5–b6"]
-    assert next(line for line in lines if line.startswith("terngrad ")).split()[1:] == ["–"] * 5
+    assert len(lines[k].split()) == 4
+    assert lines[k + 1].split() == ["b2–b3", "b3–b4"]
+    assert next(line for line in lines if line.startswith("terngrad ")).split()[1:] == ["–"] * 3
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
@@ -53,13 +53,15 @@ def test_no_number_is_cut_and_no_line_is_wider_than_the_terminal(sweep, width):
     for c in sweep.sweeps[0].configurations:
         assert number(c.relative_variance) in text
         assert number(c.bits) in text
-    assert "0.276" in text
+    assert text.count("28%") >= 2
     if width >= 40:
         assert max(len(line) for line in text.splitlines()) <= width
 
 
 def test_narrow_terminals_say_what_they_hide(sweep):
-    assert "this narrow: by layers, bits entropy, bits Huffman," in printed(sweep, 80)
+    assert "this narrow: of it bias, by layers, bits measured, bits fixed, bits entropy, bits Huffman," in " ".join(
+        printed(sweep, 80).split()
+    )
     assert "Hidden" not in printed(sweep, 160)
 
 

@@ -62,7 +62,7 @@ def test_one_method_is_compared_with_nothing():
             [row(method="terngrad", squared_error=2.0, bits_total=0.6)],
             "terngrad loses 200% of gradient energy; no other",
         ),
-        ([row(squared_error=2.0)], "no method has a known number of bits"),
+        ([row(squared_error=2.0)], "no method has both an error and a known number of bits"),
     ],
 )
 def test_nothing_to_compare_is_said(rows, words):

@@ -243,7 +243,7 @@ def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share
     Memory is kept. So is what was fitted before when the summary is of zeros, which say nothing.
     """
     if not codec.stateful and summary.sums.size:
-        state = codec.init(state.size)
+        state = codec.init(state.size, state.shape)
     if share is not None:
         state = codec.with_target(state, share)
     return codec.fit(state, summary, step)

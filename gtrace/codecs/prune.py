@@ -168,6 +168,15 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
             raise PayloadError("payload holds values that are not finite")
         return out
 
+    @abstractmethod
+    def lost(self, state: State, sketch: MomentSketch) -> float:
+        """The expected squared error."""
+
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """The weighted sums alone."""
+        del sketch
+        return self.lost(state, weighted)
+
     def _expectation(
         self, sketch: MomentSketch, alpha: float, error: float, bias: float, zeros: float, at_alpha: float
     ) -> Expectation:
@@ -255,6 +264,10 @@ class Prune(_PruningCodec):
         zeros, at_alpha = found.sparsity(alpha), found.at_threshold(alpha)
         return self._expectation(sketch, alpha, found.squared_error(alpha), 0.0, zeros, at_alpha)
 
+    def lost(self, state: State, sketch: MomentSketch) -> float:
+        """The variance of values that become the threshold or zero."""
+        return self._magnitudes(sketch).squared_error(float(_alpha(state)))
+
 
 @register
 @dataclass(frozen=True)
@@ -290,11 +303,16 @@ class TopKPrune(_PruningCodec):
         """Exact sums over the bins below the threshold; all of the error is bias."""
         found, alpha = self._magnitudes(sketch), float(_alpha(state))
         k = int(np.searchsorted(sketch.lower, alpha))
-        error = float(found.second[k])
+        error = self.lost(state, sketch)
         zeros = (found.zeros + float(found.mass[k])) / found.size if found.size else 1.0
         on_edge = k < sketch.lower.size and sketch.lower[k] == alpha and sketch.sums[k, 1] == 0.0
         at_alpha = float(found.mass[k + 1] - found.mass[k]) / found.size if on_edge else 0.0
         return self._expectation(sketch, alpha, error, math.sqrt(error), zeros, at_alpha)
+
+    def lost(self, state: State, sketch: MomentSketch) -> float:
+        """The energy of what becomes zero."""
+        k = int(np.searchsorted(sketch.lower, float(_alpha(state))))
+        return float(self._magnitudes(sketch).second[k])
 
 
 def _tallies(alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[NDArray[np.uint16], Floats, NDArray[np.int64]]:

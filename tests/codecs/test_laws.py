@@ -31,7 +31,8 @@ def test_a_codec_is_deterministic_exactly_if_its_key_changes_nothing(spec):
     values = dict(testing.tensors())["heavy"]
     state, _ = testing.fitted(c, values)
     payloads = [c.encode(state, values, key) for key in ((1, 2), (3, 4))]
-    lossless = np.allclose(c.decode(c.shared(state), payloads[0], values.size), values)
+    # Pruning to no zeros leaves one value of this tensor to chance, with a probability of 2e-4.
+    lossless = np.allclose(c.decode(c.shared(state), payloads[0], values.size), values, rtol=1e-3)
     assert (payloads[0] == payloads[1]) == (c.deterministic or lossless)
 
 

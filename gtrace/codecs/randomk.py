@@ -84,7 +84,7 @@ class RandomK(ExpectingCodec):
         if sketch.spec[:3] != self.needs[:3]:
             raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
         n = max(1, sketch.size)
-        share = max(1, kept(self.ratio, sketch.size)) / n
+        share = max(1, kept(self.ratio, round(sketch.size))) / n
         bits = 32 * share + 32 / n
         return Expectation(
             squared_error=((1 / share - 1) if self.scale else (1 - share)) * sketch.energy,

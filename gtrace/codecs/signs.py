@@ -251,7 +251,7 @@ def _norm1(sketch: MomentSketch) -> float:
     return float(np.sum(sketch.sums[:, 3] * sketch.lower + sketch.sums[:, 4]))
 
 
-def _scale(scale: Scale, sums: tuple[float, float], size: int) -> float:
+def _scale(scale: Scale, sums: tuple[float, float], size: float) -> float:
     """What a sign is multiplied by, rounded to float32; the vector of ``sums`` is not zero."""
     magnitude, energy = sums
     if scale == "none":

@@ -115,7 +115,7 @@ def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> NDArray[np.float
     return at(root(lambda slope: float(weights @ at(slope)) - s, low, high))
 
 
-def _prepared(tensor: Prunable) -> tuple[_Magnitudes, int]:
+def _prepared(tensor: Prunable) -> tuple[_Magnitudes, float]:
     if isinstance(tensor, tuple) and len(tensor) in (2, 3):
         mu, sigma, size = (0.0, *tensor)[-3:]
         tensor = LogNormal(float(mu), float(sigma), int(size))

@@ -116,8 +116,9 @@ class LayerCodecs:
         sketches = [tensor.summary for tensor in tensors if tensor.summary is not None]
         if self._common is not None:
             merged = functools.reduce(MomentSketch.merge, sketches)
-            before = self._common.state or self._codec.init(merged.size)
-            self._common.state = self._codec.fit(State(merged.size, before.arrays), merged, step)
+            size = round(merged.size)
+            before = self._common.state or self._codec.init(size)
+            self._common.state = self._codec.fit(State(size, before.arrays), merged, step)
         else:
             shares = self._codec.allocate(sketches)
             for tensor, sketch, share in zip(tensors, sketches, shares, strict=True):

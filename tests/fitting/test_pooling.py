@@ -36,7 +36,7 @@ def test_the_pool_is_the_decayed_mean_of_what_was_merged(steps, norm):
     error += scale * seen.expected_error(levels) / 512
     assert found.expected_error(levels) == pytest.approx(share * error, rel=1e-9)
     counted = sum(w * totals(s) for w, s in zip(weights, sketches, strict=True))
-    assert totals(found) == pytest.approx(share * (counted + [1, 0, 0, 1]), rel=1e-12)
+    assert totals(found) == pytest.approx(share * (counted + np.array([1, 0, 0, 1])), rel=1e-12)
 
 
 @given(st.integers(0, 20), st.floats(0.01, 100), st.floats(1e-9, 1e9))

@@ -97,8 +97,8 @@ class RandomK(ExpectingCodec):
         """(n/k - 1) ||v||_2^2; unscaled (1 - k/n) ||v||_2^2 and as much less in the mean."""
         if sketch.spec[:3] != self.needs[:3]:
             raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
-        n = max(1, int(sketch.size))
-        count = kept(self.ratio, int(sketch.size))
+        n = max(1, round(sketch.size))
+        count = kept(self.ratio, round(sketch.size))
         share = max(1, count) / n
         block = Block.signed(expected_floats(sketch.lower, sketch.sums[:, 0], sketch.zeros) * (count / n))
         bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, n)

@@ -126,7 +126,7 @@ class LayerCodecs:
         sketches = [tensor.summary for tensor in tensors if tensor.summary is not None]
         if self._common is not None:
             merged = functools.reduce(MomentSketch.merge, sketches)
-            size = int(merged.size)
+            size = round(merged.size)
             before = self._common.state or self._codec.init(size)
             self._common.state = refitted(self._codec, State(size, before.arrays), merged, step)
         else:

@@ -539,17 +539,16 @@ class Replay:
             summary = MomentSketch.from_spec(codec.view(memory, values), codec.needs)
         else:
             seen = views or {}
-            summary = pooled(seen[k] if k in seen else self._view(codec, k) for k in source)
+            summary = pooled(seen[k] if k in seen else self._view(codec, codec.needs, k) for k in source)
         after = codec.fit(state, summary, step)
         return after, any(state.arrays.get(name) is not array for name, array in after.arrays.items())
 
-    def _view(self, codec: Codec, index: int) -> MomentSketch:
+    def _view(self, codec: Codec, spec: SummarySpec, index: int) -> MomentSketch:
         """The summary of what a codec that remembers nothing yet sees of a step."""
         key = (self._spec(codec), index)
         if key not in self._views:
             values, _ = self._read(index)
-            assert codec.needs is not None
-            self._views[key] = MomentSketch.from_spec(codec.view(self._init(codec, values.size), values), codec.needs)
+            self._views[key] = MomentSketch.from_spec(codec.view(self._init(codec, values.size), values), spec)
         return self._views[key]
 
     def _share(self, codec: Codec, index: int) -> float | None:

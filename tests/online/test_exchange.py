@@ -7,7 +7,9 @@ from helpers_online import Memory, Vote
 from gtrace.codecs import codec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import PayloadError, UsageError
+from gtrace.fitting.pooling import pooled
 from gtrace.online import Exchange, NonfiniteGradientError, RefitSchedule
+from gtrace.online.checkpoint import as_arrays, as_tensors
 from gtrace.online.links import Message, Receiver, Sender
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key
@@ -63,6 +65,71 @@ def test_messages_alone_are_enough_to_decode(spec):
     for step, x in enumerate(values):
         arrived = receiver.receive(messages[step])
         np.testing.assert_array_equal(arrived, exchange.step(step, [{"w": x}]).gradients["w"])
+
+
+def pooling_sender(refit="pooled:0,12,15"):
+    return Sender(codec("alq:bits=4"), 300, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse(refit))
+
+
+def test_a_pooled_fit_looks_at_this_step_and_those_before():
+    sender, made = pooling_sender(), codec("alq:bits=4")
+    sketches = [MomentSketch.from_spec(heavy(300, step), made.needs) for step in range(16)]
+    for step in range(16):
+        sender.send(heavy(300, step), step)
+        if step in (0, 12, 15):
+            # What is watched without a pause stays in the pool, its weight below a tenth after ten steps.
+            first = {0: 0, 12: 3, 15: 3}[step]
+            expected = made.fit(made.init(300), pooled(sketches[first : step + 1]), step)
+            np.testing.assert_array_equal(made.levels(sender.state), made.levels(expected))
+
+
+def test_a_pool_is_kept_only_while_a_fit_is_near():
+    sender = pooling_sender("pooled:0,40")
+    filled = []
+    for step in range(60):
+        sender.send(heavy(300, step), step)
+        if sender.to_arrays()["pool"]:
+            filled.append(step)
+    assert filled == list(range(31, 40))
+    plain = pooling_sender("0,40")
+    for step in range(40):
+        plain.send(heavy(300, step), step)
+        assert not plain.to_arrays()["pool"]
+
+
+def test_thresholds_and_scales_are_fitted_to_one_gradient():
+    sender = Sender(codec("prune"), 300, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("pooled:0,3"))
+    made = codec("prune")
+    for step in range(4):
+        sender.send(heavy(300, step), step)
+    expected = made.fit(made.init(300), MomentSketch.from_spec(heavy(300, 3), made.needs), 3)
+    assert sender.state.arrays["alpha"] == expected.arrays["alpha"]
+
+
+@pytest.mark.parametrize("spec", ["alq:bits=4", "ef:alq:bits=4"])
+@pytest.mark.parametrize("until", [0, 5, 12, 14])
+def test_training_goes_on_from_the_middle_of_a_pool(spec, until):
+    steps = [[{"w": heavy(300, step)}] for step in range(16)]
+    whole, first, second = (Exchange(codec(spec), seed=3, refit="pooled:0,12,15") for _ in range(3))
+    for step in range(until + 1):
+        whole.step(step, steps[step])
+        first.step(step, steps[step])
+    second.load_arrays(as_arrays(as_tensors(first.to_arrays())))
+    for step in range(until + 1, 16):
+        one, two = (exchange.step(step, steps[step]) for exchange in (whole, second))
+        np.testing.assert_array_equal(one.gradients["w"], two.gradients["w"])
+        assert (one.tally.payload_bits, one.tally.shared_bits) == (two.tally.payload_bits, two.tally.shared_bits)
+
+
+def test_other_bits_are_fitted_at_once_between_two_fits():
+    exchange = Exchange(codec("alq:bits=4"), seed=3, refit="pooled:0,40")
+    for step in range(20):
+        if step == 15:
+            exchange.use(codec("alq:bits=3"))
+        exchange.step(step, [{"w": heavy(300, step)}])
+    sender, made = exchange._links["w", 0][0], codec("alq:bits=3")
+    expected = made.fit(made.init(300), pooled([MomentSketch.from_spec(heavy(300, 15), made.needs)]), 15)
+    np.testing.assert_array_equal(made.levels(sender.state), made.levels(expected))
 
 
 def test_a_receiver_that_missed_the_shared_bytes_refuses():

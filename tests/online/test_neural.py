@@ -15,7 +15,10 @@ from gtrace.codecs import Codec, Identity
 from gtrace.codecs.base import checked_values
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import UsageError
+from gtrace.fitting.pooling import pooled
 from gtrace.online import NonfiniteGradientError, RefitSchedule, Study, train
+from gtrace.online.exchange import Tally
+from gtrace.online.layers import LayerCodecs
 from gtrace.online.neural import NeuralGradients
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, SummarySpec
@@ -268,6 +271,19 @@ def test_statistics_are_refreshed_by_the_schedule():
         backward(model, data(8 + step), neural, step=step)
         fitted.append(neural._layers[0]._tensors["4"].ends.state.arrays["levels"].tobytes())
     assert [a == b for a, b in itertools.pairwise(fitted)] == [True, False, True, False]
+
+
+def test_a_pooled_fit_looks_at_the_batches_before():
+    random = np.random.default_rng(0)
+    batches = [random.standard_t(5, 300 + 10 * step).astype(np.float32) for step in range(13)]
+    made = gtrace.codec("alq:bits=4")
+    layers = LayerCodecs(made, worker=0, seed=0, refit=RefitSchedule.parse("pooled:0,12"))
+    for step, values in enumerate(batches):
+        layers.carry("layer", values, step, Tally())
+    sketches = [gtrace.MomentSketch.from_spec(values, made.needs) for values in batches[3:]]
+    expected = made.fit(made.init(batches[-1].size), pooled(sketches), 12)
+    found = layers._tensors["layer"].ends.state
+    np.testing.assert_array_equal(made.levels(found), made.levels(expected))
 
 
 def test_bits_are_those_of_the_payloads():

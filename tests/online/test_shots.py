@@ -10,7 +10,9 @@ import torch
 
 import gtrace
 from gtrace.codecs.table import CodecTable
+from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError
+from gtrace.fitting.pooling import pooled
 from gtrace.online import Exchange, shots
 from gtrace.online.frames import NOT_FINITE
 from gtrace.online.links import Receiver, Sender
@@ -232,6 +234,25 @@ def test_two_shots_allocate_among_pieces_on_the_way_up_and_down():
     for two in together(2, work):
         for role in ("up", "down"):
             assert max(targets(two, role)) - min(targets(two, role)) > 0.1
+
+
+def test_common_levels_fit_the_sum_of_all_pools():
+    def work(links):
+        one = fresh("alq:bits=3", refit="pooled:2", common=True)
+        for step in range(4):
+            one.one(links, NAMES, gradients(links.rank, step), LIKES, step)
+        return {name: bytes(sender.codec.shared(sender.state)) for (_, name), sender in one._senders.items()}
+
+    results = together(3, work)
+    assert results[0] == results[1] == results[2]
+    codec = gtrace.codec("alq:bits=3")
+    for k, name in enumerate(NAMES):
+        total = None
+        for rank in range(3):
+            sketches = [gtrace.MomentSketch.from_spec(gradients(rank, step)[k], codec.needs) for step in range(3)]
+            part = unpack_sketch(pack_sketch(pooled(sketches)))
+            total = part if total is None else total + part
+        assert results[0][name] == codec.shared(codec.fit(codec.init(SIZES[k]), total, 2))
 
 
 @pytest.mark.parametrize("shot", ["one", "two"])

@@ -12,9 +12,10 @@ from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.sweep import EXPECTATION, ResultStore, expand
 from gtrace.sweep.replay import Settings
-from gtrace.types import Key
+from gtrace.types import Key, SummarySpec
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "nuqsgd:bits=4", "terngrad", "natural"]
 
@@ -43,8 +44,9 @@ def test_one_row_per_tensor_step_codec_and_draw(result):
 def test_a_draw_is_what_the_codec_does(trace, result):
     c = gtrace.codec("qsgdinf:bits=3,bucket_size=512")
     with gtrace.open_trace(trace) as opened:
-        before, g = opened.read("conv.weight", 1), opened.read("conv.weight", 2)
-    state = c.fit(c.init(g.size), gtrace.MomentSketch.from_spec(before, c.needs), 1)
+        before = [gtrace.MomentSketch.from_spec(opened.read("conv.weight", step), c.needs) for step in (0, 1)]
+        g = opened.read("conv.weight", 2)
+    state = c.fit(c.init(g.size), pooled(before), 1)
     payload = c.encode(state, g, Key.derive(0, tensor="conv.weight", step=2, draw=1))
     q = c.decode(c.shared(state), payload, g.size).astype(np.float64)
     row = pick(result, tensor="conv.weight", step=2, codec=str(c), draw=1)
@@ -62,7 +64,7 @@ def test_a_draw_is_what_the_codec_does(trace, result):
     assert math.isclose(row["bits_payload"], 8 * (len(payload) - 24) / g.size, rel_tol=1e-12)
     assert row["bits_total"] == row["bits_payload"] + row["bits_shared"]
     assert math.isclose(row["ratio_float32"], 32 / row["bits_total"])
-    assert row["fitted_on"] == "previous"
+    assert row["fitted_on"] == "pooled 2 steps"
 
 
 def test_an_expectation_is_the_closed_form(trace, result):
@@ -175,16 +177,27 @@ def test_interrupt_keeps_what_is_done(trace, tmp_path):
 
 
 def test_refit_schedules():
-    steps = (0, 10, 20, 30)
-    assert [Settings(refit="previous").source(k, steps) for k in range(4)] == [0, 0, 1, 2]
-    assert [Settings(refit="each").source(k, steps) for k in range(4)] == [0, 1, 2, 3]
-    assert [Settings(refit="once").source(k, steps) for k in range(4)] == [0, 0, 0, 0]
-    assert [Settings(refit=(10, 30)).source(k, steps) for k in range(4)] == [0, 1, 1, 3]
+    steps = tuple(range(0, 140, 10))
+    spec = SummarySpec("l2", 64)
+
+    def sources(refit, spec=spec):
+        return [Settings(refit=refit).source(k, steps, spec) for k in range(4)]
+
+    assert sources("previous") == [0, 0, 1, 2]
+    assert sources("each") == [0, 1, 2, 3]
+    assert sources("once") == [0, 0, 0, 0]
+    assert sources((10, 30)) == [0, 1, 1, 3]
+    assert sources("pooled") == [0, (0,), (0, 1), (0, 1, 2)]
+    # One scale or threshold: it follows the step before.
+    assert sources("pooled", SummarySpec("none")) == sources("pooled", None) == sources("previous")
+    assert Settings().source(13, steps, spec) == tuple(range(13 - WINDOW, 13))
+    assert WINDOW == 10
 
 
 def test_what_a_code_was_fitted_on_is_said(trace):
     spec = "qsgdinf:bits=4"
     for refit, wanted in [
+        ("pooled", ["itself", "pooled 1 step", "pooled 2 steps", "pooled 3 steps"]),
         ("previous", ["itself", "previous", "previous", "previous"]),
         ("each", ["itself"] * 4),
         ("once", ["itself", "previous", "step 0", "step 0"]),

@@ -163,7 +163,7 @@ def test_nothing_left_is_an_error(tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("refit", ["previous", "each", "once", [1]])
+@pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1]])
 def test_fits_follow_the_rule(tmp_path, refit):
     truth = by_key(gtrace.run_sweep(full(("normal",)), ["alq:bits=3", "zipml:bits=3"], draws=0, refit=refit))
     path = sketched(tmp_path / "run.zarr", ("normal",), SketchPlan.parse(DEFAULT_SKETCHES, 10))

@@ -58,7 +58,7 @@ def both_ways(trace, specs, monkeypatch, **options):
     return (rows_of(sweep(trace, each, specs, monkeypatch, **options)) for each in (False, True))
 
 
-@pytest.mark.parametrize("refit", ["previous", "each", "once", [1, 3]])
+@pytest.mark.parametrize("refit", ["pooled", "previous", "each", "once", [1, 3]])
 def test_a_table_holds_the_rows_of_its_codecs(trace, monkeypatch, refit):
     options = {"draws": 0, "refit": refit, "nonfinite": "zero" if refit == "each" else "skip"}
     alone, together = both_ways(trace, VARIANTS[:-1], monkeypatch, **options)

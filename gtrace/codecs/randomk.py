@@ -116,7 +116,7 @@ class RandomK(ExpectingCodec):
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """A value is lost, or scaled, as likely as any other."""
         del state, sketch
-        share = max(1, kept(self.ratio, int(weighted.size))) / max(1, weighted.size)
+        share = max(1, kept(self.ratio, round(weighted.size))) / max(1, weighted.size)
         return ((1 / share - 1) if self.scale else (1 - share)) * weighted.energy
 
     def _chosen(self, seed: int, size: int) -> NDArray[np.int64]:

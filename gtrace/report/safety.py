@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.noise import equivalent_batch
-from gtrace.report.evidence import KEY
 from gtrace.report.names import number
 from gtrace.report.statistics import UNKNOWN, Interval, ratio_of_sums
 from gtrace.report.sums import Sums, divide
@@ -167,15 +166,15 @@ def judge(
     tensor_energy = sums.totals(table.energy, table.tensor, tensors)
     judged = []
     for c in order:
-        ratio = ratio_of_sums(by_step["variance"][c], by_step["noise"][c], KEY) if split[c] else UNKNOWN
-        bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c], KEY)
+        ratio = ratio_of_sums(by_step["variance"][c], by_step["noise"][c]) if split[c] else UNKNOWN
+        bias = ratio_of_sums(by_step["bias"][c], by_step["signal"][c])
         judged.append(_judgement(table, ratio, bias, per_tensor[c], bounded=not split[c]))
     attrs = provenance.get("trace_attrs")
     attrs = attrs if isinstance(attrs, dict) else {}
     return Safety(
         why="",
         sources=tuple(map(str, told.get("from", ()))),
-        noise=ratio_of_sums(by_step["noise"][best], energy[best], KEY),
+        noise=ratio_of_sums(by_step["noise"][best], energy[best]),
         noise_per_step=divide(by_step["noise"][best], energy[best], energy[best] > 0),
         noise_per_tensor=divide(tensor_noise[best], tensor_energy[best], tensor_energy[best] > 0),
         workers=_positive(attrs.get("world_size"), above=1) or WORKERS,

@@ -33,6 +33,15 @@ RESAMPLES = 1000
 FEWEST_STEPS = 12
 FEWEST_BLOCKS = 4.0
 
+#: Correlation of neighboring steps that is assumed at most.
+_MOST_ALIKE = 0.97
+#: Standard errors of that correlation that are added to it.
+_CAUTION = 1.25
+#: Quantile of the ends of a ratio's interval.
+_SKEWED = 0.985
+#: An interval of a ratio whose ends are further than this factor from the estimate says nothing.
+_WIDEST = 1e6
+
 #: Fewer seeds describe what happened.
 FEWEST_SEEDS = 5
 
@@ -207,24 +216,53 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     return student(estimate, error, blocks - 1, steps=n, blocks=blocks)
 
 
-def ratio_of_sums(top: ArrayLike, bottom: ArrayLike, key: Key) -> Interval:
-    """Interval of ``sum top / sum bottom``, by a bootstrap of what each step adds to the difference from it.
+def ratio_of_sums(top: ArrayLike, bottom: ArrayLike) -> Interval:
+    """Interval of ``sum top / sum bottom``: a t-interval of its logarithm, for steps that resemble their neighbors.
+
+    What each step adds to the difference from the ratio is taken for an autoregression of order one. Its
+    autocorrelation is estimated too low from few steps by (1 + 3 rho) / S (Kendall 1954), and with an error of
+    sqrt((1 - rho^2) / S): the first is put right, and 1.25 times the second is added. Steps with unequal sums are worth
+    fewer than S, at least ``(sum x)^2 / sum x^2`` (Kish 1965): the geometric mean of both. Sums of positive numbers
+    are skewed, so the ends are 98.5% quantiles instead of 97.5%. With all three the interval holds the truth in at
+    least 95% of the series of ``benchmarks/noise_intervals.py``, and the truth is above it in at most 3.5%.
 
     Args:
         top: (S,) sums of each step in the order of training, weighted already.
         bottom: (S,) likewise; a step whose sum is exactly 0 does not count.
-        key: as of :func:`bootstrap`.
     """
     a, b = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     known = np.isfinite(a) & np.isfinite(b) & (b != 0)
     a, b = a[known], b[known]
-    mean = float(b.mean()) if len(b) else 0.0
+    n = len(b)
+    mean = float(b.mean()) if n else 0.0
     if mean == 0:
         return UNKNOWN
     estimate = float(a.sum() / b.sum())
-    around = bootstrap((a - estimate * b) / mean, np.ones(len(a)), key)
-    low, high = estimate + around.low, estimate + around.high
-    return Interval(estimate, low, high, around.p, around.count, around.blocks, around.why)
+    if n < FEWEST_STEPS:
+        return Interval(estimate, count=n, why=f"{count(n, 'step')}, fewer than {FEWEST_STEPS}")
+    off = (a - estimate * b) / mean
+    if float(np.abs(off).max()) <= 1e-9 * abs(estimate):
+        # The same in every step: nothing varies that an interval could show.
+        return Interval(estimate, estimate, estimate, count=n, blocks=float(n))
+    if estimate <= 0:
+        return Interval(estimate, count=n, why="the ratio is not positive")
+    rho = float(off[:-1] @ off[1:]) / float(off @ off)
+    rho = min(rho + (1 + 3 * rho) / n, _MOST_ALIKE)
+    alike = min(max(rho + _CAUTION * math.sqrt(max(1 - rho**2, 0.0) / n), 0.0), _MOST_ALIKE)
+    worth = math.sqrt(n * min(_kish(a), _kish(b)))
+    independent = worth * (1 - max(rho, 0.0)) / (1 + max(rho, 0.0))
+    least = worth * (1 - alike) / (1 + alike)
+    error = math.sqrt(float(off @ off) / n / max(least - 1, 0.5)) / estimate
+    reach = float(stats.t.ppf(_SKEWED, max(independent - 1, 1.0))) * error
+    if reach > math.log(_WIDEST):
+        why = "the steps are too correlated or vary too much"
+        return Interval(estimate, count=n, blocks=independent, why=why)
+    low, high = estimate * math.exp(-reach), estimate * math.exp(reach)
+    return Interval(estimate, low, high, count=n, blocks=independent)
+
+
+def _kish(x: NDArray[np.float64]) -> float:
+    return float(x.sum() ** 2 / (x @ x))
 
 
 def student(estimate: float, error: float, freedom: float, *, steps: int, blocks: float) -> Interval:

@@ -47,6 +47,8 @@ _FEW = 12
 _MORE = 0.09
 #: Factor that a logarithmic axis spans at least.
 _LEAST_SPAN = 3.0
+#: Bits up to which an axis of them stays linear.
+_MOST_BITS = 12.0
 #: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
 _MIDDLE, _FEWEST_STEPS = 0.8, 3
 #: A curve over many more steps than this has markers at some of them only.
@@ -94,7 +96,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         single = analysis.basis.window is None and analysis.basis.workers == 1
         axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
         _frame(axes, empty=not any(len(label.x) for label in labels))
-        _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]), analysis.targets)
+        _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]))
         if front:
             notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
             if len(analysis.steps) >= _FEWEST_STEPS:
@@ -342,10 +344,10 @@ def log_values(axes: Axes) -> None:
     log_ticks(axes.yaxis)
 
 
-def _bits_axis(axes: Axes, bits: NDArray[np.float64], targets: Sequence[float]) -> None:
+def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
     """Bits are linear, unless sparse codes of a hundredth of a bit, or half precision, would squeeze the rest."""
     low, high = float(bits.min(initial=math.inf)), float(bits.max(initial=0))
-    if len(bits) and (high > 100 * low or high > 3 * max(targets, default=high)):
+    if len(bits) and (high > 100 * low or high > _MOST_BITS):
         axes.set_xscale("log")
         axes.set_xlim(low / 1.3, high * 1.6)
         log_ticks(axes.xaxis)

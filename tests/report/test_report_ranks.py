@@ -113,7 +113,8 @@ def test_averages_over_ranks_are_said_to_be_so_wherever_a_ratio_is(provenance):
     assert "Measured on averages over 4 ranks" in text
     assert text.count("of the average of 4 ranks' gradients") == 2
     assert "one worker" not in text
-    assert {c["workers"] for c in to_json(report)["sweeps"][0]["comparisons"]} == {4}
+    (sweep,) = to_json(report)["sweeps"]
+    assert (sweep["workers"], sweep["averaged_over"]) == (4, 4)
 
 
 @pytest.mark.parametrize("provenance", [{}, {"trace_attrs": {"world_size": 4, "capture": {"stage": "local"}}}])

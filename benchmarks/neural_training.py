@@ -26,18 +26,22 @@ TABLES = {
     "exponents": (
         "inner",
         [
-            *("fp:e3m0", "fp:e2m1", "fp:bits=4,law=normal"),
-            *("fp:e4m0", "fp:e3m1", "fp:e2m2", "fp:bits=5,law=normal"),
-            *("fp:e5m0", "fp:e4m1", "fp:e3m2", "fp:e2m3", "fp:bits=6,law=normal"),
+            *("fp:e3m0", "fp:e2m1", "fp:bits=4,scale=max,law=normal"),
+            *("fp:e4m0", "fp:e3m1", "fp:e2m2", "fp:bits=5,scale=max,law=normal"),
+            *("fp:e5m0", "fp:e4m1", "fp:e3m2", "fp:e2m3", "fp:bits=6,scale=max,law=normal"),
         ],
     ),
     "scales": (
         "inner",
-        ["fp:e3m0", "fp:e3m0,scale=absmax", "fp:e3m0,scope=model", *(f"fp:e3m0,exponent={k}" for k in STATIC)],
+        [
+            *("fp:e3m0", "fp:e3m0,scale=absmax", "fp:e3m0,scale=max", "fp:e3m0,scope=model"),
+            *(f"fp:e3m0,exponent={k}" for k in STATIC),
+        ],
     ),
     "all layers": (
         "all",
-        ["fp:bits=8", "fp:bits=6", "fp:bits=5", "fp:e3m0", "fp:e3m0,scale=absmax", "fp:e3m0,scope=model"]
+        ["fp:bits=8", "fp:bits=6", "fp:bits=5", "fp:e3m0", "fp:e3m0,scale=absmax", "fp:e3m0,scale=max"]
+        + ["fp:e3m0,scope=model"]
         + [f"fp:e3m0,exponent={k}" for k in STATIC[:4]]
         + ["prune:sparsity=0.8", "prune:sparsity=0.9"],
     ),

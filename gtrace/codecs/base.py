@@ -208,6 +208,11 @@ class Codec(ABC):
         return False
 
     @property
+    def fits_itself(self) -> bool:
+        """Whether every tensor is fitted to itself, whatever the schedule: what a fit sets travels in each payload."""
+        return False
+
+    @property
     def allocates(self) -> bool:
         """Whether tensors share something out among them, so that an engine must call :meth:`allocate` before fits."""
         return False

@@ -24,7 +24,7 @@ BLOCKS: dict[str, int] = {"e8m0": 32, "pow2": 32, "e4m3": 16}
 
 _E4M3 = FloatFormat(4, 3, reserved=1)
 _BIAS = 127
-_TINY = float(np.finfo(np.float32).smallest_subnormal)
+_LARGEST = np.finfo(np.float32).max
 _TENSOR = struct.Struct("<f")
 
 
@@ -37,15 +37,17 @@ def measure(kind: BlockScale, form: FloatFormat, x: NDArray[np.float32], block: 
     """The scales of a finite float32[n] as bytes.
 
     ``e8m0``: 2^(floor(log2 amax) - emax), as OCP has it; the largest values may saturate. ``pow2``: the least power of
-    two with which none does. ``e4m3``: a float32 for the tensor, amax / (448 max), and in units of it a float8 e4m3 for
-    each block, amax / max.
+    two with which none does. ``e4m3``: a float32 for the tensor, 1 / (448 max / amax), and in units of it a float8 e4m3
+    for each block, amax / max; with the divisions and float32 roundings of NVIDIA's recipe in their order.
     """
-    largest = bucket_scales(x, "linf", block).astype(np.float64)
+    largest = bucket_scales(x, "linf", block)
     if kind == "e4m3":
-        amax = float(largest.max(initial=0.0))
-        tensor = max(float(np.float32(amax / (_E4M3.max * form.max))), _TINY if amax else 0.0)
-        ratios = largest / form.max / (tensor or 1.0)
-        return _TENSOR.pack(tensor) + _E4M3.encode(ratios).astype(np.uint8).tobytes()
+        amax = largest.max(initial=np.float32(0.0))
+        with np.errstate(over="ignore"):
+            encode = min(np.float32(_E4M3.max * form.max) / amax, _LARGEST) if amax else np.float32(1.0)
+            ratios = largest / np.float32(form.max) * encode
+        return _TENSOR.pack(np.float32(1.0) / encode) + _E4M3.encode(ratios).astype(np.uint8).tobytes()
+    largest = largest.astype(np.float64)
     # frexp gives a fraction in [1/2, 1): one more than the floor of the logarithm.
     exponent = np.frexp(largest)[1] - 1 - (np.frexp(form.max)[1] - 1)
     if kind == "pow2":
@@ -71,3 +73,17 @@ def read(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
     if codes.max(initial=0) > 2 * _BIAS:
         raise PayloadError("payload holds a scale that is no number")
     return np.ldexp(1.0, codes.astype(np.int64) - _BIAS)
+
+
+def factors(kind: BlockScale, data: bytes | memoryview) -> NDArray[np.float64]:
+    """What values are multiplied by before they are rounded, float64[blocks], from bytes of :func:`measure`.
+
+    With ``e4m3`` they are float32: at most the largest one, for a block whose scale is 0.
+    """
+    scales = read(kind, data)
+    if kind != "e4m3":
+        return 1.0 / scales
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1.0) / scales.astype(np.float32)
+    out: NDArray[np.float64] = np.minimum(inverse, _LARGEST).astype(np.float64)
+    return out

@@ -23,7 +23,7 @@ from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
-from gtrace.fitting.float_rounding import expected_rounding
+from gtrace.fitting.float_rounding import best_placement, expected_rounding
 from gtrace.fitting.floats import FloatFormat, kappa
 from gtrace.fitting.formats import (
     LARGEST_SCALE,
@@ -57,11 +57,13 @@ __all__ = [
     "scale_exponent",
 ]
 
+#: the scale of least expected squared error, from the values and no law
+BEST = "best"
 _SCALE = struct.Struct("<f")
 #: flag of a payload whose codes are Huffman coded
 _CODED = 1
-#: sigma of log2|x| that a format is chosen for before anything is fitted: the middle of what networks show
-_TYPICAL_SIGMA = 3.5
+#: bits of exponent before a fit: they suit a deviation of log2|x| of 3.5, the middle of what networks show
+_TYPICAL_EXPONENT = 4
 
 #: elements that are looked at together
 _SLAB = 1 << 20
@@ -102,7 +104,9 @@ class Fp(PartwiseCodec, ExpectingCodec):
     paper: ClassVar[str] = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
     corrections: ClassVar[tuple[str, ...]] = (
         "Eq. (4) divides by 2^M - 1: infinite at M = 0, up to twofold too high at M = 1; here it is an exact sum",
-        "a format is chosen where its own scale rule puts the values, not where the best scale would",
+        "the paper's scale goes by the largest value of a fitted lognormal law (scale=max), which weight gradients do "
+        "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
+        "a format is chosen where its own scale rule puts the values",
     )
     unbiased: ClassVar[bool] = False
     word: ClassVar[str] = "format"
@@ -111,12 +115,15 @@ class Fp(PartwiseCodec, ExpectingCodec):
         None, "1 + E + M; 8 where the format does not say it", minimum=2, maximum=16, optional=True
     )
     format: str = parameter("auto", "auto, eXmY, or a published block format: mxfp4, mxfp6, mxfp8, nvfp4, ...")
-    law: Law = parameter("lognormal", "the law of magnitudes that a format is chosen under", choices=get_args(Law))
+    law: Law = parameter(
+        "lognormal", "the law of magnitudes that rules for a scale and blocks go by", choices=get_args(Law)
+    )
     scale: str | None = parameter(
         None,
-        "where the values are put: their largest, as the law expects it (max) or as it is (absmax), below the "
-        "format's, their mean, or with least error; or how blocks do it",
-        choices=(*RULES, *_blocks.BLOCK_SCALES),
+        "best: least squared error of the values; absmax: their largest below the format's; by a fitted law: max (the "
+        "paper's rule), the largest that it expects, mean (the authors' code), error, least mean relative error; or "
+        "how blocks do it",
+        choices=(BEST, *RULES, *_blocks.BLOCK_SCALES),
         optional=True,
     )
     rounding: str = parameter("nearest", "nearest even, or at random without bias", choices=("nearest", "stochastic"))
@@ -141,12 +148,14 @@ class Fp(PartwiseCodec, ExpectingCodec):
             self._settle("scale", preset.scale)
         if self.block is None and self.scale in _blocks.BLOCK_SCALES:
             self._settle("block", _blocks.BLOCKS[self.scale])
-        self._settle("scale", "max" if self.block is None else "e8m0", only_missing=True)
+        self._settle("scale", BEST if self.block is None else "e8m0", only_missing=True)
         if self.block is not None and self.scale not in _blocks.BLOCK_SCALES:
             wanted = ", ".join(_blocks.BLOCK_SCALES)
             raise UsageError(
                 f"codec fp: scale={self.scale} is for whole tensors; with block={self.block} choose {wanted}"
             )
+        if self.scale == BEST and self.law != "lognormal":
+            raise UsageError(f"codec fp: scale={BEST} follows no law; with law={self.law} choose max, mean or error")
         if self.block is not None and self.exponent is not None:
             raise UsageError("codec fp: exponent= is one scale for all, block= one for each block; give one of them")
         if self.format == "auto":
@@ -169,7 +178,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         """The spec: a format by its word, ``bits`` of an automatic one, and what differs from what those imply."""
         preset = PRESETS.get(self.format)
         implied = {
-            "scale": "max" if self.block is None else "e8m0",
+            "scale": BEST if self.block is None else "e8m0",
             "block": None,
             **({"scale": preset.scale, "block": preset.block} if preset else {}),
         }
@@ -197,6 +206,11 @@ class Fp(PartwiseCodec, ExpectingCodec):
         return self.block is None and self.exponent is None
 
     @property
+    def fits_itself(self) -> bool:
+        """A scale by the values is that of the tensor; rules by a law go by the schedule, as the paper's do."""
+        return self.whole_tensor and self.scale in (BEST, "absmax") and self.scope == "tensor"
+
+    @property
     def needs(self) -> SummarySpec:
         """The magnitudes as they are."""
         return SummarySpec("none", None, scope=self.scope)
@@ -208,20 +222,34 @@ class Fp(PartwiseCodec, ExpectingCodec):
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """No shift (or the fixed one), and a format for a typical gradient."""
-        form = self._named or optimal_format(cast("int", self.bits), _TYPICAL_SIGMA)
+        forms = (self._named,) if self._named else candidates(cast("int", self.bits))
+        form = min(forms, key=lambda form: abs(form.exponent - _TYPICAL_EXPONENT))
         return State(int(size), _arrays(form, self.exponent or 0), shape)
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
-        """Choose the format and the scale for the mean and deviation of log2|x|."""
+        """Choose the format and the scale, from the values or for the mean and deviation of log2|x|."""
         del step
         if self._named and (self.block or self.exponent is not None):
             return state
+        if self.scale == BEST:
+            return self._fit_best(state, summary)
         count, mu, sigma = summary.log2_moments()
         if count == 0:
             return state
         largest = math.log2(summary.largest)
         form = self._named or self.choose(mu, sigma, count, largest)
         return state.with_arrays(**_arrays(form, self._shift(form, mu, sigma, count, largest)))
+
+    def _fit_best(self, state: State, summary: MomentSketch) -> State:
+        """The format and scale of least expected squared error; the narrowest exponent of those that are equal."""
+        if not summary.rows.size:
+            return state
+        forms = (self._named,) if self._named else candidates(cast("int", self.bits))
+        found = {
+            form: best_placement(form, summary, stochastic=self.stochastic, exponent=self.exponent) for form in forms
+        }
+        form = min(found, key=lambda form: found[form].squared_error)
+        return state.with_arrays(**_arrays(form, found[form].exponent))
 
     def choose(self, mu: float, sigma: float, count: int, largest: float | None = None) -> FloatFormat:
         """The format of ``bits`` with the least expected relative error under this codec's law, scale and rounding.
@@ -302,7 +330,8 @@ class Fp(PartwiseCodec, ExpectingCodec):
         x = checked_values(state, values)
         form = self.format_of(state)
         head, block, scales = self._scales(state, form, x)
-        codes = form.encode_blocks(x, block, scales, key if self.stochastic else None, start)
+        factors = 1.0 / scales if self.block is None else _blocks.factors(self._block_scale, head)
+        codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
         return head, block, scales, codes
 
     def _sealed(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, NDArray[np.int64]]:

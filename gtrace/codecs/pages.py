@@ -154,8 +154,9 @@ PAGES: dict[str, Page] = {
         ),
     ),
     "fp": Page(
-        "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. Without format= "
-        "the split into exponent and mantissa is chosen for the data.",
+        "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the one "
+        "with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split into "
+        "exponent and mantissa is chosen for the data, too.",
         "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
         "must hold already: the exponent's width, where it was chosen.",
         "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
@@ -255,7 +256,7 @@ PAGES: dict[str, Page] = {
     ),
     "prune": Page(
         "For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the "
-        "mean is right. The threshold is solved for the sparsity that is asked for.",
+        "mean is right. The threshold is solved for the sparsity that is asked for, on each tensor itself.",
         "The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a "
         "float32 for what is larger.",
         "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each.",

@@ -239,6 +239,11 @@ class Prune(_PruningCodec):
     )
 
     @property
+    def fits_itself(self) -> bool:
+        """An exact threshold is that of the tensor; rules by a law go by the schedule, as the paper's does."""
+        return self.threshold == "exact"
+
+    @property
     def allocates(self) -> bool:
         """Whether tensors share one sparsity out among them."""
         return self.allocation == "heterogeneous"
@@ -285,6 +290,11 @@ class TopKPrune(_PruningCodec):
     )
     unbiased: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
+
+    @property
+    def fits_itself(self) -> bool:
+        """The threshold is that of the tensor."""
+        return True
 
     def fit_alpha(self, sparsity: float, summary: MomentSketch) -> float:
         """The lower edge of the first bin that would be too much."""

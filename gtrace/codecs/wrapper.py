@@ -66,6 +66,11 @@ class Wrapper(Codec):
         return self.inner.needs
 
     @property
+    def fits_itself(self) -> bool:
+        """As the codec inside."""
+        return self.inner.fits_itself
+
+    @property
     def allocates(self) -> bool:
         """As the codec inside."""
         return self.inner.allocates

@@ -7,9 +7,13 @@ other values are unknown to a sketch; they are counted as rounded up.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from gtrace.fitting.formats import LARGEST_SCALE, LEAST_SCALE
+from gtrace.kernels.floats import rounding_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +52,57 @@ def expected_rounding(form: FloatFormat, scale: float, sketch: MomentSketch, *, 
     found = _stochastic if stochastic else _nearest
     error, bias, counts = found(grid, decoded, low, (count, first, second), on_edge)
     return Rounded(error, bias, counts, float(count[above].sum()))
+
+
+class Placement(NamedTuple):
+    """Where a scale puts the values of a tensor in a format.
+
+    Attributes:
+        squared_error: expected sum of (Q(x) - x)^2.
+        exponent: the k of the 2^k by which values are multiplied.
+    """
+
+    squared_error: float
+    exponent: int
+
+
+def best_placement(
+    form: FloatFormat, sketch: MomentSketch, *, stochastic: bool, exponent: int | None = None
+) -> Placement:
+    """The power of two with the least expected squared error, exact over all of them.
+
+    Args:
+        form: the format.
+        sketch: of the values, with norm ``none`` and at least one non-zero value.
+        stochastic: the error is that of stochastic rounding.
+        exponent: the only k to look at.
+    """
+    found: Placement = sketch.remember(
+        ("placement", form, stochastic, exponent), lambda: _best_placement(form, sketch, stochastic, exponent)
+    )
+    return found
+
+
+def _best_placement(form: FloatFormat, sketch: MomentSketch, stochastic: bool, exponent: int | None) -> Placement:
+    levels, largest = form.exact_levels, float(np.finfo(np.float32).max)
+
+    def errors(k: int) -> tuple[float, float]:
+        found: tuple[float, float] = rounding_error(sketch.lower, sketch.sums, levels, 2.0**-k, largest, stochastic)
+        return found
+
+    if exponent is not None:
+        return Placement(errors(exponent)[0], exponent)
+    # The numbers at k - 1 are among those at k, but for the largest ones. So nothing is lost by starting where the
+    # largest value just fits; and from there on only clipping grows, so that it ends the search.
+    top, most = math.frexp(form.max), math.frexp(sketch.largest)
+    k = min(max(top[1] - most[1] - (most[0] > top[0]), LEAST_SCALE), LARGEST_SCALE)
+    best = Placement(errors(k)[0], k)
+    clipped = 0.0
+    while clipped < best.squared_error and k < LARGEST_SCALE:
+        k += 1
+        error, clipped = errors(k)
+        best = min(best, Placement(error, k))
+    return best
 
 
 def _nearest(

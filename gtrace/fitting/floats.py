@@ -154,24 +154,23 @@ class FloatFormat:
         self,
         values: NDArray[np.float32],
         block: int,
-        scales: NDArray[np.float64],
+        factors: NDArray[np.float64],
         key: tuple[int, int] | None = None,
         start: int = 0,
     ) -> NDArray[np.uint16]:
-        """As :meth:`encode`, for float32[n] without NaN and the numbers of the format times a scale for each block.
+        """As :meth:`encode`, for float32[n] without NaN, each block times a factor of its own.
 
-        A block whose scale is 0 gets the code of 0. ``start`` is the key's number of the first value.
+        Powers of two multiply exactly; other factors must be float32, and the products are rounded to float32.
+        ``start`` is the key's number of the first value.
         """
         out = np.empty(values.size, np.uint16)
-        # Dividing by a power of two is multiplying by another, which is faster and as exact.
-        divide = bool((np.frexp(scales)[0] != 0.5).any())
-        factors = np.where(scales > 0, scales, np.inf) if divide else 1.0 / scales
+        single = bool((np.frexp(factors)[0] != 0.5).any())
         form = (self.mantissa, self.bias, self.top, 1 << (self.exponent + self.mantissa))
         if key is None:
-            _floats.encode_nearest(values, block, factors, divide, *form, out)
+            _floats.encode_nearest(values, block, factors, single, *form, out)
         else:
             words = (np.uint64(key[0]), np.uint64(key[1]), start)
-            _floats.encode_stochastic(values, block, factors, divide, *form, *words, out)
+            _floats.encode_stochastic(values, block, factors, single, *form, *words, out)
         return out
 
     def decode(self, codes: ArrayLike) -> NDArray[np.float32]:

@@ -28,13 +28,13 @@ def _magnitudes(
     start: int,
     stop: int,
     block: int,
-    scales: NDArray[np.float64],
-    divide: bool,
+    factors: NDArray[np.float64],
+    single: bool,
     least: float,
     values: NDArray[np.float64],
     below: NDArray[np.int64],
 ) -> None:
-    """|x| from start to stop times (or divided by) its scale, the smallest normal number added to the subnormal ones.
+    """|x| from start to stop times its factor, the smallest normal number added to the subnormal ones.
 
     Blocks may be short, so only this loop is cut at their ends.
     """
@@ -43,14 +43,15 @@ def _magnitudes(
     b = start // block
     while p < stop:
         q = min((b + 1) * block, stop)
-        scale = scales[b]
+        factor = factors[b]
         # Unsigned indices need no check for negative ones, and slicing would cost more than a short block.
-        if divide:
+        if single:
             for i in range(np.uint64(p), np.uint64(q)):
-                values[i - first] = np.float64(abs(x[i])) / scale
+                # The product has at most 48 digits, so this rounds once, as a product of float32 does.
+                values[i - first] = np.float64(np.float32(np.float64(abs(x[i])) * factor))
         else:
             for i in range(np.uint64(p), np.uint64(q)):
-                values[i - first] = np.float64(abs(x[i])) * scale
+                values[i - first] = np.float64(abs(x[i])) * factor
         p = q
         b += 1
     for i in range(stop - start):
@@ -63,8 +64,8 @@ def _magnitudes(
 def encode_nearest(
     x: NDArray[np.float32],
     block: int,
-    scales: NDArray[np.float64],
-    divide: bool,
+    factors: NDArray[np.float64],
+    single: bool,
     mantissa: int,
     bias: int,
     top: int,
@@ -75,9 +76,9 @@ def encode_nearest(
 
     Args:
         x: finite or infinite, never NaN.
-        block: consecutive values that share a scale.
-        scales: what |x| is multiplied by (or divided by, with ``divide``), one per block, positive.
-        divide: see ``scales``.
+        block: consecutive values that share a factor.
+        factors: what |x| is multiplied by, one per block, positive.
+        single: round the products to float32 first.
         mantissa, bias: of the format.
         top: the largest code.
         sign: the code bit of the sign, 2^(E + M).
@@ -95,7 +96,7 @@ def encode_nearest(
         q = min(p + _CHUNK, x.size)
         xb = x[p:q]
         ob = out[p:q]
-        _magnitudes(x, p, q, block, scales, divide, least, values, below)
+        _magnitudes(x, p, q, block, factors, single, least, values, below)
         for i in range(xb.size):
             code = (bits[i] >> shift) - offset - (below[i] << mantissa)
             code += np.int64((bits[i] & cut) + (code & 1) > half)
@@ -107,8 +108,8 @@ def encode_nearest(
 def encode_stochastic(
     x: NDArray[np.float32],
     block: int,
-    scales: NDArray[np.float64],
-    divide: bool,
+    factors: NDArray[np.float64],
+    single: bool,
     mantissa: int,
     bias: int,
     top: int,
@@ -136,7 +137,7 @@ def encode_stochastic(
         q = min(p + _CHUNK, x.size)
         xb = x[p:q]
         ob = out[p:q]
-        _magnitudes(x, p, q, block, scales, divide, least, values, below)
+        _magnitudes(x, p, q, block, factors, single, least, values, below)
         for i in range(xb.size):
             code = (bits[i] >> shift) - offset - (below[i] << mantissa)
             drawn = np.int64(mix((first + np.uint64(p + i)) & MASK32, add, flip, last))
@@ -164,3 +165,42 @@ def restore(
         ob = out[p:end]
         for i in range(cb.size):
             ob[i] = np.float32(max(-largest, min(levels[cb[i]] * scale, largest)))
+
+
+@jit
+def rounding_error(
+    low: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    levels: NDArray[np.float64],
+    scale: float,
+    largest: float,
+    stochastic: bool,
+) -> tuple[float, float]:
+    """Expected squared error of rounding sketched magnitudes to levels times a scale, and the part above the last one.
+
+    Args:
+        low: ascending lower edges of the sketch's bins.
+        sums: per bin the count, sum d and sum d^2 of the distances from the edge.
+        levels: ascending magnitudes, 0 first.
+        scale: a power of two, so that levels and midpoints are edges.
+        largest: what decoded values saturate at.
+        stochastic: round to a neighbour without bias instead of to the nearest level.
+    """
+    error, clipped = 0.0, 0.0
+    top = levels.size - 1
+    code = 0
+    for i in range(low.size):
+        at, n, first, second = low[i], sums[i, 0], sums[i, 1], sums[i, 2]
+        while code < top and at >= scale * (levels[code + 1] if stochastic else (levels[code] + levels[code + 1]) / 2):
+            code += 1
+        value = np.float64(np.float32(min(levels[code] * scale, largest)))
+        if stochastic and code < top:
+            below, above = at - levels[code] * scale, levels[code + 1] * scale - at
+            error += below * above * n + (above - below) * first - second
+        else:
+            off = at - value
+            lost = off * off * n + 2 * off * first + second
+            error += lost
+            if at >= levels[top] * scale:
+                clipped += lost
+    return error, clipped

@@ -146,7 +146,8 @@ class LayerCodecs:
 
     def _sketch(self, tensor: _Tensor, array: NDArray[np.float32], step: int, tally: Tally) -> None:
         due = self._refit.latest(step)
-        if self._spec is None or (due <= tensor.due and not (self._pools and self._refit.watches(step))):
+        fits = due > tensor.due
+        if self._spec is None or not (fits or self._codec.fits_itself or (self._pools and self._refit.watches(step))):
             return
         start = time.thread_time()
         values = array.reshape(-1)
@@ -154,15 +155,15 @@ class LayerCodecs:
         sketch = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
         if self._pools:
             tensor.pool.add(sketch)
-        if due > tensor.due:
-            tensor.summary = tensor.pool.mean() if self._pools else sketch
-            if self._codec.allocates:
+        if fits or self._codec.fits_itself:
+            summary = tensor.pool.mean() if self._pools else sketch
+            if fits:
+                tensor.summary, tensor.due, self._fresh = summary, due, True
+            if fits and self._codec.allocates:
                 own = type(self._codec).view is Codec.view
                 tensor.sketch = sketch if own else MomentSketch.from_spec(values, self._spec)
-            tensor.due = due
-            self._fresh = True
             if self._common is None:
-                tensor.ends.state = refitted(self._codec, state, tensor.summary, step, tensor.share)
+                tensor.ends.state = refitted(self._codec, state, summary, step, tensor.share)
             if not self._refit.watches(step + 1):
                 tensor.pool = Pool()
         tally.fit_seconds += time.thread_time() - start

@@ -107,7 +107,9 @@ class Sender:
 
     def due(self, step: int) -> bool:
         """Whether the codec is to be fitted before it encodes at this step."""
-        return self._spec is not None and self._refit.latest(step) > self._fitted
+        if self._spec is None:
+            return False
+        return (step if self.codec.fits_itself else self._refit.latest(step)) > self._fitted
 
     def watch(self, values: Vector, step: int) -> None:
         """Take note of a step that the fit of this step or a later one pools; once for each step."""
@@ -167,7 +169,7 @@ class Sender:
         """
         start = time.thread_time()
         self.state = refitted(self.codec, self.state, summary, step, share)
-        self._fitted = self._refit.latest(step)
+        self._fitted = step
         if not self._refit.watches(step + 1):
             self._pool = Pool()
         self.fit_seconds += time.thread_time() - start

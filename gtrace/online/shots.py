@@ -350,7 +350,11 @@ class Shots:
         everyone = [
             (piece, array, self._sender(piece, "up", links.rank)) for piece, array in zip(pieces, values, strict=True)
         ]
-        due = [(piece, array, sender) for piece, array, sender in everyone if sender.due(step)]
+        due = [
+            (piece, array, sender)
+            for piece, array, sender in everyone
+            if sender.due(step) and (sender.codec.allocates or not sender.codec.fits_itself)
+        ]
         if not due:
             return
         totals = self._totals(links, [(sender.summary, array) for _, array, sender in due], step)

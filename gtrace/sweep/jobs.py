@@ -141,6 +141,10 @@ class Settings:
     nonfinite: Nonfinite = "skip"
     optimal: bool = False
 
+    def source_of(self, codec: Codec, index: int, steps: Sequence[int]) -> Fitting:
+        """As :meth:`source`, for one codec: some are fitted to every tensor itself."""
+        return index if codec.fits_itself else self.source(index, steps, codec.needs)
+
     def source(self, index: int, steps: Sequence[int], spec: SummarySpec | None) -> Fitting:
         """What fits the codec that encodes step ``index`` and looks at the summary ``spec``.
 

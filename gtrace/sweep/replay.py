@@ -243,8 +243,9 @@ class Replay:
             weighed = None
             if self._weighed is not None:
                 weighed = self._weighted(group.sets.needs, reference), self._weighed.energy
-            source = self._source_of(index, group.sets.needs)
-            before = self._source_of(index - 1, group.sets.needs) if index else None
+            steps, needs = self._job.steps, group.sets.needs
+            source = self._settings.source(index, steps, needs)
+            before = self._settings.source(index - 1, steps, needs) if index else None
             schedule = Schedule(source, before, self._label(index, source))
             table = self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits, weighed)
             if group.sets.codecs[0].unbiased:
@@ -278,7 +279,7 @@ class Replay:
             fitted = time.perf_counter()
             fit: Row = {
                 "bits_shared": 8.0 * ready.sent / max(1, reference.size),
-                "fitted_on": self._fitted_on(index, codec, ready),
+                "fitted_on": self._fitted_on(codec, index, ready),
             }
             share = self._share(codec, index)
             if share is not None:
@@ -488,10 +489,10 @@ class Replay:
     def _ready(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
         if codec.stateful and draw != EXPECTATION:
             return self._remembering(codec, draw, index, size)
-        source = self._source_of(index, codec.needs)
+        source = self._source_of(codec, index)
         state, fitted, shared = self._fitted(codec, source, size)
-        if index > 0:
-            before = self._source_of(index - 1, codec.needs)
+        if index > 0 and shared:
+            before = self._source_of(codec, index - 1)
             if before == source or self._fitted(codec, before, size).shared == shared:
                 return Ready(state, shared, 0, fitted)
         return Ready(state, shared, len(shared), fitted)
@@ -554,7 +555,7 @@ class Replay:
     def _share(self, codec: Codec, index: int) -> float | None:
         if self._allocation is None:
             return None
-        latest = self._job.steps[fitting_steps(self._source_of(index, codec.needs))[-1]]
+        latest = self._job.steps[fitting_steps(self._source_of(codec, index))[-1]]
         return self._allocation.share(codec, self._job.tensor, latest, self._job.among)
 
     def _remembering(self, codec: Codec, draw: int, index: int, size: int) -> Ready:
@@ -590,13 +591,13 @@ class Replay:
         """Where a stateful codec stands after it sent a step."""
         following = codec.update(ready.state, values, arrived)
         steps, views = self._job.steps, dict[int, MomentSketch]()
-        if type(codec).view is not Codec.view and not isinstance(self._source_of(index + 1, codec.needs), int):
+        if type(codec).view is not Codec.view and not isinstance(self._source_of(codec, index + 1), int):
             assert codec.needs is not None
             start = start_of(steps, index)
             if link is not None:
                 views = {k: view for k, view in link.views.items() if k >= max(start, index + 1 - WINDOW)}
             views[index] = MomentSketch.from_spec(codec.view(ready.state, values), codec.needs)
-        return _Link(index + 1, following, ready.shared, self._source_of(index, codec.needs), ready.fitted, views)
+        return _Link(index + 1, following, ready.shared, self._source_of(codec, index), ready.fitted, views)
 
     def _refitted(self, codec: Codec, link: _Link | None, index: int, size: int) -> Ready:
         """The state for a step of ``size`` values; memories of another size are dropped."""
@@ -605,7 +606,7 @@ class Replay:
             note = f"memory starts afresh: {link.state.size} values became {size}"
         if link is None or note is not None:
             link = _Link(index, self._init(codec, size), b"")
-        source = self._source_of(index, codec.needs)
+        source = self._source_of(codec, index)
         state, fitted = link.state, link.fitted
         # As in training: what was fitted stays until another step fits it.
         if link.source != source:
@@ -613,13 +614,13 @@ class Replay:
         shared = codec.shared(state)
         return Ready(state, shared, 0 if shared == link.shared else len(shared), fitted, note)
 
-    def _fitted_on(self, index: int, codec: Codec, ready: Ready) -> str:
+    def _fitted_on(self, codec: Codec, index: int, ready: Ready) -> str:
         if not (ready.shared or ready.fitted):
             return "-"
-        return self._label(index, self._source_of(index, codec.needs))
+        return self._label(index, self._source_of(codec, index))
 
-    def _source_of(self, index: int, spec: SummarySpec | None) -> Fitting:
-        return self._settings.source(index, self._job.steps, spec)
+    def _source_of(self, codec: Codec, index: int) -> Fitting:
+        return self._settings.source_of(codec, index, self._job.steps)
 
     def _label(self, index: int, source: Fitting) -> str:
         if not isinstance(source, int):

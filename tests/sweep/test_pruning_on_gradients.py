@@ -79,8 +79,39 @@ def test_what_is_realized_lies_within_the_scatter_of_draws(trace):
             assert realized.std() <= 3 * scatter + 1e-9
 
 
+@pytest.mark.parametrize("kind", ["weight", "neural"])
+def test_every_tensor_has_the_sparsity_that_is_asked_for_by_default(trace, kind):
+    result = gtrace.run_sweep(trace, ["prune:sparsity=0.9", "topk-prune:sparsity=0.9", "none"], draws=0, kind=kind)
+    there = result["sparsity"][result["method"] == "none"]
+    for method, off in (("prune", 3e-4), ("topk-prune", 0.02)):
+        found = result["method"] == method
+        assert set(result["fitted_on"][found]) == {"itself"}
+        if method == "topk-prune":
+            # Of a layer with a few values only whole ones can be cut, and ties stay together.
+            found &= result["n"] > 200
+            there = result["sparsity"][(result["method"] == "none") & (result["n"] > 200)]
+        miss = np.abs(result["sparsity"][found] - np.maximum(0.9, there))
+        assert miss.mean() <= off
+
+
+def test_floats_keep_what_absmax_keeps_and_more(trace):
+    """By default, on weight gradients: the scale is the tensor's own, whatever the schedule of fits."""
+    specs = ["fp:e2m1", "fp:e4m3", "fp:e5m2", "fp:bits=8"]
+    result = gtrace.run_sweep(trace, [*specs, *(f"{spec},scale=absmax" for spec in specs)], draws=0)
+    error = {}
+    for spec in dict.fromkeys(result["codec"].tolist()):
+        here = result["codec"] == spec
+        assert set(result["fitted_on"][here]) == {"itself"}
+        error[spec] = result["squared_error"][here].sum() / result["energy"][here].sum()
+        if "absmax" not in spec:
+            bound = result["squared_error"][result["codec"] == f"{spec},scale=absmax"]
+            assert (result["squared_error"][here] <= bound * (1 + 1e-12)).all()
+    assert error["fp:e2m1"] < 0.05
+    assert error["fp:bits=8"] <= min(error["fp:e4m3"], error["fp:e5m2"]) < 0.0016
+
+
 def test_batches_of_another_size_are_pruned_by_the_threshold_of_the_step_before(trace):
-    result = gtrace.run_sweep(trace, ["prune"], kind="neural")
+    result = gtrace.run_sweep(trace, ["prune:threshold=lognormal"], kind="neural")
     sizes = dict(zip(result["step"].tolist(), result["n"].tolist(), strict=True))
     assert sizes[1] != sizes[0]
     second = (result["step"] == 1) & (result["draw"] == 0)

@@ -59,8 +59,8 @@ def test_every_codec_takes_tensors_whose_size_changes():
 
 
 def test_a_stateless_codec_is_fitted_on_one_size_and_encodes_another():
-    result = gtrace.run_sweep(neural_trace(), ["prune"])
-    c = gtrace.codec("prune")
+    c = gtrace.codec("prune:threshold=lognormal")
+    result = gtrace.run_sweep(neural_trace(), [c])
     before, x = gradient("conv", 1), gradient("conv", 2)
     state = State(x.size, c.fit(c.init(before.size), MomentSketch.from_spec(before, c.needs), 2).arrays)
     q = c.decode(b"", c.encode(state, x, Key.derive(0, tensor="conv", step=2)), x.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +10,55 @@ from typing import TYPE_CHECKING
 from gtrace.workflows.reproduce._training import Runs, train_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gtrace.online import Task
     from gtrace.trace import Trace
-    from gtrace.workflows.reproduce.experiment import Context
+    from gtrace.workflows.reproduce.experiment import Check, Context
 
 PAPER = "Chmiel et al., Neural gradients are near-lognormal, ICLR 2021"
 #: the trainings of these experiments: one worker, inside whose backward pass gradients are compressed
-TRAINING = "one worker with 16 images, 150 steps, learning rate 0.05, formats and thresholds fitted every 20 steps"
+TRAINING = "one worker with 16 images, 150 steps, learning rate 0.05, laws fitted every 20 steps"
+#: how a layer's values are scaled
+RULES = {"max": "the paper's scale", "mean": "the scale of the authors' code", "best": "our scale"}
+#: what :data:`RULES` mean, as notes of a page
+RULE_NOTES = {
+    "max": "The paper's scale (scale=max) puts the largest value that a fitted lognormal law expects below the largest "
+    "number of the format.",
+    "mean": "The scale of the authors' code (scale=mean) is 2^(-mean log2|g| - 3).",
+    "best": "Our scale (scale=best) is the power of two with the least expected squared error for the values "
+    "themselves, chosen at every step.",
+}
+
+
+def by_rule(found: Mapping[str, Sequence[Check]]) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """The same claims under several rules for a scale: all checks, and notes that say which failed, claim or rule.
+
+    Args:
+        found: of each of :data:`RULES` that was tried, the checks, in the same order.
+    """
+    checks = tuple(
+        dataclasses.replace(check, claim=f"{check.claim} ({RULES[rule]})")
+        for same in zip(*found.values(), strict=True)
+        for rule, check in zip(found, same, strict=True)
+    )
+    notes = []
+    for same in zip(*found.values(), strict=True):
+        held = [RULES[rule] for rule, check in zip(found, same, strict=True) if check.holds]
+        failed = [RULES[rule] for rule, check in zip(found, same, strict=True) if not check.holds]
+        claim = f"The claim: {same[0].claim}"
+        if not failed:
+            notes.append(f"Holds under every scale. {claim}.")
+        elif not held:
+            notes.append(f"Fails under every scale: the claim fails and not a scale. {claim}.")
+        else:
+            blame = (
+                "the scale fails and not the claim"
+                if RULES["best"] in held
+                else "the claim depends on the paper's scale"
+            )
+            notes.append(f"Holds with {' and '.join(held)}, fails with {' and '.join(failed)}: {blame}. {claim}.")
+    return checks, tuple(notes)
 
 
 def neural_trace(task: Task, seed: int, at: Iterable[int], batch_size: int | None = None) -> Trace:

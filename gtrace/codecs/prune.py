@@ -341,7 +341,7 @@ def _apart(tallies: NDArray[np.int64] | NDArray[np.float64]) -> tuple[Block, Blo
     return symbols, floats, _LENGTH.size + symbols.size + Floats.size(int(tallies[_EXACT]), floats)
 
 
-def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size: int) -> CodedBits:
+def _rates(tallies: NDArray[np.int64] | NDArray[np.float64], prefix: float, size: float) -> CodedBits:
     """Bits per value, of which the prefix code takes ``prefix`` in all."""
     symbols, floats, apart = _apart(tallies)
     raw = 23.0 * float(tallies[_EXACT])

@@ -85,28 +85,29 @@ class AtBits:
         return abs(self.bits - self.target) > 1e-3 * self.target
 
 
-def at_bits(bits: Sequence[float], variance: Sequence[float], target: float) -> AtBits:
+def at_bits(bits: Sequence[float], variance: Sequence[float], target: float, widest: float = WIDEST) -> AtBits:
     """Error at ``target`` measured bits, log-interpolated and never extrapolated.
 
     Only the order of the measured bits counts, not that of the nominal ones: the two configurations that
     bracket are those with the largest bits below the target and the smallest above it; of several with the
-    same bits the one with less error. Neighbours more than :data:`WIDEST` bits apart are refused. A configuration with
+    same bits the one with less error. Neighbours more than ``widest`` bits apart are refused. A configuration with
     fewer bits and less error than that stands for the method instead.
 
     Args:
         bits: measured bits per coordinate of each configuration of one method; NaN where unknown.
         variance: error of each, same length.
         target: bits per coordinate.
+        widest: bits between two neighbours at most.
     """
     points = _sorted_points(bits, variance)
     if not points:
         return AtBits(target, math.nan, "unmeasured")
-    found = _at(points, target)
+    found = _at(points, target, widest)
     fewer = _best_below(points, target)
     return fewer if fewer is not None and fewer.variance < (1 - _EQUAL) * found.variance else found
 
 
-def _at(points: list[tuple[float, float, int]], target: float) -> AtBits:
+def _at(points: list[tuple[float, float, int]], target: float, widest: float) -> AtBits:
     def alone(point: tuple[float, float, int], outcome: Outcome) -> AtBits:
         return AtBits(target, point[1], outcome, point[2], point[2], point[0])
 
@@ -118,7 +119,7 @@ def _at(points: list[tuple[float, float, int]], target: float) -> AtBits:
     if under and over:
         low = min((p for p in under if p[0] == under[-1][0]), key=lambda p: p[1])
         high = over[0]
-        if high[0] - low[0] <= WIDEST:
+        if high[0] - low[0] <= widest:
             if low[1] <= 0 or high[1] <= 0:
                 return AtBits(target, math.nan, "lossless", low[2], high[2])
             share = (target - low[0]) / (high[0] - low[0])

@@ -68,7 +68,7 @@ def test_json_and_the_figure_alone(call, sweep, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--ranks", "8"], "--ranks: what codecs save needs --network 25Gbit/s and --step-time 180ms, too"),
+        (["--ranks", "0"], "--ranks: 0 is not a valid number of workers"),
         (["--bucket-mb", "8"], "--bucket-mb: what codecs save needs --ranks 8 and --network 25Gbit/s and --step-time"),
         ([*MACHINES, "--ranks", "1"], "ranks: 1 exchange nothing"),
         (["--figure", "savings"], "figure 'savings': needs --ranks, --network and --step-time"),

@@ -37,6 +37,13 @@ def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
+def test_ranks_alone_are_the_workers_of_the_comparison(call, sweep):
+    code, out, _ = call(sweep, "--ranks", "8", "--coder", "entropy", "--json")
+    (found,) = json.loads(out)["sweeps"]
+    assert (code, found["workers"], found["coder"]) == (0, 8, "entropy")
+    assert json.loads(out)["savings"] == []
+
+
 def test_a_pipe_gets_every_column(call, sweep):
     _, out, _ = call(sweep)
     assert "Hidden" not in out

@@ -85,13 +85,13 @@ def test_what_levels_were_fitted_to(values, said):
 def test_the_table_has_the_columns_where_they_say_something(sweep):
     table = configuration_table(sweep)
     headings = [column.heading for column in table.columns]
-    assert headings[2:6] == ["relative variance", "optimal", "times optimal", "model says"]
+    assert headings[2:7] == ["relative variance", "of it bias", "optimal", "times optimal", "model says"]
     line = next(r for r in table.rows if r[0].text == "alq:bits=3,law=truncnorm")
-    assert [cell.text for cell in line[2:6]] == ["0.250", "0.125", "2.00", "0.0625"]
-    assert next(r for r in table.rows if r[0].text == "zipml:bits=3")[5].mark == "missing"
+    assert [cell.text for cell in line[2:7]] == ["0.250", "–", "0.125", "2.00", "0.0625"]
+    assert next(r for r in table.rows if r[0].text == "zipml:bits=3")[6].mark == "missing"
     assert any(note.startswith("optimal: ") for note in table.notes)
     plain = configuration_table(analyze(result_of(rows_of(bits=[2, 3]))))
-    assert len(plain.columns) == 11
+    assert len(plain.columns) == 14
     assert len(plain.notes) == 3
     empirical = [r for r in fitted_rows() if r["model_variance"] is None]
     assert "model says" not in [column.heading for column in configuration_table(analyze(result_of(empirical))).columns]
@@ -129,7 +129,7 @@ def test_every_export_has_the_optimum(sweep, capsys):
     markdown = to_markdown(report)
     assert "| times optimal | model says |" in markdown
     out = io.StringIO()
-    print_report(report, Console(file=out, width=160))
+    print_report(report, Console(file=out, width=190))
     assert "Hidden" not in out.getvalue()
     assert "optimal: relative variance of the best levels" in out.getvalue()
 

@@ -121,9 +121,9 @@ def test_a_result_and_its_tables(cache, dither):
     assert (result.mine, set(result.others)) == (("dither",), {"qsgdinf", "topk", "terngrad", "none"})
     assert [trace.name for trace in result.traces] == ["CNN early", "CNN late"]
     first, against = bench_tables(result)
-    assert first.title == "Relative variance at 3 measured bits per coordinate"
+    assert first.title == "Error at 3 measured bits per coordinate"
     found = {c.spec: c for c in result.analyses[0].configurations}
-    low, high = found["dither:bits=2"], found["dither:bits=4"]
+    low, high = found["dither:bits=2"], found["dither:bits=3"]
     part = (3 - low.bits) / (high.bits - low.bits)
     expected = low.relative_variance ** (1 - part) * high.relative_variance**part
     assert float(rows_of(first)["dither"][0]) == pytest.approx(expected, rel=0.01)
@@ -154,7 +154,7 @@ def test_a_codec_of_one_configuration_is_compared_at_its_own_bits(cache):
     (mine,) = result.mine
     bits = [next(c.bits for c in a.configurations if c.family == mine) for a in result.analyses]
     assert result.targets[mine] == tuple(bits)
-    assert bench_tables(result)[0].title.startswith("Relative variance at the measured bits of terngrad")
+    assert bench_tables(result)[0].title.startswith("Error at the measured bits of terngrad")
     assert all(d.low == d.high == b for d, b in zip(result.duels[mine, "topk"], bits, strict=True))
 
 

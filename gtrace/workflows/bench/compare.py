@@ -34,8 +34,8 @@ class Duel(NamedTuple):
 def duel(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Duel:
     """Compare two codecs, each given as (bits per coordinate, relative variance) of its configurations.
 
-    Errors are log-interpolated between neighbours by measured bits, never extrapolated, and averaged over the bits that
-    both curves reach. A codec of one configuration is compared at its own bits.
+    Errors are log-interpolated between neighbours by measured bits, however far apart, never extrapolated, and averaged
+    over the bits that both curves reach. A codec of one configuration is compared at its own bits.
 
     >>> round(duel([(2, 0.4), (4, 0.1)], [(2, 0.8), (4, 0.2)]).error, 9)
     0.5
@@ -60,4 +60,4 @@ def duel(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]
 
 
 def _at(points: Sequence[tuple[float, float]], bits: float) -> float:
-    return at_bits([b for b, _ in points], [v for _, v in points], bits).variance
+    return at_bits([b for b, _ in points], [v for _, v in points], bits, math.inf).variance

@@ -100,5 +100,5 @@ QUICK = replace(
     name="gtrace-bench-1-quick",
     models=(_CNN,),
     phases={"early": range(4, 6), "late": range(48, 50)},
-    ranges={"bits": (2, 4, 6), "ratio": (0.01, 0.1, 0.3), "sparsity": (0.8, 0.95), "rank": (2, 8)},
+    ranges={"bits": (2, 3, 4, 6), "ratio": (0.01, 0.1, 0.3), "sparsity": (0.8, 0.95), "rank": (2, 8)},
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def bench_tables(result: BenchResult) -> list[Table]:
-    """Relative variance at equal bits, a table for each number of bits; then each codec in question against all."""
+    """Error at equal bits, a table for each number of bits; then each codec in question against all."""
     groups = {targets: [m for m in result.mine if result.targets[m] == targets] for targets in result.targets.values()}
     first = (_at_bits(result, targets, mine) for targets, mine in groups.items())
     return [*first, *(_against(result, label) for label in result.mine)]
@@ -63,6 +63,7 @@ def bench_json(result: BenchResult) -> dict[str, Any]:
                 "mine": c.family in result.mine,
                 "bits": c.bits,
                 "relative_variance": c.relative_variance,
+                "error": c.error,
                 "cosine": c.cosine,
             }
             for trace, analysis in zip(result.traces, result.analyses, strict=True)
@@ -116,13 +117,16 @@ def _at_bits(result: BenchResult, targets: Sequence[float], mine: Sequence[str])
         if not np.isfinite(values[m]).any() and bits[m]
     ]
     notes = [
-        "Relative variance ||Q(g) - g||² / ||g||², log-interpolated between the configurations of a codec on both "
-        f"sides of these bits, never extrapolated; {MISSING}: there are none."
+        "Error ||Q(g) - g||² / ||g||², log-interpolated between the configurations of a codec on both sides of these "
+        f"bits, at most one bit apart, never extrapolated; {MISSING}: there are none."
     ]
+    windows = {analysis.basis.steps_in_words for analysis in result.analyses} - {""}
+    if windows:
+        notes.append(f"Q(g) - g and g are summed over {' or '.join(sorted(windows))} first: some codecs have memory.")
     notes += away
     if out:
         notes.append(f"Without a number at these bits: {', '.join(out)}.")
-    return Table(f"Relative variance at {where}", tuple(columns), tuple(rows), tuple(notes))
+    return Table(f"Error at {where}", tuple(columns), tuple(rows), tuple(notes))
 
 
 def _against(result: BenchResult, label: str) -> Table:

@@ -259,6 +259,8 @@ def _age(configurations: list[Configuration]) -> str:
     ages = {c.fitted_on for c in configurations}
     if ages == {"previous"}:
         return "; they were fitted to the captured step before"
+    if ages and all(age.startswith("pooled ") for age in ages):
+        return "; they were fitted to a decayed mean of the captured steps before"
     if len(ages) == 1 and "itself" not in ages and "" not in ages:
         return f"; they were fitted to {ages.pop()}"
     return ""

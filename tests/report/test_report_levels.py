@@ -75,6 +75,7 @@ def test_a_gradient_of_zeros_has_no_say_and_a_perfect_fit_no_ratio():
         (["itself"], "itself"),
         (["-", None], ""),
         (["step 3", "step 3", "previous"], "step 3"),
+        (["itself", "pooled 1 step", "pooled 2 steps", "pooled 2 steps"], "pooled 2 steps"),
     ],
 )
 def test_what_levels_were_fitted_to(values, said):

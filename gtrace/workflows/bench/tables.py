@@ -35,7 +35,7 @@ def bench_lines(result: BenchResult) -> list[str]:
     return [
         *(quick if protocol.name.endswith("quick") else []),
         f"Protocol {protocol.name}: gradients of {models} at {phases} of training, seed {protocol.seed}; "
-        f"{protocol.draws} encoding of each tensor and step, levels fitted on the step before.",
+        f"{protocol.draws} encoding of each tensor and step, levels fitted on the steps before.",
         f"Versions: {listed}.",
         "Traces: " + "; ".join(f"{t.name} {t.fingerprint[:12]}, {t.elements:,} elements" for t in result.traces) + ".",
         "Equal traces give equal numbers on every machine; training on another processor or with another PyTorch makes "

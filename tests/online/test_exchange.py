@@ -10,6 +10,8 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
 from gtrace.online import Exchange, NonfiniteGradientError, RefitSchedule
 from gtrace.online.checkpoint import as_arrays, as_tensors
+from gtrace.online.exchange import Tally
+from gtrace.online.layers import LayerCodecs
 from gtrace.online.links import Message, Receiver, Sender
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key
@@ -406,3 +408,43 @@ def test_a_server_sends_factors_on():
     workers = [{"w": heavy((30, 20), worker)} for worker in range(2)]
     tally = Exchange("powersgd", 2, down="same").step(0, workers).tally
     assert tally.down_bits == 32 * 2 * 50 + 32  # and the number of rows
+
+
+@pytest.mark.parametrize(
+    ("spec", "off"),
+    [
+        ("fp:e4m3", 1e-3),
+        ("fp:bits=8", 1e-3),
+        ("fp:e4m3,scale=absmax", 1e-3),
+        ("topk-prune:sparsity=0.5", 0.05),
+        ("ef:fp:e4m3", 1e-2),
+        ("fp:e4m3,scale=max", None),
+    ],
+)
+def test_what_travels_in_every_payload_follows_every_gradient(spec, off):
+    """Fitted once, then sent gradients that grow and shrink: scales and thresholds are those of each gradient."""
+    made = codec(spec)
+    sender = Sender(made, 1000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    receiver, lost = Receiver(made, 1000), []
+    for step, size in enumerate((1.0, 300.0, 1e-4)):
+        x = np.float32(size) * heavy(1000, [4, step])
+        decoded = receiver.receive(sender.send(x, step))
+        sender.settle(x, decoded)
+        # What memory adds to a tiny gradient after a large one is not of this gradient.
+        lost.append(np.sum((decoded - x.astype(np.float64)) ** 2) / np.sum(x.astype(np.float64) ** 2))
+    kept = lost[:2] if spec.startswith("ef:") else lost
+    assert (max(kept) < off) if off else (max(kept) > 0.2)
+
+
+@pytest.mark.parametrize("spec", ["fp:e4m3", "prune:sparsity=0.9"])
+def test_layers_follow_every_gradient_too(spec):
+    made = codec(spec)
+    layers = LayerCodecs(made, worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    for step, size in enumerate((1.0, 300.0, 1e-4)):
+        x = np.float32(size) * heavy(4000, [5, step])
+        decoded = layers.carry("w", x, step, Tally())
+        layers.settle(step, Tally())
+        if spec.startswith("fp"):
+            assert np.sum((decoded - x.astype(np.float64)) ** 2) < 1e-3 * np.sum(x.astype(np.float64) ** 2)
+        else:
+            assert np.mean(decoded == 0) == pytest.approx(0.9, abs=0.03)

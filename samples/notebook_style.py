@@ -51,9 +51,8 @@ print(f"{len(result)} rows; columns such as {', '.join(list(result.columns)[:6])
 
 # %% Which codec has the least error at two measured bits?
 analysis = gtrace.report.analyze(result, "digits", targets=[2.0])
-at_two = {family.label: family.at[0].variance for family in analysis.families}
-for label, variance in sorted(at_two.items(), key=lambda item: item[1]):
-    print(f"{label:10} relative variance {variance:.4f} at 2 measured bits")
+for standing in analysis.standings(2.0):
+    print(f"{standing.family:10} loses {standing.error:.2%} of gradient energy at {standing.bits:.2f} measured bits")
 
 # %% The same as a page with figures.
 page = gtrace.report.write_html(args.folder / "digits.report.html", [result], title="Digits", force=True)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 #: A configuration stands for bits that it is this close to (relative) when nothing can be interpolated there.
 TOLERANCE = 0.02
 
-#: Bits between two neighbours at most, for an interpolation between them: one bit, and a tenth of one because fitted
-#: levels, which are sent apart, grow with the nominal bits.
-WIDEST = 1.1
+#: Measured bits between two neighbors at most, for an interpolation between them. One more nominal bit takes up to 1.3
+#: measured ones: the symbols' entropy grows by about one, and so do levels and code lengths, which are sent apart.
+WIDEST = 1.5
 
 #: Bit rates of a comparison at most, and families that it needs.
 MOST_TARGETS, OVERLAP = 4, 3
@@ -42,7 +42,7 @@ OUTCOMES: dict[Outcome, str] = {
     "exact": "a configuration has exactly these bits",
     "near": f"a configuration is within {TOLERANCE:.0%} of these bits",
     "fewer": "a configuration has fewer bits and less error than anything measured at these bits",
-    "wide": "not measured near these bits: the neighbours are more than one bit apart",
+    "wide": "not measured near these bits: the neighbors are more than one nominal bit apart",
     "all-above": "every configuration of this method takes more bits",
     "all-below": "every configuration of this method takes fewer bits, and none has less error than the best here",
     "lossless": "a bracketing configuration has no error at all, so that no logarithm can be taken",
@@ -171,14 +171,14 @@ def choose_targets(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
         return {k: value for k, value in found.items() if value > 0}
 
     compared = {rate: there(rate) for rate in (*_ROUND, *_HALVES, *_TENTHS, *own)}
-    for needed in range(min(OVERLAP, len(curves)), 0, -1):
-        for useful in (1.0, math.inf):
-            fit: list[float] = []
-            # Whole bits; halves beside a single one; anything else only when there is nothing yet.
-            for pool, enough in ((_ROUND, 2), (_HALVES, 1), (_TENTHS, 1), (own if needed == 1 else (), 1)):
-                fit += [t for t in pool if len(compared[t]) >= needed and min(compared[t].values()) <= useful]
-                if len(fit) >= enough:
-                    return _spread({t: set(compared[t]) for t in fit})
+    overlap = range(min(OVERLAP, len(curves)), 1, -1)
+    for useful, needed in [*((limit, n) for limit in (1.0, math.inf) for n in overlap), (1.0, 1), (math.inf, 1)]:
+        fit: list[float] = []
+        # Whole bits; halves beside a single one; anything else only when there is nothing yet.
+        for pool, enough in ((_ROUND, 2), (_HALVES, 1), (_TENTHS, 1), (own if needed == 1 else (), 1)):
+            fit += [t for t in pool if len(compared[t]) >= needed and min(compared[t].values()) <= useful]
+            if len(fit) >= enough:
+                return _spread({t: set(compared[t]) for t in fit})
     return ()
 
 

@@ -153,7 +153,7 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         wide.setdefault(f"{name} ({_neighbours(analysis, at)})", []).append(f"{at.target:g}")
     if wide:
         said = listed(f"{who} near {listed(rates)} bits" for who, rates in wide.items())
-        notes.append(f"Not measured, because neighbours more than one bit apart are not interpolated: {said}.")
+        notes.append(f"Not measured, because neighbors more than one nominal bit apart are not interpolated: {said}.")
     elsewhere = off_target(analysis)
     if elsewhere:
         notes.append(f"Reached by none of these columns: {'; '.join(elsewhere)}.")

@@ -255,6 +255,18 @@ def test_common_levels_fit_the_sum_of_all_pools():
         assert results[0][name] == codec.shared(codec.fit(codec.init(SIZES[k]), total, 2))
 
 
+def test_ranks_agree_on_nothing_where_every_payload_has_its_own_scale():
+    def work(links, common):
+        one = fresh("fp:e4m3", common=common)
+        out = [one.one(links, NAMES, gradients(links.rank, step, 10.0**links.rank), LIKES, step) for step in range(2)]
+        return out, one.tally.shared_bits
+
+    common, own = (together(3, lambda links, common=common: work(links, common)) for common in (True, False))
+    assert [bits for _, bits in common] == [0, 0, 0]
+    for averages, others in zip(common[0][0], own[0][0], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(averages, others, strict=True))
+
+
 @pytest.mark.parametrize("shot", ["one", "two"])
 def test_what_one_rank_cannot_send(shot):
     def work(links):

@@ -118,7 +118,7 @@ def _at_bits(result: BenchResult, targets: Sequence[float], mine: Sequence[str])
     ]
     notes = [
         "Error ||Q(g) - g||² / ||g||², log-interpolated between the configurations of a codec on both sides of these "
-        f"bits, at most one bit apart, never extrapolated; {MISSING}: there are none."
+        f"bits, at most one nominal bit apart, never extrapolated; {MISSING}: there are none."
     ]
     windows = {analysis.basis.steps_in_words for analysis in result.analyses} - {""}
     if windows:

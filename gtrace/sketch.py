@@ -253,14 +253,13 @@ class MomentSketch:
         if self.mantissa != other.mantissa:
             mantissa = min(self.mantissa, other.mantissa)
             return self.coarsen(mantissa).merge(other.coarsen(mantissa))
-        rows, where = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
-        sums = np.zeros((rows.size, _sketching.COLUMNS))
-        sums[where[: self.rows.size]] = self.sums
-        sums[where[self.rows.size :]] += other.sums
+        most = self.rows.size + other.rows.size
+        rows, sums = np.empty(most, np.int32), np.empty((most, _sketching.COLUMNS))
+        count = _sketching.merge_bins(self.rows, self.sums, other.rows, other.sums, rows, sums)
         return MomentSketch(
             spec=self.spec,
-            rows=rows,
-            sums=sums,
+            rows=rows[:count].copy(),
+            sums=sums[:count].copy(),
             **{name: getattr(self, name) + getattr(other, name) for name in COUNTED},
             bucket_moments=None
             if self.bucket_moments is None or other.bucket_moments is None

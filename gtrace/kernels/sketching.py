@@ -168,6 +168,32 @@ def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) ->
 
 
 @jit
+def merge_bins(
+    rows_a: NDArray[np.int32],
+    sums_a: NDArray[np.float64],
+    rows_b: NDArray[np.int32],
+    sums_b: NDArray[np.float64],
+    rows: NDArray[np.int32],
+    sums: NDArray[np.float64],
+) -> int:
+    """The bins of two sketches as one: ascending numbers into ``rows``, added sums into ``sums``; returns how many.
+
+    ``rows`` and ``sums`` have room for all bins of both.
+    """
+    i, j, k = 0, 0, 0
+    while i < rows_a.size or j < rows_b.size:
+        take_a = j == rows_b.size or (i < rows_a.size and rows_a[i] <= rows_b[j])
+        take_b = i == rows_a.size or (j < rows_b.size and rows_b[j] <= rows_a[i])
+        rows[k] = rows_a[i] if take_a else rows_b[j]
+        for c in range(COLUMNS):
+            sums[k, c] = (sums_a[i, c] if take_a else 0.0) + (sums_b[j, c] if take_b else 0.0)
+        i += take_a
+        j += take_b
+        k += 1
+    return k
+
+
+@jit
 def expect_levels(
     lower: NDArray[np.float64],
     upper: NDArray[np.float64],

@@ -49,7 +49,7 @@ def test_bad_input(tmp_path):
         (("--bits", "8-2"), 2, "must rise"),
         (("--tensors", "nope.*"), 2, "no tensor matches 'nope.*'"),
         (("--steps", "99"), 2, "none of these steps"),
-        (("--refit", "sometimes"), 2, "choose previous, each, once"),
+        (("--refit", "sometimes"), 2, "choose pooled, previous, each, once"),
         (("--bucket-size", "0"), 2, "out of range"),
         (("-o", "missing/out.db"), 2, "does not exist"),
     ]

@@ -189,7 +189,7 @@ def test_refit_schedules():
     assert sources((10, 30)) == [0, 1, 1, 3]
     assert sources("pooled") == [0, (0,), (0, 1), (0, 1, 2)]
     # One scale or threshold: it follows the step before.
-    assert sources("pooled", SummarySpec("none")) == sources("pooled", None) == sources("previous")
+    assert sources("pooled", SummarySpec("none", None)) == sources("pooled", None) == sources("previous")
     assert Settings().source(13, steps, spec) == tuple(range(13 - WINDOW, 13))
     assert WINDOW == 10
 

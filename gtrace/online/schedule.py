@@ -8,7 +8,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from gtrace.errors import UsageError
-from gtrace.fitting.pooling import WINDOW
 
 #: Early gradients change fast and later ones slowly, so the fits thin out; see docs/training.md for what they cost.
 _STEPS = "0,10,20,50,100,200,500,+1000"
@@ -43,7 +42,7 @@ class RefitSchedule:
             UsageError: none of these.
 
         >>> RefitSchedule.parse("0,100,+50")
-        RefitSchedule(steps=(0, 100), period=50)
+        RefitSchedule(steps=(0, 100), period=50, pooled=False)
         """
         head, colon, rest = text.replace(" ", "").partition(":")
         pooled = head == _POOLED
@@ -83,6 +82,9 @@ class RefitSchedule:
         >>> [step for step in range(200) if schedule.watches(step)]
         [0, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]
         """
+        # Schedules are read before anything heavy is loaded; pools are numpy.
+        from gtrace.fitting.pooling import WINDOW
+
         return self.pooled and self.latest(step + WINDOW - 1) >= step
 
     def __str__(self) -> str:

@@ -214,8 +214,8 @@ class StepTable:
 def log_of_mean(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """(S,) the log of a weighted mean, and to first order what each value adds to it; NaN without a positive mean.
 
-    >>> log_of_mean(np.array([1.0, 3.0]), np.array([0.5, 0.5])).tolist() == [math.log(2) - 0.5, math.log(2) + 0.5]
-    True
+    >>> log_of_mean(np.array([1.0, 3.0]), np.array([0.5, 0.5])).round(4).tolist()  # log(2) - 0.5 and + 0.5
+    [0.1931, 1.1931]
     """
     mean = float(values @ weights) / float(weights.sum()) if len(values) else 0.0
     return math.log(mean) + values / mean - 1 if mean > 0 else np.full(len(values), np.nan)

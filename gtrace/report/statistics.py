@@ -199,8 +199,7 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
         return UNKNOWN
     estimate = float(x @ w / w.sum())
     if n < FEWEST_STEPS:
-        few = f"{count(n, 'step')} {'is' if n == 1 else 'are'} too few for a confidence interval"
-        return Interval(estimate, count=n, why=f"{few}, which needs {FEWEST_STEPS}")
+        return Interval(estimate, count=n, why=_too_few(n))
     off = x - estimate
     if float(np.abs(off).max()) <= 1e-9 * max(abs(estimate), 1e-3):
         # The same in every step: nothing varies that a bootstrap could see.
@@ -214,6 +213,11 @@ def bootstrap(values: ArrayLike, weights: ArrayLike, key: Key) -> Interval:
     found = (drawn @ (w * off)) / (drawn @ w)
     error = float(found.std(ddof=1)) * math.sqrt(blocks / (blocks - 1))
     return student(estimate, error, blocks - 1, steps=n, blocks=blocks)
+
+
+def _too_few(steps: int) -> str:
+    few = f"{count(steps, 'step')} {'is' if steps == 1 else 'are'} too few for a confidence interval"
+    return f"{few}, which needs {FEWEST_STEPS}"
 
 
 def ratio_of_sums(top: ArrayLike, bottom: ArrayLike) -> Interval:
@@ -239,7 +243,7 @@ def ratio_of_sums(top: ArrayLike, bottom: ArrayLike) -> Interval:
         return UNKNOWN
     estimate = float(a.sum() / b.sum())
     if n < FEWEST_STEPS:
-        return Interval(estimate, count=n, why=f"{count(n, 'step')}, fewer than {FEWEST_STEPS}")
+        return Interval(estimate, count=n, why=_too_few(n))
     off = (a - estimate * b) / mean
     if float(np.abs(off).max()) <= 1e-9 * abs(estimate):
         # The same in every step: nothing varies that an interval could show.

@@ -85,7 +85,9 @@ def test_bits_are_expected_whatever_comes_after_the_fit(spec):
             lengths.append(body_bits(payload))
             assert c.decode(c.shared(state), payload, SIZE).size == SIZE
         error = np.std(lengths, ddof=1) / np.sqrt(6)
-        assert abs(np.mean(lengths) - expected.bits_payload * SIZE) < 6 * error + 32
+        # Codes of a symbol and its opposite differ by a bit, and a sketch does not know which sign comes more often.
+        signs = 0.0 if c.has_zero else np.sqrt(SIZE / 6)
+        assert abs(np.mean(lengths) - expected.bits_payload * SIZE) < 6 * error + signs + 32
 
 
 @pytest.mark.parametrize("spec", VARIANTS)

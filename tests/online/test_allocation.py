@@ -76,7 +76,8 @@ def test_a_tensor_that_comes_late_is_allocated_with_the_others():
     exchange.step(0, [first])
     exchange.step(1, [tensors])
     found = targets(exchange._links[name, 0][0] for name in NAMES)
-    assert found == pytest.approx([*shares(first), shares(tensors)[2]])
+    # Thresholds travel in every payload and follow every gradient, whatever the schedule; so do the shares.
+    assert found == pytest.approx(list(shares(tensors)))
 
 
 def test_tensors_of_a_table_share_out_among_themselves():

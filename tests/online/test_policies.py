@@ -171,7 +171,8 @@ def test_every_codec_with_bits_can_follow_a_schedule(spec):
     assert [record["codec_bits"] for record in found] == [3, 3, 3, 6, 6, 6]
     # What was fitted is fitted again at the change, and at no other step.
     fitted = [record["fit_seconds"] > 0 for record in found]
-    assert fitted in ([False] * 6, [True, False, False, True, False, False])
+    # The scale of floats travels in every payload and follows every gradient.
+    assert fitted in ([False] * 6, [True] * 6 if spec == "fp" else [True, False, False, True, False, False])
     assert found[0]["relative_variance"] > 0
 
 
@@ -195,7 +196,7 @@ def fresh_with(exchange, residual, x):
 def test_the_average_goes_back_through_the_codec():
     random = np.random.default_rng(1)
     tensors = [{"w": random.normal(size=(40, 5)).astype(np.float32), "b": np.ones(3, np.float32)} for _ in range(3)]
-    codec = gtrace.codec("minmax:bits=3")
+    codec = gtrace.codec("minmax:bits=3,coder=fixed")
     rules = gtrace.online.CodecTable.of(codec, min_size=10)
     plain, same = Exchange(rules, 3).step(4, tensors), Exchange(rules, 3, down="same").step(4, tensors)
     average = plain.gradients["w"].reshape(-1)
@@ -318,7 +319,7 @@ def test_bits_of_a_loop_of_ones_own_can_change():
     model = torch.nn.Linear(50, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sent = []
-    with gtrace.online.compress(optimizer, "minmax:bits=2") as compression:
+    with gtrace.online.compress(optimizer, "minmax:bits=2,coder=fixed") as compression:
         for bits in (2, 6):
             compression.use_bits(bits)
             optimizer.zero_grad()

@@ -72,7 +72,8 @@ def _check_codecs(found, world):
             error, energy, bits = seen["down"]
             # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
             assert (error > 0) == (energy > 0) == (bits > 0)
-            assert error <= 1.5 * energy
+            # Shares of sparsity may leave next to nothing of a small piece, and the few values that stay are large.
+            assert error <= (8 if "allocation" in case else 1.5) * energy
 
 
 def _check_linear(found):

@@ -129,7 +129,7 @@ def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, wo
         assert down == 0
     elif gtrace.codec(spec).unbiased:
         # Both errors are independent and add up: sampling makes them differ by a few percent.
-        assert error == pytest.approx(up + down, rel=0.15)
+        assert error == pytest.approx(up + down, rel=0.2)
         assert down > 0
     pieces = [
         piece

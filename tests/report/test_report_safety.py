@@ -243,7 +243,7 @@ def test_intervals_hold_the_truth_on_correlated_steps(steps, correlation):
 def test_steps_without_an_interval_say_why():
     line = np.arange(1.0, 41.0)
     assert "too correlated" in ratio_of_sums(line**4, np.ones(40)).why
-    assert ratio_of_sums(line[:11], np.ones(11)).why == "11 steps, fewer than 12"
+    assert ratio_of_sums(line[:11], np.ones(11)).why == "11 steps are too few for a confidence interval, which needs 12"
     assert ratio_of_sums(-line, np.ones(40)).why == "the ratio is not positive"
     same = ratio_of_sums(0.5 * line, line)
     assert (same.low, same.high) == (0.5, 0.5)

@@ -169,7 +169,7 @@ def test_the_estimate_is_weighted_and_holes_are_left_out():
 @pytest.mark.parametrize(
     ("values", "weights", "why"),
     [
-        (np.ones(FEWEST_STEPS - 1), None, f"fewer than {FEWEST_STEPS}"),
+        (np.ones(FEWEST_STEPS - 1), None, f"needs {FEWEST_STEPS}"),
         (np.full(30, math.nan), None, "no number"),
         (np.zeros(0), None, "no number"),
         (np.linspace(0, 1, 20), None, "too correlated"),

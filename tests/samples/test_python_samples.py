@@ -33,7 +33,7 @@ def test_the_notebook_records_sweeps_and_reports(tmp_path, monkeypatch, capsys):
     runpy.run_path(str(SAMPLES / "notebook_style.py"))
     said = capsys.readouterr().out
     variances = re.findall(r"^(\w+) +loses ([\d.]+)% of gradient energy at 2\.00 measured bits", said, re.MULTILINE)
-    # The neighbors of nuqsgd are more than one nominal bit apart there.
+    # nuqsgd was not measured near 2 bits.
     assert {name for name, _ in variances} == {"qsgdinf", "alq"}
     assert [float(v) for _, v in variances] == sorted(float(v) for _, v in variances)
     assert (tmp_path / "digits.report.html").stat().st_size > 50_000

@@ -97,12 +97,12 @@ def test_memory_starts_afresh_where_the_size_changes(spec, tmp_path):
             assert pick(part, **wanted) == pytest.approx(pick(result, **wanted), nan_ok=True)
 
 
-def test_shares_are_those_of_all_tensors_at_the_fitted_step():
+def test_shares_are_those_of_all_tensors_at_the_step_itself():
     trace = neural_trace()
     result = gtrace.run_sweep(trace, [MIXED, "prune:sparsity=0.8"], refit="previous")
     for step in (1, 2, 3):
-        present = [n for n in SIZES if step - 1 in SIZES[n]]
-        shares = fitting.allocate_sparsity([MomentSketch.of(gradient(n, step - 1), norm="none") for n in present], 0.8)
+        present = [n for n in SIZES if step in SIZES[n]]
+        shares = fitting.allocate_sparsity([MomentSketch.of(gradient(n, step), norm="none") for n in present], 0.8)
         for name, share in zip(present, shares, strict=True):
             if step in SIZES[name]:
                 row = pick(result, tensor=name, step=step, codec=str(gtrace.codec(MIXED)), draw=EXPECTATION)

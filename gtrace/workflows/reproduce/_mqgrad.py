@@ -37,13 +37,13 @@ CONSTANT = 0.02
 
 #: run -> what it is called
 NAMES = {
-    "minmax:bits=2": "fixed 2 bits",
-    "minmax:bits=3": "fixed 3 bits",
-    "minmax:bits=4": "fixed 4 bits",
-    "minmax:bits=8": "fixed 8 bits",
-    "minmax@adaptive": "adaptive",
-    "minmax@mqgrad": "MQGrad",
-    f"minmax@mqgrad:constant_reward={CONSTANT}": "MQGrad, constant reward",
+    "minmax:bits=2,coder=fixed": "fixed 2 bits",
+    "minmax:bits=3,coder=fixed": "fixed 3 bits",
+    "minmax:bits=4,coder=fixed": "fixed 4 bits",
+    "minmax:bits=8,coder=fixed": "fixed 8 bits",
+    "minmax:coder=fixed@adaptive": "adaptive",
+    "minmax:coder=fixed@mqgrad": "MQGrad",
+    f"minmax:coder=fixed@mqgrad:constant_reward={CONSTANT}": "MQGrad, constant reward",
 }
 AGENTS = ("MQGrad", "MQGrad, constant reward")
 

@@ -53,8 +53,8 @@ class CellTable:
         noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
         noise: (K,) gradient noise, tr Cov(g), NaN where not known.
         signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
-        fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``, ``previous``,
-            ``step N``; where several, the commonest that is not ``itself``; empty where nothing is fitted.
+        fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``,
+            ``previous``, ``step N``; where several, the commonest that is not ``itself``; empty if nothing is fitted.
     """
 
     specs: tuple[str, ...]

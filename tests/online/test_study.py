@@ -285,7 +285,7 @@ def test_a_task_of_ones_own_has_no_command():
         ({"seed": -1}, "seed: -1 is below 0"),
         ({"lr": 0.0}, "lr: 0 is no positive number"),
         ({"lr": math.nan}, "lr: nan is no positive number"),
-        ({"refit": "sometimes"}, "refit: 'sometimes' is no schedule"),
+        ({"refit": "sometimes"}, "refit: 'sometimes' is not a schedule"),
         ({"nonfinite": "zeros"}, "did you mean zero"),
         ({"codecs": ["qsgd", "qsgd:bits=4"]}, "named twice"),
         ({"codecs": ["qsgdimf"]}, "did you mean qsgdinf"),

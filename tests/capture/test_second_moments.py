@@ -100,7 +100,7 @@ def test_update_errors_of_a_sweep_against_the_optimizers_own_numbers(tmp_path):
                 assert np.isfinite(drawn).all()
                 codec = gtrace.codec(spec)
                 if spec == "fp:e3m0":
-                    state = codec.fit(codec.init(g.size), trace.sketch(name, step - 1, "none"), step)
+                    state = codec.fit(codec.init(g.size), trace.sketch(name, step, "none"), step)
                     decoded = codec.simulate(state, g.astype(np.float32), (0, 0)).values
                     wanted = np.sum(((decoded - g) / divisor) ** 2) / np.sum((g / divisor) ** 2)
                     np.testing.assert_allclose(drawn, wanted, rtol=1e-5)

@@ -124,7 +124,7 @@ def test_a_step_takes_no_longer_than_it_may(trace, tmp_path):
     found = plan(trace, tmp_path / "a.yaml", "--step-time", "3ms", *links)
     # Three others' payloads pass each rank's link.
     taken = 3 * found.totals.bits * found.totals.elements / 1e8
-    assert taken == pytest.approx(found.provenance["step_seconds"], rel=1e-6)
+    assert taken == pytest.approx(found.provenance["step_seconds"], rel=5e-6)
     assert 0.9e-3 * 3 < taken <= 3e-3
     hidden = plan(trace, tmp_path / "b.yaml", "--step-time", "40ms", "--compute-time", "37ms", *links)
     assert hidden.provenance["step_seconds"] <= 40e-3

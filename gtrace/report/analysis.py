@@ -60,47 +60,42 @@ if TYPE_CHECKING:
 class Configuration:
     """One codec with one set of parameters, summed over tensors and steps.
 
-        Attributes:
-            spec: canonical spec string.
-            method: codec name.
-            family: method, and the parameters that tell it from other families of the same method.
-            setting: the parameter that trades bits for error, short (``b3``), empty where there is none.
-            nominal_bits: NaN where the codec has none.
-            cells: cells that were summed over.
-            partial: measured on too few cells to be compared with the others; summed over its own.
-            relative_variance: sum of squared errors / sum of energies, of single steps and one worker.
-            error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
-            bits: bits per coordinate, payload and shared bytes, under the coder of the comparison.
-            bits_source: ``measured`` (encoded bytes), ``expected`` (computed), ``mixed``, ``none``.
-            bits_fixed: with fixed-width symbols, without shared bytes; bits_entropy: at their entropy, likewise.
-            bits_huffman: with a Huffman code, likewise.
-            ratio_float32: 32 / bits, the ratio of totals.
-            step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
-            cosine: of decoded and original, mean over cells weighted by elements.
-            w1_normalized: Wasserstein-1 of the values over the mean absolute value.
-            optimal_variance: relative variance of the best levels of the same number under the same scale, over the
-                same cells; NaN where a cell lacks it.
-            times_optimal: relative_variance / optimal_variance, NaN where there is nothing to divide by.
-            model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
-    <<<<<<< HEAD
+    Attributes:
+        spec: canonical spec string.
+        method: codec name.
+        family: method, and the parameters that tell it from other families of the same method.
+        setting: the parameter that trades bits for error, short (``b3``), empty where there is none.
+        nominal_bits: NaN where the codec has none.
+        cells: cells that were summed over.
+        partial: measured on too few cells to be compared with the others; summed over its own.
+        relative_variance: sum of squared errors / sum of energies, of single steps and one worker.
+        error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
+        bits: bits per coordinate, payload and shared bytes, under the coder of the comparison.
+        bits_source: ``measured`` (encoded bytes), ``expected`` (computed), ``mixed``, ``none``.
+        bits_fixed: with fixed-width symbols, without shared bytes; bits_entropy: at their entropy, likewise.
+        bits_huffman: with a Huffman code, likewise.
+        ratio_float32: 32 / bits, the ratio of totals.
+        step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
+        cosine: of decoded and original, mean over cells weighted by elements.
+        w1_normalized: Wasserstein-1 of the values over the mean absolute value.
+        optimal_variance: relative variance of the best levels of the same number under the same scale, over the
+            same cells; NaN where a cell lacks it.
+        times_optimal: relative_variance / optimal_variance, NaN where there is nothing to divide by.
+        model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
             fitted_on: what levels and codes came from: ``itself``, ``pooled N steps``, ``previous``, ``step N``; or empty.
-    =======
-            fitted_on: which data levels and codes came from: ``itself``, ``pooled N steps``, ``previous``, ``step N``;
-                empty for none.
-    >>>>>>> wip-fits
             pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
-            mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
-            layers_variance: geometric mean over layers of relative variances; NaN without layers.
-            in_steps: log of ``relative_variance`` with its interval over steps.
-            update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
-            bits_measured: bits per coordinate of its own payloads with shared bytes, whatever the coder.
-            error: what methods are ranked by; NaN where it was not measured.
-            error_bias: the part of ``error`` that is bias, which more workers do not shrink.
-            bias: part of ``relative_variance`` that is bias, all of it where the bias is not known.
-            variance: part of ``relative_variance`` of one worker that is not.
-            window_error: as ``relative_variance``, of what has arrived over windows of steps; NaN where not measured.
-            window_variance: the part of it, of one worker, that more workers shrink.
-            bias_known: whether ``bias`` is known; otherwise it is the most that it can be.
+        mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
+        layers_variance: geometric mean over layers of relative variances; NaN without layers.
+        in_steps: log of ``relative_variance`` with its interval over steps.
+        update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
+        bits_measured: bits per coordinate of its own payloads with shared bytes, whatever the coder.
+        error: what methods are ranked by; NaN where it was not measured.
+        error_bias: the part of ``error`` that is bias, which more workers do not shrink.
+        bias: part of ``relative_variance`` that is bias, all of it where the bias is not known.
+        variance: part of ``relative_variance`` of one worker that is not.
+        window_error: as ``relative_variance``, of what has arrived over windows of steps; NaN where not measured.
+        window_variance: the part of it, of one worker, that more workers shrink.
+        bias_known: whether ``bias`` is known; otherwise it is the most that it can be.
     """
 
     spec: str

@@ -25,49 +25,44 @@ if TYPE_CHECKING:
 class CellTable:
     """A sweep with its draws summed up. C configurations, K cells; matrices are (C, K) with NaN for holes.
 
-        Attributes:
-            specs: canonical spec of each configuration.
-            methods: codec name of each.
-            parameters: parameters of each, None where they cannot be read.
-            nominal_bits: of each, NaN where the codec has none.
-            whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
-            memory: (C,) the codec keeps memory between steps.
-            tensors: names, in natural order.
-            elements: (tensors,) number of elements.
-            steps: ascending.
-            tensor: (K,) index into ``tensors``; -1 for a cell that holds the whole model.
-            step: (K,) index into ``steps``.
-            n: elements.
-            energy: squared norm of the gradient.
-            squared_error: expected where there is a closed form, else the mean over draws.
-            error_drawn: the error is that of draws.
-            relative_bias: norm of the bias over that of the gradient, NaN where it is not known.
-            window: steps of the window of consecutive steps that ends here, NaN where none does.
-            window_error: squared norm of the sum of the errors over the window, expected or the mean over draws.
-            window_energy: squared norm of the sum of the gradients over the window.
-            bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
-            bits_drawn: the bits were measured on encoded bytes.
-            bits_shared: per coordinate, the part of them that is sent apart from payloads.
-            bits_fixed: per coordinate, with fixed-width symbols, shared bits left out.
-            bits_entropy: per coordinate, at the entropy of the symbols, likewise.
-            bits_huffman: per coordinate, with a Huffman code, likewise.
-            cosine: of decoded and original, mean over draws.
-            w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
-            mean_abs: mean |g|.
-            mean_abs_error: mean |Q(g) - g|, mean over draws.
-            optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
-            model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
-            update_error: error of Adam's update over the update, NaN where second moments are not known.
-            noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
-            noise: (K,) gradient noise, tr Cov(g), NaN where not known.
-            signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
-    <<<<<<< HEAD
-            fitted_on: of each, which data its levels and codes came from: ``itself``, ``pooled N steps``, ``previous``,
-                ``step N``; where several, the commonest that is not ``itself``; empty where nothing is fitted.
-    =======
+    Attributes:
+        specs: canonical spec of each configuration.
+        methods: codec name of each.
+        parameters: parameters of each, None where they cannot be read.
+        nominal_bits: of each, NaN where the codec has none.
+        whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
+        memory: (C,) the codec keeps memory between steps.
+        tensors: names, in natural order.
+        elements: (tensors,) number of elements.
+        steps: ascending.
+        tensor: (K,) index into ``tensors``; -1 for a cell that holds the whole model.
+        step: (K,) index into ``steps``.
+        n: elements.
+        energy: squared norm of the gradient.
+        squared_error: expected where there is a closed form, else the mean over draws.
+        error_drawn: the error is that of draws.
+        relative_bias: norm of the bias over that of the gradient, NaN where it is not known.
+        window: steps of the window of consecutive steps that ends here, NaN where none does.
+        window_error: squared norm of the sum of the errors over the window, expected or the mean over draws.
+        window_energy: squared norm of the sum of the gradients over the window.
+        bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
+        bits_drawn: the bits were measured on encoded bytes.
+        bits_shared: per coordinate, the part of them that is sent apart from payloads.
+        bits_fixed: per coordinate, with fixed-width symbols, shared bits left out.
+        bits_entropy: per coordinate, at the entropy of the symbols, likewise.
+        bits_huffman: per coordinate, with a Huffman code, likewise.
+        cosine: of decoded and original, mean over draws.
+        w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
+        mean_abs: mean |g|.
+        mean_abs_error: mean |Q(g) - g|, mean over draws.
+        optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
+        model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
+        update_error: error of Adam's update over the update, NaN where second moments are not known.
+        noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
+        noise: (K,) gradient noise, tr Cov(g), NaN where not known.
+        signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
             fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``,
-                ``previous``, ``step N``; where several, the commonest that is not ``itself``; empty if nothing is fitted.
-    >>>>>>> wip-fits
+            ``previous``, ``step N``; where several, the commonest that is not ``itself``; empty if nothing is fitted.
     """
 
     specs: tuple[str, ...]

@@ -124,7 +124,9 @@ class Language(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens, state=None):
-        out, state = self.lstm(self.embed(tokens), state)
+        # Not every CPU has an LSTM in bfloat16.
+        with torch.autocast("cpu", enabled=False):
+            out, state = self.lstm(self.embed(tokens), state)
         return self.head(out), state
 
 

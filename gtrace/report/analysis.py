@@ -82,7 +82,7 @@ class Configuration:
             same cells; NaN where a cell lacks it.
         times_optimal: relative_variance / optimal_variance, NaN where there is nothing to divide by.
         model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
-            fitted_on: what levels and codes came from: ``itself``, ``pooled N steps``, ``previous``, ``step N``; or empty.
+        fitted_on: source of levels and codes: ``itself``, ``pooled N steps``, ``previous``, ``step N``, or nothing.
             pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
         mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
         layers_variance: geometric mean over layers of relative variances; NaN without layers.

@@ -7,6 +7,7 @@ Plain PyTorch. The same seed gives the same weights on the same machine.
 
 import argparse
 import math
+from pathlib import Path
 
 import torch
 from char_lstm import DATA, windows
@@ -43,6 +44,7 @@ def main():
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help="write the trained weights to this file")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -75,6 +77,9 @@ def main():
         inputs, targets = windows(test, 64, args.length)
         loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
     print(f"held-out loss {loss:.4f}, {loss / math.log(2):.3f} bits per character")
+
+    if args.save:
+        torch.save(model.state_dict(), args.save)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ SCRIPTS = {
     "digits_cnn.py": (["--epochs", "1"], 8),
     "digits_mlp.py": (["--epochs", "1"], 6),
     "char_lstm.py": (["--steps", "8"], 7),
+    "char_transformer.py": (["--steps", "3"], 30),
 }
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import gtrace
-from gtrace.online import device
 from gtrace.sketch import MomentSketch
+from gtrace.training import device
 
 DEFAULT = ["qsgdinf:bits=3", "qsgd:bits=4", "terngrad", "nuqsgd:bits=4", "natural", "alq:bits=3", "zipml:bits=8"]
 KEY = (1, 2)

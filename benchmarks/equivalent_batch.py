@@ -34,12 +34,12 @@ import numpy as np
 from torch.nn.functional import cross_entropy
 
 from gtrace import codec, create_trace, open_trace, run_sweep
-from gtrace.online import Study
-from gtrace.online.plain import PlainTraining
-from gtrace.online.tasks.base import Evaluation
-from gtrace.online.tasks.digits import DigitsCNN
 from gtrace.report import analyze
 from gtrace.report.statistics import t_interval
+from gtrace.training import Study
+from gtrace.training.plain import PlainTraining
+from gtrace.training.tasks.base import Evaluation
+from gtrace.training.tasks.digits import DigitsCNN
 from gtrace.types import Key
 
 BATCH, STEPS, EVERY, FROM = 64, 200, 10, 50

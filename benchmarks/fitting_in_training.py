@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import gtrace
-from gtrace.online import Exchange
+from gtrace.training import Exchange
 
 DEFAULT = ["zipml:bits=3", "zipml:bits=3,scope=model", "alq:bits=3", "alq:bits=3,scope=model", "qsgdinf:bits=3"]
 

@@ -139,7 +139,7 @@ def main() -> int:
     choice = parser.parse_args()
     # Once, here, and not in each process.
     import gtrace.capture.recorder
-    import gtrace.host.hooks
+    import gtrace.torch_hooks.hooks
     import gtrace.trace.hdf5_write
     import gtrace.trace.shared  # noqa: F401
 

@@ -10,8 +10,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from gtrace.online import Study
 from gtrace.runlog import read_runlog
+from gtrace.training import Study
 
 CODECS = (
     "alq:bits=3",

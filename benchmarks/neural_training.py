@@ -8,7 +8,7 @@ over the weight gradients, from a shadow pass every 10 steps.
 import argparse
 import statistics
 
-from gtrace.online import Study
+from gtrace.training import Study
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 STATIC = (0, 4, 8, 12, 16, 20)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gtrace import create_trace, run_sweep
-from gtrace.sweep.yardstick import Yardstick
+from gtrace.sweep.gradient_noise import Yardstick
 
 SIZE, STEPS, REPEATS = 1_000_000, 6, 3
 SWEEPS = {

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gtrace.online import Study
 from gtrace.planning import load_plan
+from gtrace.training import Study
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 #: task -> the sample that has the same model, and the objectives that are tried

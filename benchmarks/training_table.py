@@ -7,7 +7,7 @@ its output.
 import argparse
 import statistics
 
-from gtrace.online import Study
+from gtrace.training import Study
 
 DEFAULT = (
     "mcgq",

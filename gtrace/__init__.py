@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtrace import capture, codecs, fitting, online
+    from gtrace import capture, codecs, fitting, training
     from gtrace.codecs import codec, codec_names
     from gtrace.planning import load_plan
     from gtrace.sketch import MomentSketch
@@ -31,7 +31,17 @@ _HOMES = {
     "run_sweep": "gtrace.sweep",
     "sketch_trace": "gtrace.trace",
 }
-_MODULES = ("capture", "codecs", "distributions", "errors", "fitting", "online", "report", "testing", "types")
+_MODULES = (
+    "capture",
+    "codecs",
+    "distributions",
+    "errors",
+    "fitting",
+    "report",
+    "testing",
+    "training",
+    "types",
+)
 
 __all__ = [
     "MomentSketch",
@@ -46,10 +56,10 @@ __all__ = [
     "create_trace",
     "fitting",
     "load_plan",
-    "online",
     "open_trace",
     "run_sweep",
     "sketch_trace",
+    "training",
 ]
 
 

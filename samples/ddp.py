@@ -33,8 +33,8 @@ def train(rank, ranks, args, meeting):
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model = DistributedDataParallel(model)
     # These two lines are all that a program needs.
-    state = gtrace.online.State(args.codec)
-    model.register_comm_hook(state, gtrace.online.ddp_comm_hook)
+    state = gtrace.training.State(args.codec)
+    model.register_comm_hook(state, gtrace.training.ddp_comm_hook)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     samples = torch.Generator().manual_seed(rank)

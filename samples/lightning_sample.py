@@ -42,7 +42,7 @@ class Compress(lightning.Callback):
         self.codec = codec
 
     def on_train_start(self, trainer, module):
-        self.block = gtrace.online.compress(trainer.optimizers[0], self.codec)
+        self.block = gtrace.training.compress(trainer.optimizers[0], self.codec)
         self.compression = self.block.__enter__()
 
     def on_train_end(self, trainer, module):

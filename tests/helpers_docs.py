@@ -151,7 +151,7 @@ def make_run_log(path: Path) -> None:
     """The run log of a short training."""
     import gtrace
 
-    gtrace.online.train("digits-mlp", ["qsgdinf:bits=3"], steps=3, log=path)
+    gtrace.training.train("digits-mlp", ["qsgdinf:bits=3"], steps=3, log=path)
 
 
 def provide(folder: Path, names: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gtrace.host.hooks import TrainingHooks
+from gtrace.torch_hooks.hooks import TrainingHooks
 
 
 class Watch:

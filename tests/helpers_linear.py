@@ -8,7 +8,7 @@ import naive
 import numpy as np
 
 from gtrace.kernels import linear as kernels
-from gtrace.online.linear import TASKS, Prox, column_levels, place
+from gtrace.training.linear import TASKS, Prox, column_levels, place
 from gtrace.types import Key
 
 

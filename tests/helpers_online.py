@@ -12,7 +12,7 @@ from torch import nn
 from gtrace.codecs import Codec
 from gtrace.codecs.base import checked_values
 from gtrace.coding import open_envelope, seal
-from gtrace.online import Evaluation, Recipe, Task
+from gtrace.training import Evaluation, Recipe, Task
 from gtrace.types import SummarySpec
 
 

@@ -54,7 +54,9 @@ class Outcomes:
 def main(arguments):
     """Run the tests and write the page."""
     outcomes = Outcomes()  # sees the tests of this process alone, so no -n
-    folders = [str(PAGE.parent.parent / "tests" / name) for name in ("capture", "host", "frameworks", "cli", "samples")]
+    folders = [
+        str(PAGE.parent.parent / "tests" / name) for name in ("capture", "torch_hooks", "frameworks", "cli", "samples")
+    ]
     code = pytest.main(["-q", "-p", "no:xdist", *arguments, *folders], plugins=[outcomes])
     PAGE.write_text(HEAD + "".join(row + "\n" for row in outcomes.rows()))
     return code

@@ -15,17 +15,17 @@ from helpers_trace import write_trace
 
 import gtrace
 from gtrace.cli import main
-from gtrace.online import checkpoint
 from gtrace.report.write import put
 from gtrace.runlog import RunLogWriter
+from gtrace.training import checkpoint
 
 PACKAGE = Path(gtrace.__file__).parent
 
 #: call -> files that may make it, and why
 ALLOWED = {
     # Plugins and captured scripts are code that the user names.
-    "exec": {"codecs/plugin.py", "host/launcher.py"},
-    "compile": {"codecs/plugin.py", "host/launcher.py"},
+    "exec": {"codecs/plugin.py", "torch_hooks/launcher.py"},
+    "compile": {"codecs/plugin.py", "torch_hooks/launcher.py"},
     # Blocks of a sweep from the workers of the user's own Dask cluster, which could run anything anyway.
     "pickle.loads": {"sweep/cluster.py"},
     "pickle.dumps": {"sweep/cluster.py"},

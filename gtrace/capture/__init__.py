@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gtrace.capture.options import CaptureOptions, capture_options
 from gtrace.capture.session import CaptureSession, CaptureSummary
 from gtrace.errors import UsageError
-from gtrace.host.processes import first_of_launch, launch_token
+from gtrace.torch_hooks.processes import first_of_launch, launch_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.options import capture_options
 from gtrace.capture.session import CaptureSession, print_line
-from gtrace.host.children import children_call
-from gtrace.host.exits import before_abrupt_exit, before_shutdown
-from gtrace.host.launcher import hide_machinery
-from gtrace.host.processes import launch_token, spans_machines
+from gtrace.torch_hooks.children import children_call
+from gtrace.torch_hooks.exits import before_abrupt_exit, before_shutdown
+from gtrace.torch_hooks.launcher import hide_machinery
+from gtrace.torch_hooks.processes import launch_token, spans_machines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.buffers import BufferPool, as_real_dense
 from gtrace.capture.staging import staging_for
-from gtrace.host.processes import started_again
-from gtrace.host.sharded import local_part, sharding
+from gtrace.torch_hooks.processes import started_again
+from gtrace.torch_hooks.sharded import local_part, sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from gtrace.host.hooks import OptimizerStep
-    from gtrace.host.naming import ParameterName
-    from gtrace.host.rounds import Rounds
+    from gtrace.torch_hooks.hooks import OptimizerStep
+    from gtrace.torch_hooks.naming import ParameterName
+    from gtrace.torch_hooks.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import torch
 
 from gtrace.capture.buffers import as_real_dense
 from gtrace.capture.layout import Slot
-from gtrace.host.modules import ModulePaths
-from gtrace.host.outputs import OutputHooks, is_compiled
-from gtrace.trace.ragged import SAMPLE, default_capacity, sample_indices
+from gtrace.torch_hooks.modules import ModulePaths
+from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
+from gtrace.trace.variable_length import SAMPLE, default_capacity, sample_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gtrace.capture.policy import TensorSelection
-    from gtrace.host.modules import ModuleName
-    from gtrace.host.outputs import Output
+    from gtrace.torch_hooks.modules import ModuleName
+    from gtrace.torch_hooks.outputs import Output
 
 #: Calls of one module that are recorded of a step.
 MOST_CALLS = 64

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.capture.policy import DEFAULT_BUDGET, AutomaticSteps, StepPolicy, parse_size, step_policy
 from gtrace.errors import OutputExistsError, UsageError, suggest
-from gtrace.host.processes import launched_place
+from gtrace.torch_hooks.processes import launched_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from gtrace.capture.policy import AutomaticSteps
 from gtrace.capture.state import moments_of, second_moments
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.errors import size_text
-from gtrace.host.naming import Names
+from gtrace.torch_hooks.naming import Names
 from gtrace.trace.blocks import BLOCK
 from gtrace.trace.format import SECOND_MOMENT
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from gtrace.capture.neural import NeuralGradients
     from gtrace.capture.policy import StepPolicy, TensorSelection
     from gtrace.capture.state import MomentsOf
-    from gtrace.host.hooks import OptimizerStep
-    from gtrace.host.naming import ParameterName
-    from gtrace.host.rounds import Rounds
+    from gtrace.torch_hooks.hooks import OptimizerStep
+    from gtrace.torch_hooks.naming import ParameterName
+    from gtrace.torch_hooks.rounds import Rounds
     from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3

@@ -14,7 +14,7 @@ from gtrace.capture.logs import quiet_logs
 from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.capture.policy import TensorSelection
 from gtrace.errors import GtraceError, UsageError
-from gtrace.host.processes import Place, process_place
+from gtrace.torch_hooks.processes import Place, process_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gtrace.capture.options import CaptureOptions
     from gtrace.capture.recorder import Recorder
-    from gtrace.host.hooks import TrainingHooks
+    from gtrace.torch_hooks.hooks import TrainingHooks
     from gtrace.trace import SketchPlan, TraceWriter
 
 
@@ -129,7 +129,7 @@ class CaptureSession:
 
     def _start(self, optimizers: Iterable[Optimizer] | None, models: Sequence[nn.Module] | None) -> None:
         from gtrace.capture.recorder import Recorder
-        from gtrace.host.hooks import TrainingHooks
+        from gtrace.torch_hooks.hooks import TrainingHooks
 
         recorder = Recorder(
             self._create,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gtrace.capture.buffers import as_real_dense
-from gtrace.host.sharded import local_part
+from gtrace.torch_hooks.sharded import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
-    from gtrace.host.rounds import Rounds
+    from gtrace.torch_hooks.rounds import Rounds
 
 
 def second_moments(optimizer: Optimizer | Rounds, parameters: Sequence[torch.Tensor]) -> list[float]:

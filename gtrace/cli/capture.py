@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gtrace.capture.session import CaptureSession, CaptureSummary
-    from gtrace.host.launcher import Outcome, Program
+    from gtrace.torch_hooks.launcher import Outcome, Program
 
 #: Seconds of training below which its share that capture took is told in milliseconds, too.
 _SHORT = 1.0
@@ -142,9 +142,9 @@ def command(
     takes, and one at the end what was recorded. The exit code is 5 where the script fails, and the message names
     its own.
     """
-    from gtrace.host.children import watch_no_more
-    from gtrace.host.launcher import Outcome, Program, run_program
-    from gtrace.host.processes import first_of_launch, launch_token, launched_place
+    from gtrace.torch_hooks.children import watch_no_more
+    from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+    from gtrace.torch_hooks.processes import first_of_launch, launch_token, launched_place
 
     program = Program(script, args, is_module)
     program.check()
@@ -155,8 +155,8 @@ def command(
 
     from gtrace.capture import capture_options, children
     from gtrace.capture.session import CaptureSession, git_commit, print_line
-    from gtrace.host.exits import before_abrupt_exit
-    from gtrace.host.imports import after_import
+    from gtrace.torch_hooks.exits import before_abrupt_exit
+    from gtrace.torch_hooks.imports import after_import
 
     shown = output or Path(f"{program.stem}.zarr")
     chosen: dict[str, Any] = {
@@ -209,7 +209,7 @@ def _conclude(
     program: Program, outcome: Outcome, session: CaptureSession, path: Path, say: Callable[[str], None]
 ) -> int:
     """Finish the trace, say what came of it, and give the exit code."""
-    from gtrace.host.processes import launched_place
+    from gtrace.torch_hooks.processes import launched_place
 
     place = launched_place()
     status: Literal["complete", "interrupted"] = "interrupted" if outcome.exit_code else "complete"

@@ -84,7 +84,7 @@ def command(
 def _open_state_dict(path: Path) -> TensorFile:
     # torch takes seconds to load, and only these files need it.
     try:
-        from gtrace.host.statedicts import StateDictFile
+        from gtrace.torch_hooks.statedicts import StateDictFile
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -17,7 +17,7 @@ from gtrace.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gtrace.codecs.table import TableLike
+    from gtrace.codecs.assignment import TableLike
 
 _REFITS = ("pooled", "previous", "each", "once")
 

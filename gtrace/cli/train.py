@@ -17,16 +17,16 @@ from gtrace.cli.train_measures import measure_options
 from gtrace.cli.train_options import script_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
-from gtrace.online.linear import LINEAR_TASKS
-from gtrace.online.schedule import DEFAULT_REFIT, RefitSchedule
-from gtrace.online.tasks import describe_task, task_names
+from gtrace.training.linear import LINEAR_TASKS
+from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.training.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
     from gtrace.codecs import Codec
-    from gtrace.codecs.table import CodecTable, Coding
+    from gtrace.codecs.assignment import CodecTable, Coding
     from gtrace.costs import Cluster, Network
-    from gtrace.online.neural import Layers
-    from gtrace.online.settings import Kind
+    from gtrace.training.neural import Layers
+    from gtrace.training.settings import Kind
 
 DEFAULT_TASK = "digits-cnn"
 DEFAULT_WORKERS = 4
@@ -212,7 +212,7 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     if options["policies"]:
         raise UsageError(
             f"--policy is for built-in tasks: {script} computes its loss where it likes; in a loop of your own ask "
-            "gtrace.online.MQGrad for the bits"
+            "gtrace.training.MQGrad for the bits"
         )
     _refuse(options, _OF_TASKS, f"is for built-in tasks; {script} has its own")
     options["levels"] = options["levels"] or "own"
@@ -332,8 +332,8 @@ def run(
     del plugin
     task = task or DEFAULT_TASK
     describe_task(task)
-    from gtrace.online.plans import run_name
-    from gtrace.online.policy import FIXED, PolicySpec
+    from gtrace.training.plans import run_name
+    from gtrace.training.policy import FIXED, PolicySpec
 
     choosing = [PolicySpec.parse(text) for text in policies or (FIXED,)]
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
@@ -344,7 +344,7 @@ def run(
     check_output(path, force=force or path.with_name(path.name + ".checkpoint").exists())
 
     from gtrace.cli.train_task import progress, show
-    from gtrace.online import Study
+    from gtrace.training import Study
 
     study = Study(
         task,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gtrace.cli.train_seeds import Spread
     from gtrace.codecs import Codec
-    from gtrace.online.linear import LinearResult, LinearStudy
+    from gtrace.training.linear import LinearResult, LinearStudy
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -134,7 +134,7 @@ def run_linear(
     load_plugins(options["plugin"])
     output = options["output"]
 
-    from gtrace.online.linear import LinearStudy, Prox
+    from gtrace.training.linear import LinearStudy, Prox
 
     items = _precisions(options, codec_of)
     if output is None:
@@ -165,7 +165,7 @@ def run_linear(
 
 def _precisions(options: dict[str, Any], codec_of: Callable[[str, dict[str, float | None]], Codec]) -> list[Any]:
     from gtrace.codecs import split_specs
-    from gtrace.online.linear import Precision
+    from gtrace.training.linear import Precision
 
     given = {name: options[name] for name in _PRECISION if options[name] is not None}
     spec, several, sampling = options["codec"], options["compare"], options["sampling"]

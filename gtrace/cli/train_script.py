@@ -16,11 +16,11 @@ from gtrace.cli.options import check_output, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
-    from gtrace.codecs.table import Coding
+    from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
-    from gtrace.host.launcher import Outcome, Program
-    from gtrace.online.script import ScriptSummary, ScriptTraining
     from gtrace.report.savings import Savings
+    from gtrace.torch_hooks.launcher import Outcome, Program
+    from gtrace.training.script import ScriptSummary, ScriptTraining
 
 
 def run_script(
@@ -47,12 +47,12 @@ def run_script(
         UsageError: no such program, a rule that cannot be read, or nothing that was trained.
     """
     from gtrace.cli.train import file_name
-    from gtrace.codecs.table import CodecTable
-    from gtrace.host.children import watch_no_more
-    from gtrace.host.exits import before_abrupt_exit
-    from gtrace.host.imports import after_import
-    from gtrace.host.launcher import Outcome, Program, run_program
-    from gtrace.host.processes import launch_token, launched_place
+    from gtrace.codecs.assignment import CodecTable
+    from gtrace.torch_hooks.children import watch_no_more
+    from gtrace.torch_hooks.exits import before_abrupt_exit
+    from gtrace.torch_hooks.imports import after_import
+    from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+    from gtrace.torch_hooks.processes import launch_token, launched_place
 
     if isinstance(chosen, CodecTable) and (rules or options["min_size"]):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
@@ -78,7 +78,7 @@ def run_script(
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
-        from gtrace.online.children import training
+        from gtrace.training.children import training
 
         trainings.append(training(told, _live() if not as_json else None))
         trainings[0].start()
@@ -93,10 +93,10 @@ def run_script(
             click.echo(f"gtrace: {error}", err=True)
             return error.exit_code
 
-    from gtrace.host.children import children_call
+    from gtrace.torch_hooks.children import children_call
 
     with before_abrupt_exit(leave):
-        with after_import("torch", start), children_call("gtrace.online.children", told):
+        with after_import("torch", start), children_call("gtrace.training.children", told):
             outcome = run_program(program)
         return conclude(outcome)
 
@@ -144,7 +144,7 @@ def _conclude(
     as_json: bool,
 ) -> int:
     """End the training, say what came of it, and give the exit code."""
-    from gtrace.host.processes import launched_place
+    from gtrace.torch_hooks.processes import launched_place
 
     summary = trainings[0].finish() if trainings else None
     if sys.stderr.isatty():

@@ -14,7 +14,7 @@ from gtrace.cli.train_task import time_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gtrace.online import RunResult, Study
+    from gtrace.training import RunResult, Study
 
 CONFIDENCE = 0.95
 #: with fewer seeds an interval is printed, and called what it is

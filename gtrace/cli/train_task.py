@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.costs import Cluster
-    from gtrace.online import RunResult, Study
-    from gtrace.online.settings import Kind
-    from gtrace.online.shadow import ShadowSummary
     from gtrace.report.runs import Run as Logged
+    from gtrace.training import RunResult, Study
+    from gtrace.training.settings import Kind
+    from gtrace.training.shadow import ShadowSummary
 
 
 #: what stands below the table: column -> what it says; columns that are not shown are left out

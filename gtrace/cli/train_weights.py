@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from gtrace.online import Study
+    from gtrace.training import Study
 
 
 def chosen_levels(options: dict[str, Any]) -> list[str]:

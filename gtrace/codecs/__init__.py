@@ -7,6 +7,7 @@ from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
 from gtrace.codecs.amq import Amq, AmqN
 from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16
+from gtrace.codecs.chunked import Part, PartwiseCodec, TensorSums
 from gtrace.codecs.dgc import Dgc
 from gtrace.codecs.dropping import Dropping
 from gtrace.codecs.feedback import ErrorFeedback
@@ -20,7 +21,6 @@ from gtrace.codecs.momentum import Momentum
 from gtrace.codecs.natural import Natural
 from gtrace.codecs.nuqsgd import Nuqsgd
 from gtrace.codecs.onebit import OneBit
-from gtrace.codecs.parts import Part, PartwiseCodec, TensorSums
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
 from gtrace.codecs.qsgd import Qsgd, QsgdInf

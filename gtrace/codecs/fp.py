@@ -19,7 +19,7 @@ from gtrace.codecs.base import (
     parameter,
     parameter_fields,
 )
-from gtrace.codecs.parts import Part, PartwiseCodec
+from gtrace.codecs.chunked import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gtrace.codecs.base import ExpectingCodec, checked_values
-from gtrace.codecs.parts import Part, PartwiseCodec
+from gtrace.codecs.chunked import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError

@@ -11,8 +11,8 @@ import numpy as np
 
 from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.parts import Part, PartwiseCodec
-from gtrace.codecs.rule import Rule
+from gtrace.codecs.chunked import Part, PartwiseCodec
+from gtrace.codecs.rounding import Rule
 from gtrace.coding import (
     ENVELOPE_BYTES,
     MAX_LENGTH,
@@ -39,7 +39,7 @@ from gtrace.types import Expectation, Norm, Scope, State, SummarySpec, Tail
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.parts import TensorSums
+    from gtrace.codecs.chunked import TensorSums
     from gtrace.sketch import MomentSketch
 
 #: flag of a payload whose symbols are fixed width although the codec's coder is another

@@ -10,7 +10,7 @@ import numpy as np
 from gtrace.codecs.base import parameter
 from gtrace.codecs.levels import LevelCodec
 from gtrace.codecs.registry import register
-from gtrace.codecs.rule import Rule
+from gtrace.codecs.rounding import Rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ import numpy as np
 
 from gtrace.buckets import MANTISSA
 from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.parts import Part, PartwiseCodec
+from gtrace.codecs.chunked import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import (
     ENVELOPE_BYTES,

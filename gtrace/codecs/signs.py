@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from gtrace.codecs.base import Codec, ExpectingCodec, checked_values, parameter
+from gtrace.codecs.chunked import Part, PartwiseCodec
 from gtrace.codecs.feedback import UNITS, ResidualCodec
 from gtrace.codecs.momentum import averaged
-from gtrace.codecs.parts import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.parts import TensorSums
+    from gtrace.codecs.chunked import TensorSums
     from gtrace.sketch import MomentSketch
 
 Scale: TypeAlias = Literal["mean", "energy", "none"]

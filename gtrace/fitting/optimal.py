@@ -13,7 +13,7 @@ import numpy as np
 
 from gtrace.errors import UsageError
 from gtrace.fitting.search import Points, solve
-from gtrace.kernels import spans as _spans
+from gtrace.kernels import interval_sums as _spans
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:

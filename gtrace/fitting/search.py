@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.kernels import interval_sums as _spans
 from gtrace.kernels import optimal as _kernels
-from gtrace.kernels import spans as _spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

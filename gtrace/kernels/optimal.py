@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels.spans import (
+from gtrace.kernels.interval_sums import (
     CHILDREN,
     COLUMNS,
     COST,
@@ -35,7 +35,7 @@ from gtrace.kernels.spans import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.kernels.spans import Points
+    from gtrace.kernels.interval_sums import Points
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.registry import codec as build_codec
-from gtrace.codecs.table import CodecTable
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.files import write_beside
 

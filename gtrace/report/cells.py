@@ -12,7 +12,7 @@ from gtrace.codecs import codec
 from gtrace.errors import UsageError
 from gtrace.report.names import natural_order
 from gtrace.sweep import EXPECTATION
-from gtrace.sweep.yardstick import NOISE
+from gtrace.sweep.gradient_noise import NOISE
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:

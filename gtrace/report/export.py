@@ -11,11 +11,11 @@ from gtrace.report.comparison import OUTCOMES
 from gtrace.report.groups import group_json
 from gtrace.report.laws import section_json
 from gtrace.report.names import literal
+from gtrace.report.noise_safety import safety_json
 from gtrace.report.notes import averaged_over
 from gtrace.report.plans import plan_verdict
 from gtrace.report.records import flat, run_row
 from gtrace.report.records import to_csv as to_csv
-from gtrace.report.safety_words import safety_json
 from gtrace.report.savings_tables import savings_json
 from gtrace.report.sections import sections
 from gtrace.report.verdict import runs_verdict, side_by_side_verdict, sweep_verdict

@@ -20,9 +20,9 @@ from gtrace.report.law_tables import law_tables
 from gtrace.report.layer_sections import layer_sections
 from gtrace.report.markup import anchor, caution, details, figure, heading, table, text, verdict
 from gtrace.report.names import count
+from gtrace.report.noise_safety import noise_table, safety_sentences, safety_table
 from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
-from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.savings_tables import savings_table, savings_verdict
 from gtrace.report.style import DARK
 from gtrace.report.svg import variable

@@ -9,9 +9,9 @@ from gtrace.report.evidence_tables import comparison_table, pairs_table, phase_t
 from gtrace.report.groups import group_table, groups_in_words
 from gtrace.report.law_tables import law_tables
 from gtrace.report.names import count
+from gtrace.report.noise_safety import noise_table, safety_sentences, safety_table
 from gtrace.report.plans import budget_table, plan_table, plan_verdict
 from gtrace.report.run_tables import rank_table, run_table, shadow_table
-from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.savings_tables import savings_table, savings_verdict
 from gtrace.report.tables import (
     configuration_table,

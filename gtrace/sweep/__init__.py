@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gtrace.sweep.results import COLUMNS, EXPECTATION, ResultStore, SweepResult
 
 if TYPE_CHECKING:
-    from gtrace.sweep.grid import expand
     from gtrace.sweep.run import run_sweep
+    from gtrace.sweep.runs import expand
 
 __all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "expand", "run_sweep"]
 
-_HOMES = {"expand": "gtrace.sweep.grid", "run_sweep": "gtrace.sweep.run"}
+_HOMES = {"expand": "gtrace.sweep.runs", "run_sweep": "gtrace.sweep.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
-    from gtrace.codecs.table import Coding
+    from gtrace.codecs.assignment import Coding
 
 #: how the warning about codecs that were left out begins
 LEFT_OUT = "left out: "

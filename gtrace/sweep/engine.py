@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gtrace.sweep.replay import Replay
 from gtrace.sweep.sampled import SampledReplay
-from gtrace.sweep.valueless import ChunkReplay, SketchReplay
+from gtrace.sweep.sources import ChunkReplay, SketchReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,13 +18,13 @@ from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Blocks, WeightedSums
 from gtrace.noise import Noise, added
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.large import spec_in_chunks
+from gtrace.sweep.chunking import spec_in_chunks
+from gtrace.sweep.gradient_noise import Yardstick
 from gtrace.sweep.moments import SecondMoments
 from gtrace.sweep.partial import PartialSketch
 from gtrace.sweep.replay import Totals
 from gtrace.sweep.sampled import Whole
 from gtrace.sweep.sketched import total
-from gtrace.sweep.yardstick import Yardstick
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.pieces import rechunk
 from gtrace.types import WHOLE_MODEL

@@ -19,8 +19,10 @@ from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.sketch import MomentSketch
+from gtrace.sweep.batched import MANY, Schedule, Together, Wanted
 from gtrace.sweep.bursts import start_of
 from gtrace.sweep.details import convergence, density, levels_of, spec_name
+from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.jobs import (
     Block,
     Detail,
@@ -36,9 +38,7 @@ from gtrace.sweep.jobs import (
 )
 from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import Drawn, Row, draw_row, drawn_bias, expectation_row, identity, relate_to_noise
-from gtrace.sweep.together import MANY, Schedule, Together, Wanted
 from gtrace.sweep.windows import RunningSums, Window
-from gtrace.sweep.yardstick import NOISE
 from gtrace.types import Key
 
 if TYPE_CHECKING:

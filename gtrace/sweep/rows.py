@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.level_sets import Expectations
     from gtrace.metrics import Comparison
     from gtrace.noise import Noise
-    from gtrace.sweep.together import Wanted
+    from gtrace.sweep.batched import Wanted
     from gtrace.types import Expectation
 
 Row = dict[str, Any]

@@ -18,14 +18,14 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.codecs import AdaptiveCodec, Codec, expecting
+from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.codecs.installed import package_versions
-from gtrace.codecs.table import CodecTable, coding_of
 from gtrace.errors import UsageError
 from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.bursts import LEFT_OUT, any_burst, gaps_line
+from gtrace.sweep.chunking import CHUNK, Large
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.gradients import Gradients
-from gtrace.sweep.large import CHUNK, Large
 from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
 from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
 from gtrace.sweep.rows import identity
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from gtrace.codecs.table import Coding, TableLike
+    from gtrace.codecs.assignment import Coding, TableLike
     from gtrace.sweep.gradients import Kind
     from gtrace.sweep.jobs import Among, Name
     from gtrace.trace import TensorInfo, Trace
@@ -105,7 +105,7 @@ def run_sweep(
             same number.
         leave_out: where no two captured steps are consecutive, leave out codecs that keep memory, with a warning
             and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
-        chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.large` for what
+        chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.chunking` for what
             happens to larger tensors. Rows do not depend on it beyond rounding.
         jobs: threads; the number of processors by default. Rows do not depend on it.
         scheduler: run on a Dask cluster instead of threads: its address, its scheduler file, ``local:N``, or a

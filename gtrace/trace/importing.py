@@ -19,8 +19,8 @@ from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, re
 from gtrace.trace.foreign import OPENERS, Entry, TensorFile, join_name
 from gtrace.trace.foreign_zarr import ZarrStore
 from gtrace.trace.format import KINDS
+from gtrace.trace.import_paths import ZARR, Placed, find_files, place_by_name, place_by_pattern
 from gtrace.trace.names import printable
-from gtrace.trace.placing import ZARR, Placed, find_files, place_by_name, place_by_pattern
 from gtrace.trace.reader import open_trace
 from gtrace.trace.writer import create_trace
 from gtrace.trace.zarr_read import is_gtrace_zarr
@@ -143,7 +143,7 @@ def import_trace(
             ``docs/importing.md``.
         output: the new trace, ``.zarr``, ``.h5`` or ``.hdf5``; it appears when it is complete. An interrupt leaves
             the steps that were done.
-        pattern: what names say, as in ``{step}/{tensor}.npy``; see ``placing.place_by_pattern``.
+        pattern: what names say, as in ``{step}/{tensor}.npy``; see ``import_paths.place_by_pattern``.
         step_axis: the first axis of every array counts steps.
         steps: only these.
         tensors: only those with names like one of these shell patterns.

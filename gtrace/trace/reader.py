@@ -18,10 +18,10 @@ from gtrace.trace.info import TensorInfo, shown_names
 from gtrace.trace.names import printable
 from gtrace.trace.opening import open_source
 from gtrace.trace.pieces import rechunk
-from gtrace.trace.ragged import lengths
 from gtrace.trace.remote import place_of
 from gtrace.trace.sketched import SketchPlan, SketchRow, sketch_name, unpack_row
 from gtrace.trace.statistics import checksum, checksum_bytes
+from gtrace.trace.variable_length import lengths
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 from gtrace.errors import UsageError
 from gtrace.trace.checks import attribute_fault
 from gtrace.trace.format import EXTRAS, VALUES, TensorSpec, chunking, statistics_of
-from gtrace.trace.given import attributes
 from gtrace.trace.names import encode_name, printable
+from gtrace.trace.validate import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

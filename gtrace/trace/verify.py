@@ -17,11 +17,11 @@ from gtrace.trace.format import SKETCH
 from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.names import printable
 from gtrace.trace.opening import open_source
-from gtrace.trace.ragged import lengths
 from gtrace.trace.remote import place_of
 from gtrace.trace.sketched import SketchPlan, unpack_row
 from gtrace.trace.statistics import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.superblock import is_marked, read_superblock
+from gtrace.trace.variable_length import lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,14 +13,14 @@ from gtrace import __version__
 from gtrace.errors import UsageError, suggest
 from gtrace.trace.files import Storing, write_error
 from gtrace.trace.format import FORMAT, KINDS, SKETCH, VERSION, StreamKey, TensorSpec
-from gtrace.trace.given import attributes, extras_of, float32_values, scalars_of
 from gtrace.trace.journal import refuse_living
 from gtrace.trace.names import printable
-from gtrace.trace.ragged import SAMPLE, cut, room
 from gtrace.trace.sketched import SketchPlan, SketchRow, values_of
 from gtrace.trace.state import StreamState, new_spec, open_chunk_bytes, other_size
 from gtrace.trace.statistics import checksum_bytes, row_statistics
 from gtrace.trace.storage import Record
+from gtrace.trace.validate import attributes, extras_of, float32_values, scalars_of
+from gtrace.trace.variable_length import SAMPLE, cut, room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ class TraceWriter:
             n_total: (neural) how many elements the gradient had, where ``array`` is a part of it.
             capacity: (neural) elements that a row can hold, told at the tensor's first appearance; a quarter
                 more than it has then by default. A gradient may have fewer; of one that has more, a sample
-                is kept (``ragged.sample_indices``).
+                is kept (``variable_length.sample_indices``).
             numbers: further numbers about the gradient at this step, which ``Trace.statistics`` tells: names of
                 ``format.EXTRAS``. The first step of a stream decides which it has; NaN stands for unknown.
             **attrs: told at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` where

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gtrace
-from gtrace.sweep.yardstick import NOISE
+from gtrace.sweep.gradient_noise import NOISE
 
 SAMPLES, FEATURES, PARTS, BATCH, STEPS = 40, 30, 4, 3, 400
 

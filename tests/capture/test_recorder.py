@@ -17,8 +17,8 @@ from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.buffers import BufferPool, as_real_dense
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.policy import AutomaticSteps, EveryStep, parse_steps
-from gtrace.host.hooks import OptimizerStep
-from gtrace.host.naming import name_parameters
+from gtrace.torch_hooks.hooks import OptimizerStep
+from gtrace.torch_hooks.naming import name_parameters
 
 
 class Run:

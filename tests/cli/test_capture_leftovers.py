@@ -138,7 +138,7 @@ def test_nothing_stays_of_a_capture_that_could_not_start(tmp_path, capture, monk
 
 
 def test_a_wrapper_that_another_one_wrapped_does_nothing_any_more(tmp_path):
-    from gtrace.host.hooks import TrainingHooks
+    from gtrace.torch_hooks.hooks import TrainingHooks
 
     model = torch.nn.Linear(2, 1)
     hooks = TrainingHooks(lambda *_: True, lambda _: None, pytest.fail)

@@ -13,9 +13,9 @@ from click.shell_completion import ShellComplete
 
 from gtrace.cli import COMMANDS, completion, gtrace
 from gtrace.codecs import codec_names, wrapper_names
-from gtrace.online import task_names
-from gtrace.online.linear import LINEAR_TASKS
 from gtrace.report import figure_names
+from gtrace.training import task_names
+from gtrace.training.linear import LINEAR_TASKS
 
 #: as they are before other tests of this process register codecs of their own
 CODECS = codec_names()

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from gtrace.cli import main
-from gtrace.online import task_names
 from gtrace.report.runs import analyze_runs
 from gtrace.runlog import read_runlog
+from gtrace.training import task_names
 
 SMALL = ["--task", "digits-mlp", "--steps", "4", "--batch-size", "2", "--workers", "2"]
 

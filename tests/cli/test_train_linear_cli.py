@@ -149,7 +149,7 @@ def test_a_run_that_diverges_says_so_and_others_go_on(folder, capsys):
 
 
 def test_an_interrupted_run_shows_what_was_done(folder, capsys, monkeypatch):
-    from gtrace.online.linear import Training
+    from gtrace.training.linear import Training
 
     done, whole = [], Training.epoch
 
@@ -167,6 +167,6 @@ def test_an_interrupted_run_shows_what_was_done(folder, capsys, monkeypatch):
 
 
 def test_linear_models_need_no_torch():
-    code = "import sys, gtrace.online.linear.study; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    code = "import sys, gtrace.training.linear.study; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -48,7 +48,7 @@ def test_the_command_says_what_was_chosen(tmp_path, capsys):
 def test_scripts_are_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "s.py").write_text("")
     assert gtrace("train", "--codec", "minmax", "--policy", "mqgrad", str(tmp_path / "s.py")) == 2
-    assert "gtrace.online.MQGrad" in capsys.readouterr().err
+    assert "gtrace.training.MQGrad" in capsys.readouterr().err
     assert gtrace("train", "--codec", "minmax", "--down", "same", str(tmp_path / "s.py")) == 2
     assert gtrace("train", "--codec", "minmax", "--compute-time", "5s") == 2
     assert "--network" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from gtrace.codecs.base import Averaged, advance
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.online import Exchange
+from gtrace.training import Exchange
 from gtrace.types import State
 
 VARIANTS = [PowerSgd(), PowerSgd(rank=1), PowerSgd(rank=4), PowerSgd(rank=30, warm=False)]

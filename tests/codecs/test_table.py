@@ -7,7 +7,7 @@ import pytest
 
 import gtrace
 from gtrace.codecs import codec
-from gtrace.codecs.table import CodecTable, coding_of
+from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
 

@@ -23,7 +23,7 @@ from gtrace.sweep import COLUMNS
 #: as they are before other tests of this process register codecs of their own
 CODECS = codec_names()
 #: names that are public by the modules that users import them from
-MODULES = ("capture", "codecs", "fitting", "online", "planning", "report", "sweep", "trace")
+MODULES = ("capture", "codecs", "fitting", "planning", "report", "sweep", "trace", "training")
 #: names beyond those, which users were promised
 PROMISED = (
     *("gtrace.codecs.mcgq.counts", "gtrace.codecs.mcgq.decode_counts", "gtrace.codecs.fp.optimal_format"),

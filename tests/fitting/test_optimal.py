@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gtrace.errors import UsageError
 from gtrace.fitting import certified_levels, objective, optimal_levels, search
+from gtrace.kernels import interval_sums
 from gtrace.kernels import optimal as kernels
-from gtrace.kernels import spans
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "zipml.json").read_text())
 SETS = [name for name in GOLDEN if name != "about"]
@@ -214,7 +214,7 @@ def test_a_second_level_in_a_cell_never_lowers_a_bound(name, monkeypatch):
 
     def spy(cells, jumps, rank, live, high, start, penalty, count, table, slope, limit):
         found = original(cells, jumps, rank, live, high, start, penalty, count, table, slope, limit)
-        width = cells[live, spans.RIGHT] - cells[live, spans.LEFT]
+        width = cells[live, interval_sums.RIGHT] - cells[live, interval_sums.LEFT]
         called.append((slope * width <= penalty * (1 + 1e-12)).all())
         return found
 
@@ -386,12 +386,12 @@ def test_grid_matches_the_quadratic_recursion(cells, seed):
 def test_spans_are_the_sums_they_stand_for(points, data):
     x = np.sort(np.array(points, np.float64))
     w = rng(len(points)).random(x.size)
-    nodes = np.empty((-(-x.size // spans.NODE), spans.COLUMNS))
-    spans.sum_nodes(x, w, nodes)
+    nodes = np.empty((-(-x.size // interval_sums.NODE), interval_sums.COLUMNS))
+    interval_sums.sum_nodes(x, w, nodes)
     start = data.draw(st.integers(0, x.size - 1))
     stop = data.draw(st.integers(start + 1, x.size))
-    cells = np.empty((1, spans.COLUMNS))
-    spans.first_cells(x, w, nodes, np.array([start, stop]), 0.0, 0.0, cells)
+    cells = np.empty((1, interval_sums.COLUMNS))
+    interval_sums.first_cells(x, w, nodes, np.array([start, stop]), 0.0, 0.0, cells)
     y, v = x[start:stop], w[start:stop]
     up, down = y - y[0], y[-1] - y
     expected = [y[0], y[-1], v.sum(), v @ up, v @ down, v @ (up * down)]
@@ -414,8 +414,8 @@ def test_lower_bounds_hold_for_any_levels_in_their_cells():
             a = solver.high[b] - t
             lengths = [
                 np.sum((z - x[i:j]) * (x[i:j] - y))
-                + slope[a] * (y - solver.cells[a, spans.LEFT])
-                - slope[b] * (z - solver.cells[b, spans.LEFT])
+                + slope[a] * (y - solver.cells[a, interval_sums.LEFT])
+                - slope[b] * (z - solver.cells[b, interval_sums.LEFT])
                 for i in range(first[a], first[a + 1])
                 for j in range(first[b], first[b + 1])
                 for y, z in [(x[i], x[j])]

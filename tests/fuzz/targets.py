@@ -33,7 +33,6 @@ from gtrace.codecs import codec_names, parse_spec, wrapper_names
 from gtrace.codecs.registry import split_specs
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
-from gtrace.online.schedule import RefitSchedule
 from gtrace.planning import Budget, make_plan, save_plan
 from gtrace.report import markup
 from gtrace.report.inputs import make_report
@@ -45,6 +44,7 @@ from gtrace.trace import create_trace, open_trace
 from gtrace.trace.foreign import NpyFile, NpzFile, SafetensorsFile
 from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketched import SketchPlan
+from gtrace.training.schedule import RefitSchedule
 from gtrace.types import Key
 from gtrace.workflows.reproduce.runner import read_result
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gtrace.fitting.laws import SketchLaw
-from gtrace.kernels import descent, spans
+from gtrace.kernels import descent, interval_sums
 from gtrace.sketch import MomentSketch
 
 
@@ -15,7 +15,7 @@ def test_distinct_values(dtype, room):
     x = np.sort(rng.choice(rng.standard_normal(30), 5000, p=np.arange(30) / 435)).astype(dtype)
     for start in (0, 1, 700, 4999, 5000):
         found = np.empty(room)
-        count = spans.distinct(x, start, found)
+        count = interval_sums.distinct(x, start, found)
         assert found[:count].tolist() == np.unique(x[start:])[:room].tolist()
 
 

@@ -9,7 +9,7 @@ from helpers_linear import drawn, keyed, quantized, rounded, uniforms
 from scipy.optimize import minimize
 
 from gtrace.kernels import linear as kernels
-from gtrace.online.linear import TASKS, Precision, Prox
+from gtrace.training.linear import TASKS, Precision, Prox
 
 K, N = 7, 40
 

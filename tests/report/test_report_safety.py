@@ -18,11 +18,11 @@ from gtrace.report.heatmap import layer_heatmap
 from gtrace.report.html import to_html
 from gtrace.report.inputs import make_report
 from gtrace.report.names import number
+from gtrace.report.noise_safety import noise_table, safety_sentences, safety_table
 from gtrace.report.safety import NOT_ASKED, PER, WORKERS
-from gtrace.report.safety_words import noise_table, safety_sentences, safety_table
 from gtrace.report.sections import sections
 from gtrace.report.statistics import ratio_of_sums
-from gtrace.sweep.yardstick import NOISE
+from gtrace.sweep.gradient_noise import NOISE
 
 STEPS = range(40)
 ATTRS = {"world_size": 4, "batch_size": 256, "argv": ["train.py", "--batch-size", "64", "--lr", "0.1"]}

@@ -12,7 +12,7 @@ from helpers_capture import SAMPLES
 
 import gtrace
 from gtrace.capture import CaptureSession, capture_options
-from gtrace.host.launcher import Program, run_program
+from gtrace.torch_hooks.launcher import Program, run_program
 
 #: script -> arguments that make it short, and its parameters.
 SCRIPTS = {

@@ -15,7 +15,7 @@ from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.cli import main
-from gtrace.codecs.table import CodecTable
+from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
 from gtrace.sweep import tasks as tasks_module

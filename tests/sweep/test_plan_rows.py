@@ -5,7 +5,7 @@ import pytest
 from helpers_variants import VARIANTS
 
 import gtrace
-from gtrace.codecs.table import CodecTable
+from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import UsageError
 from gtrace.sweep import EXPECTATION
 from gtrace.trace import Trace

@@ -9,9 +9,9 @@ import torch
 
 import gtrace
 from gtrace import fitting
-from gtrace.online import load_task
 from gtrace.sketch import MomentSketch
 from gtrace.sweep import EXPECTATION
+from gtrace.training import load_task
 
 SPARSITIES = [round(0.5 + 0.05 * k, 2) for k in range(10)]
 RULES = ("exact", "lognormal", "normal", "topk")

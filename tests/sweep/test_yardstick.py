@@ -5,7 +5,7 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.sweep.yardstick import NOISE
+from gtrace.sweep.gradient_noise import NOISE
 
 SIZES = {"conv.weight": 3000, "fc.bias": 40}
 STEPS, RANKS = (0, 1, 2), 4

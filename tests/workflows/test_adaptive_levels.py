@@ -62,7 +62,7 @@ def test_eq_4_is_near_the_simulation_where_mantissas_are_long_and_infinite_witho
 
 
 def test_a_recorded_training_is_that_of_a_study(tmp_path):
-    from gtrace.online import PlainTraining, Study, load_task
+    from gtrace.training import PlainTraining, Study, load_task
 
     task = load_task("digits-mlp")  # with dropout, whose masks must be the same
     study = Study(task, [], workers=1, steps=3, seed=4, eval_every=3)
@@ -84,7 +84,7 @@ def test_a_recorded_training_is_that_of_a_study(tmp_path):
 
 
 def test_neural_traces_hold_the_inner_layers_with_matrices():
-    from gtrace.online import load_task
+    from gtrace.training import load_task
     from gtrace.workflows.reproduce._lognormal import neural_trace
 
     trace = neural_trace(load_task("digits-cnn"), 0, (0, 2), 4)

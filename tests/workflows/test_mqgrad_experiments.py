@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gtrace.online.tasks.fashion import VARIABLE
+from gtrace.training.tasks.fashion import VARIABLE
 from gtrace.workflows.reproduce import _mqgrad as mqgrad
 from gtrace.workflows.reproduce import mqgrad_fig4
 from gtrace.workflows.reproduce.experiment import Context

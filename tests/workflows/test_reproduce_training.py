@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gtrace.errors import TraceError
-from gtrace.online.tasks import fashion
+from gtrace.training.tasks import fashion
 from gtrace.workflows.reproduce._mcgq import Logistic
 from gtrace.workflows.reproduce._training import DATA, deviation, first_task, smoothed, spread, trained
 from gtrace.workflows.reproduce.experiment import Context

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.online import Task
     from gtrace.trace import Trace
+    from gtrace.training import Task
     from gtrace.workflows.reproduce.experiment import Context
 
 PAPER = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, NeurIPS 2020"
@@ -126,8 +126,8 @@ def record(
     Returns:
         a trace in memory for each of the batches.
     """
-    from gtrace.online import PlainTraining
     from gtrace.trace import Trace
+    from gtrace.training import PlainTraining
 
     training = PlainTraining(task, seed, batch_size)
     kept: list[dict[str, dict[int, NDArray[np.float32]]]] = [{} for _ in range(batches)]

@@ -12,8 +12,8 @@ from gtrace.workflows.reproduce._training import Runs, train_each
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gtrace.online import Task
     from gtrace.trace import Trace
+    from gtrace.training import Task
     from gtrace.workflows.reproduce.experiment import Check, Context
 
 PAPER = "Chmiel et al., Neural gradients are near-lognormal, ICLR 2021"
@@ -74,8 +74,8 @@ def neural_trace(task: Task, seed: int, at: Iterable[int], batch_size: int | Non
         a trace in memory of the layers that have a matrix of weights, as convolutions do, without the last one.
     """
     import gtrace
-    from gtrace.online import PlainTraining
     from gtrace.trace import Trace
+    from gtrace.training import PlainTraining
 
     wanted = sorted(at)
     training = PlainTraining(task, seed, batch_size)

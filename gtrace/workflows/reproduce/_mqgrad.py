@@ -11,13 +11,13 @@ import numpy as np
 
 from gtrace.costs import Network
 from gtrace.errors import TraceError
-from gtrace.online import ParameterServerClock, Study, load_task
-from gtrace.online.network import simulated_step
 from gtrace.report.policies import WINDOW, running_mean, seconds_to_loss
 from gtrace.report.runs import Run, analyze_runs
+from gtrace.training import ParameterServerClock, Study, load_task
+from gtrace.training.network import simulated_step
 
 if TYPE_CHECKING:
-    from gtrace.online.tasks.base import Task
+    from gtrace.training.tasks.base import Task
     from gtrace.workflows.reproduce.experiment import Context
 
 PAPER = "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
@@ -157,7 +157,7 @@ def _task(quick: bool) -> tuple[Task, str]:
     if quick:
         return load_task("digits-cnn"), "the digits that ship with scikit-learn, as everything quick"
     try:
-        from gtrace.online.tasks.fashion import FashionCNN
+        from gtrace.training.tasks.fashion import FashionCNN
 
         return FashionCNN(test_images=600), "Fashion-MNIST in the place of CIFAR-10; accuracies are of 600 test images"
     except TraceError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import gtrace.online
+import gtrace.training
 from gtrace.codecs import codec
 from gtrace.errors import TraceError
 from gtrace.workflows.reproduce.experiment import Curve
@@ -17,7 +17,7 @@ from gtrace.workflows.reproduce.experiment import Curve
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gtrace.online import RunResult, Task
+    from gtrace.training import RunResult, Task
     from gtrace.workflows.reproduce.experiment import Context
 
 #: test images where there are many short trainings: half a point of accuracy is noise then
@@ -36,7 +36,7 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     Returns:
         the task, and in words what it is and what it stands for.
     """
-    from gtrace.online.tasks.fashion import FashionResNet8, fashion_folder
+    from gtrace.training.tasks.fashion import FashionResNet8, fashion_folder
 
     if not context.quick:
         try:
@@ -51,7 +51,7 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     words = (
         f"a small convolutional network on the UCI handwritten digits (1,797 images), in place of {instead_of}, {why}"
     )
-    return gtrace.online.load_task("digits-cnn"), words
+    return gtrace.training.load_task("digits-cnn"), words
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,15 @@ def train_each(
         codecs: label -> spec; the uncompressed runs are ``none`` there, or are left out of what is returned.
         seeds: how many, one after the other.
         steps: of the optimizer.
-        settings: further arguments of :class:`gtrace.online.Study`.
+        settings: further arguments of :class:`gtrace.training.Study`.
 
     Returns:
         label -> its runs.
     """
     specs = [spec for spec in codecs.values() if spec != "none"]
-    study = gtrace.online.Study(task, specs, seed=context.seed, seeds=seeds, steps=steps, eval_every=steps, **settings)
+    study = gtrace.training.Study(
+        task, specs, seed=context.seed, seeds=seeds, steps=steps, eval_every=steps, **settings
+    )
     losses: dict[tuple[str, int], list[float]] = {}
 
     def follow(record: Mapping[str, Any]) -> None:
@@ -196,10 +198,10 @@ def first_task(context: Context, *names: str) -> tuple[Task, str]:
     """
     for name, following in () if context.quick else itertools.pairwise(names):
         try:
-            return gtrace.online.load_task(name), DATA[name]
+            return gtrace.training.load_task(name), DATA[name]
         except TraceError as error:
             context.say(f"{error}; going on with {following}")
-    return gtrace.online.load_task(names[-1]), DATA[names[-1]]
+    return gtrace.training.load_task(names[-1]), DATA[names[-1]]
 
 
 #: what tasks are trained on, in words
@@ -219,7 +221,7 @@ def trained(context: Context, task: Task, codecs: Sequence[str], **settings: Any
     """Train with each codec and without, tested once at the end."""
     if context.quick:
         settings |= _QUICK
-    study = gtrace.online.Study(
+    study = gtrace.training.Study(
         task, codecs, **{"workers": 1, "seed": context.seed, "eval_every": settings["steps"], **settings}
     )
     losses: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

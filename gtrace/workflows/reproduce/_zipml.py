@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.online.linear import LinearStudy, train_linear
+from gtrace.training.linear import LinearStudy, train_linear
 from gtrace.workflows.reproduce.experiment import Curve, Table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.online.linear import Data, LinearResult
+    from gtrace.training.linear import Data, LinearResult
 
 PAPER = "Zhang et al., ZipML, ICML 2017"
 #: part by which a loss may lie above that of the full precision and count as the same solution

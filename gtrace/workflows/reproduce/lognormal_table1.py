@@ -29,7 +29,7 @@ PUBLISHED = (
 def networks(context: Context) -> dict[str, str]:
     """Names of tasks whose data are there, and what they are."""
     from gtrace.errors import TraceError
-    from gtrace.online.tasks.fashion import fashion_folder
+    from gtrace.training.tasks.fashion import fashion_folder
 
     if context.quick:
         return {"digits-cnn": NETWORKS["digits-cnn"]}
@@ -54,7 +54,7 @@ def distances(layers: list[LayerLaws], steps: list[int]) -> tuple[dict[str, floa
 
 def run(context: Context) -> Outcome:
     """All networks whose data are there."""
-    from gtrace.online import load_task
+    from gtrace.training import load_task
 
     at = (0, 2, 5) if context.quick else STEPS
     late = [step for step in at if step >= (5 if context.quick else EARLY)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import gtrace.online
+import gtrace.training
 from gtrace.workflows.reproduce._mcgq import PAPER
 from gtrace.workflows.reproduce._training import DATA, spread, trained
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
@@ -28,7 +28,7 @@ ADAM = {
 
 def run(context: Context) -> Outcome:
     """All codecs under SGD, and some under AdamW."""
-    task = gtrace.online.load_task("char-lstm")
+    task = gtrace.training.load_task("char-lstm")
     found = {
         "SGD": trained(
             context,

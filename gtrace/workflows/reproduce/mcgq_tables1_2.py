@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import gtrace.online
+import gtrace.training
 from gtrace.workflows.reproduce._mcgq import PAPER
 from gtrace.workflows.reproduce._training import DATA, Trained, banded, spread, trained
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
@@ -32,7 +32,7 @@ class _Trainings:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.task = gtrace.online.load_task("digits-cnn")
+        self.task = gtrace.training.load_task("digits-cnn")
 
     def __call__(self, wanted: dict[str, float], seed: int, seeds: int) -> dict[str, tuple[Trained, str]]:
         """What came of each method at its learning rate: a training, and the name of its run."""

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from gtrace.online.linear import load, split
+from gtrace.training.linear import load, split
 from gtrace.types import Key
 from gtrace.workflows.reproduce._zipml import PAPER, Runs, curve, excess, percent, rna_like, runs_table, trained
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from gtrace.online.linear import load
+from gtrace.training.linear import load
 from gtrace.workflows.reproduce._zipml import CLOSE, PAPER, Runs, curve, runs_table, trained, tuned
 from gtrace.workflows.reproduce.experiment import Chart, Check, Context, Experiment, Outcome, Panel, Table
 

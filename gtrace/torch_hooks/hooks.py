@@ -1,0 +1,436 @@
+"""Hooks into any torch training: what happens at each optimizer step, told to one function.
+
+Nothing here changes a value, draws a random number or keeps a graph alive, so training goes on bit for bit as
+it would without.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gtrace.torch_hooks.compiled import never_compiled, not_compiled_itself
+from gtrace.torch_hooks.local import LOCAL, REDUCED, LocalGradients
+from gtrace.torch_hooks.losses import Losses
+from gtrace.torch_hooks.naming import ModuleCollector
+from gtrace.torch_hooks.processes import process_place
+from gtrace.torch_hooks.replicas import MicroBatches
+from gtrace.torch_hooks.rounds import Rounds, backward_in_progress
+from gtrace.torch_hooks.steps import grad_scale_of, is_nested
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import CodeType
+    from typing import TypeAlias
+
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from gtrace.torch_hooks.replicas import Replicas
+
+    _Function: TypeAlias = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One step of one optimizer, at the moment when its gradients are final and its weights still old.
+
+    Attributes:
+        optimizer: the optimizer; its parameters' ``grad`` are those of this step.
+        stream: its number, in the order of first steps.
+        step: how many it has taken before, those included that a gradient scaler left out.
+        loss: sum of the scalars that were backpropagated since the step before, or since the optimizer's gradients
+            were set to zero, without a gradient scaler's factor; NaN where there was none.
+        micro_batches: how many these were.
+        lr: learning rate of the first parameter group.
+        grad_scale: factor that the gradients still carry (1 but for a fused optimizer under a gradient scaler).
+        clip_norm: total norm that ``clip_grad_norm_`` measured of the optimizer's gradients in this step; NaN where it
+            was not called.
+        loss_scale: factor that gradients of anything but the weights carry: a gradient scaler's, or 1.
+        gradient: tells a parameter's gradient, None where it has none, and whether it is ``local`` or ``reduced``.
+        replicas: tells how the gradients of a parameter's micro-batches scatter, None where that is not known.
+        first: no other optimizer has stepped since the last backward pass.
+    """
+
+    optimizer: Optimizer | Rounds
+    stream: int
+    step: int
+    loss: float
+    micro_batches: int
+    lr: float
+    grad_scale: float
+    clip_norm: float
+    loss_scale: float = 1.0
+    gradient: Callable[[torch.Tensor], tuple[torch.Tensor | None, str]] = lambda parameter: (parameter.grad, LOCAL)
+    replicas: Callable[[torch.Tensor], Replicas | None] = lambda _parameter: None
+    first: bool = True
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    steps: int = 0
+
+
+class TrainingHooks:
+    """Watch every optimizer of this process, or only those given.
+
+    Args:
+        wants: asked before each step with (stream, step); ``on_step`` is called only if it says yes.
+        on_step: called with each wanted step before the optimizer changes the weights.
+        on_error: called with an exception of the hooks or of ``on_step``; training goes on.
+        optimizers: watch only these.
+        upcoming: called after each step, whether it was wanted, skipped or neither, with the numbers of each
+            optimizer's next one.
+        chooses: tells beforehand, and any number of times, whether a step of this number will be wanted.
+        reduced: of several processes that train together, take the gradients that they share instead of each one's
+            own.
+        noise: look at the gradient of each micro-batch.
+    """
+
+    def __init__(
+        self,
+        wants: Callable[[int, int], bool],
+        on_step: Callable[[OptimizerStep], None],
+        on_error: Callable[[Exception], None],
+        optimizers: Iterable[Optimizer] | None = None,
+        upcoming: Callable[[Iterable[int]], None] = lambda _steps: None,
+        chooses: Callable[[int], bool] = lambda _step: True,
+        *,
+        reduced: bool = False,
+        noise: bool = False,
+    ) -> None:
+        self.modules = ModuleCollector()
+        #: Steps of all optimizers so far, those included that a gradient scaler left out.
+        self.steps = 0
+        #: Seconds that training waited in here.
+        self.seconds = 0.0
+        self._inside = False
+        self._skipped: int | torch.Tensor = 0
+        self._wants = wants
+        self._on_step = on_step
+        self._on_error = on_error
+        self._upcoming = upcoming
+        self._chooses = chooses
+        self._reduced = reduced
+        self._local = LocalGradients(self._guarded)
+        self._micro_batches = MicroBatches(self._guarded) if noise else None
+        self._rounds = Rounds(self._begin_round, self._end_round)
+        #: A closure is being evaluated once more in one step: its gradients belong to no step.
+        self.repeating = False
+        self.evaluation: CodeType | None = None
+        self._only = None if optimizers is None else tuple(optimizers)
+        self._streams: weakref.WeakKeyDictionary[Optimizer | Rounds, _Stream] = weakref.WeakKeyDictionary()
+        self._next_stream = 0
+        self._started = 0
+        self._losses = Losses()
+        self._owner = os.getpid()
+        self._watching = False
+        self._handles: list[RemovableHandle] = []
+        self._patches: list[tuple[object, str, _Function, _Function]] = []
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that a gradient scaler left out because a gradient was infinite or NaN."""
+        return int(self._skipped)
+
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes so far."""
+        return self._losses.passes
+
+    def stepped(self) -> list[tuple[int, Optimizer | Rounds]]:
+        """The optimizers that have stepped and are still there, with their numbers, rising."""
+        return sorted(((stream.number, one) for one, stream in self._streams.items()), key=lambda item: item[0])
+
+    def install(self) -> None:
+        """Start to watch."""
+        self._watching = True
+        self.modules.install()
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._patch(torch.autograd, "backward", self._watch_backward)
+        self._patch(GradScaler, "scale", self._watch_scale)
+        self._patch(GradScaler, "step", self._watch_scaler_step)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            self._patch(owner, "zero_grad", self._watch_zero)
+        self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
+        # The same function under its other name: pickle looks for it where it says that it is from.
+        ours = torch.nn.utils.clip_grad.clip_grad_norm_
+        self._replace(torch.nn.utils, "clip_grad_norm_", ours)
+        if not self._reduced:
+            self._local.wanted = self._chooses(0)
+            self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
+        if self._micro_batches is not None:
+            self._micro_batches.wanted = self._chooses(0)
+        if not self._reduced or self._micro_batches is not None:
+            self._patch(torch.optim.Optimizer, "add_param_group", self._watch_group)
+            for optimizer in self._only or ():
+                self._guarded(self._watch_parameters, optimizer.param_groups)
+
+    def remove(self) -> None:
+        """Stop to watch, and put everything back; a wrapper that another one has wrapped stays and does nothing."""
+        self._watching = False
+        self.modules.remove()
+        self._local.remove()
+        if self._micro_batches is not None:
+            self._micro_batches.remove()
+        for handle in self._handles:
+            handle.remove()
+        for owner, name, original, ours in reversed(self._patches):
+            if vars(owner)[name] is ours:
+                setattr(owner, name, original)
+        self._handles, self._patches = [], []
+
+    def _patch(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
+        original = vars(owner)[name]
+        # Not traced itself, but where a compiled region calls it, that region goes straight to the original.
+        self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
+
+    def _replace(self, owner: object, name: str, ours: _Function) -> None:
+        self._patches.append((owner, name, vars(owner)[name], ours))
+        setattr(owner, name, ours)
+
+    @never_compiled
+    def _guarded(self, function: Callable[..., None], *args: object) -> None:
+        if not self._watching or os.getpid() != self._owner:
+            return
+        outermost, self._inside = not self._inside, True
+        started = time.perf_counter()
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - an error of capture must not stop training
+            self._on_error(error)
+        finally:
+            if outermost:
+                self._inside = False
+                self.seconds += time.perf_counter() - started
+
+    def _watch_backward(self, original: _Function) -> _Function:
+        def backward(tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> object:
+            if not torch.compiler.is_compiling():
+                self._guarded(self._losses.backward, tensors, grad_tensors)
+            return original(tensors, grad_tensors, *args, **kwargs)
+
+        return backward
+
+    def _watch_scale(self, original: _Function) -> _Function:
+        def scale(scaler: GradScaler, outputs: object) -> object:
+            result = original(scaler, outputs)
+            if torch.compiler.is_compiling():
+                return result
+            self._guarded(self._losses.scaled, scaler, outputs, result)
+            return result
+
+        return scale
+
+    def _watch_scaler_step(self, original: _Function) -> _Function:
+        def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
+            before = self._started
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self._started == before and self._watches(optimizer):
+                self._guarded(self._skip, optimizer)
+            return result
+
+        return step
+
+    def _watch_zero(self, original: _Function) -> _Function:
+        def zero_grad(owner: Optimizer | torch.nn.Module, *args: object, **kwargs: object) -> object:
+            result = original(owner, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._guarded(self._zeroed, owner)
+            return result
+
+        return zero_grad
+
+    def _zeroed(self, owner: Optimizer | torch.nn.Module) -> None:
+        if isinstance(owner, torch.nn.Module):
+            self._losses.zeroed(owner.parameters())
+        else:
+            self._losses.zeroed(parameter for group in owner.param_groups for parameter in group["params"])
+
+    def _watch_clip(self, original: _Function) -> _Function:
+        def clip_grad_norm_(parameters: Iterable[torch.Tensor], *args: object, **kwargs: object) -> object:
+            if torch.compiler.is_compiling():
+                return original(parameters, *args, **kwargs)
+            # Most give a generator, which can be read once.
+            several = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
+            norm = original(several or parameters, *args, **kwargs)
+            self._guarded(self._losses.clipped, several, norm)
+            return norm
+
+        return clip_grad_norm_
+
+    def _watch_wrapper(self, original: _Function) -> _Function:
+        def __init__(wrapper: DistributedDataParallel, *args: object, **kwargs: object) -> None:  # noqa: N807
+            original(wrapper, *args, **kwargs)
+            self._guarded(self._watch_averaged, wrapper)
+
+        return __init__
+
+    def _watch_averaged(self, wrapper: DistributedDataParallel) -> None:
+        if wrapper.process_group.size() > 1:
+            self._local.watch(wrapper.parameters(), strict=True)
+
+    def _watch_group(self, original: _Function) -> _Function:
+        def add_param_group(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
+            result = original(optimizer, *args, **kwargs)
+            self._guarded(self._watch_parameters, optimizer.param_groups)
+            return result
+
+        return add_param_group
+
+    def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        local = not self._reduced and process_place().world_size > 1
+        for group in groups:
+            if local:
+                self._local.watch(group["params"])
+            if self._micro_batches is not None:
+                self._micro_batches.watch(group["params"])
+
+    @never_compiled
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._watches(optimizer) or is_nested(sys._getframe(2), self.evaluation):
+            return None
+        self._started += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            if backward_in_progress() >= 0:
+                self._guarded(self._rounds.add, optimizer, lambda parameter: parameter.grad)
+            else:
+                self._guarded(self._step, optimizer)
+            return None
+        # With a closure the gradients of this step do not exist yet: its first evaluation makes them.
+        watched = self._watch_closure(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
+
+    def _watches(self, optimizer: object) -> bool:
+        return self._only is None or any(optimizer is one for one in self._only)
+
+    def _watch_closure(self, closure: _Function, optimizer: Optimizer) -> _Function:
+        taken = False
+
+        def watched() -> object:
+            nonlocal taken
+            self.repeating = taken
+            try:
+                result = closure()
+            finally:
+                self.repeating = False
+            if not taken:
+                taken = True
+                self._guarded(self._step, optimizer)
+            self._consume(optimizer)
+            self._losses.use()  # a line search's losses are no part of the next step's
+            return result
+
+        self.evaluation = watched.__code__
+        return functools.wraps(closure, updated=())(watched)
+
+    def _skip(self, optimizer: Optimizer) -> None:
+        self._losses.use()
+        self._losses.scaler = None
+        self._advance(optimizer)
+        self._skipped += 1
+        self._consume(optimizer)
+        self._announce()
+
+    def _step(self, optimizer: Optimizer) -> None:
+        try:
+            self._take(optimizer)
+        finally:
+            self._consume(optimizer)
+            self._announce()
+
+    def _consume(self, optimizer: Optimizer) -> None:
+        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        self._local.consume(optimizer)
+        if self._micro_batches is not None:
+            self._micro_batches.consume(optimizer)
+
+    def _begin_round(self) -> bool:
+        stream = self._streams.get(self._rounds)
+        return self._chooses(0 if stream is None else stream.steps)
+
+    def _end_round(self) -> None:
+        self._guarded(self._take, self._rounds)
+        self._guarded(self._announce)
+
+    def _announce(self) -> None:
+        upcoming = [stream.steps for stream in self._streams.values()]
+        self._local.wanted = any(map(self._chooses, upcoming))
+        if self._micro_batches is not None:
+            self._micro_batches.wanted = self._local.wanted
+        self._upcoming(upcoming)
+
+    def _advance(self, optimizer: Optimizer | Rounds) -> tuple[int, int]:
+        """Number of the optimizer and of its step, which is counted."""
+        if optimizer not in self._streams:
+            # A counter and not len(): an optimizer that is gone must not lend its number to the next one.
+            self._streams[optimizer] = _Stream(self._next_stream)
+            self._next_stream += 1
+        stream = self._streams[optimizer]
+        stream.steps += 1
+        self.steps += 1
+        return stream.number, stream.steps - 1
+
+    def _take(self, optimizer: Optimizer | Rounds) -> None:
+        first = self._losses.use()
+        stream, step = self._advance(optimizer)
+        scaler, self._losses.scaler = self._losses.scaler, None
+        # A fused optimizer finds out by itself whether it skips. The sum stays on its device: reading it at
+        # each step would make training wait.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            self._skipped = self._skipped + (found_inf > 0)
+        if not self._wants(stream, step) or (found_inf is not None and found_inf > 0):
+            return
+        groups = optimizer.param_groups
+        loss, micro_batches = self._losses.of(groups)
+        loss_scale = 1.0 if scaler is None else scaler.get_scale()
+        grad_scale = grad_scale_of(optimizer)
+        self._on_step(
+            OptimizerStep(
+                optimizer=optimizer,
+                stream=stream,
+                step=step,
+                loss=loss,
+                micro_batches=micro_batches,
+                lr=float(groups[0].get("lr", math.nan)),
+                grad_scale=grad_scale,
+                clip_norm=self._losses.clip_norm(groups),
+                loss_scale=loss_scale,
+                gradient=self._gradients(optimizer, loss_scale / grad_scale),
+                replicas=self._replicas(loss_scale),
+                first=first,
+            )
+        )
+
+    def _replicas(self, scale: float) -> Callable[[torch.Tensor], Replicas | None]:
+        batches = self._micro_batches
+        return lambda parameter: None if batches is None else batches.replicas(parameter, scale)
+
+    def _gradients(
+        self, optimizer: Optimizer | Rounds, scale: float
+    ) -> Callable[[torch.Tensor], tuple[torch.Tensor | None, str]]:
+        """Where a step's gradients are; ``scale`` is what those of the backward pass carry beyond the others."""
+        stage = LOCAL if process_place().world_size == 1 else REDUCED
+        if isinstance(optimizer, Rounds):
+            return lambda parameter: (optimizer.gradient(parameter), stage)
+        if stage == LOCAL or self._reduced:
+            return lambda parameter: (parameter.grad, stage)
+        return lambda parameter: self._local.gradient(parameter, scale)

@@ -1,0 +1,315 @@
+"""Names of parameters, as the module tree of the user's model spells them.
+
+An optimizer holds bare tensors. The modules that own them are found among those that were seen while they
+were built, or else by one scan of the garbage collector's objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from gtrace.torch_hooks.sharded import flat_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import torch
+    from torch.utils.hooks import RemovableHandle
+
+#: Wrappers whose own level says nothing about the model: class name -> the attributes that hold the model.
+_WRAPPERS = {
+    "DistributedDataParallel": ("module",),
+    "DataParallel": ("module",),
+    "AveragedModel": ("module",),
+    "DeepSpeedEngine": ("module",),
+    "FullyShardedDataParallel": ("_fsdp_wrapped_module",),
+    "CheckpointWrapper": ("_checkpoint_wrapped_module",),
+    "OptimizedModule": ("_orig_mod",),
+    "_FabricModule": ("_forward_module", "_original_module"),
+}
+#: What torch makes the first base of the classes that it derives from a model's.
+_MIXINS = frozenset({"FSDPModule", "ReplicateModule", "DDP"})
+
+
+def wrapped_by(module: nn.Module) -> tuple[str, ...]:
+    """The attributes under which a wrapper holds the model; none for a module that is no wrapper."""
+    return _WRAPPERS.get(type(module).__name__, ())
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside of wrappers, or the module itself."""
+    inner = [module._modules[name] for name in wrapped_by(module) if module._modules.get(name) is not None]
+    return module if not inner or inner[0] is None else unwrapped(inner[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterName:
+    """What a parameter is called.
+
+    Attributes:
+        name: its first path through the module tree, such as ``encoder.layers.0.weight``.
+        aliases: its other paths, where a module or a parameter is shared.
+        module_type: class of the module that owns it, such as ``Conv2d``; empty where none does.
+        model: class of the model's outermost module that is no wrapper; empty where there is none.
+        part: attributes that say which part of it this process holds, where FullyShardedDataParallel cuts it.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    module_type: str = ""
+    model: str = ""
+    part: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(slots=True)
+class _Place:
+    parameter: torch.Tensor
+    paths: list[str] = field(default_factory=list)
+    module_type: str = ""
+
+
+def class_name(module: nn.Module) -> str:
+    """The class of a module as the user's code calls it."""
+    kind = type(module)
+    # fully_shard and replicate put a subclass in the class's place: FSDPLinear for Linear.
+    if kind.__bases__[0].__name__ in _MIXINS and len(kind.__bases__) == 2:
+        kind = kind.__bases__[1]
+    return kind.__name__
+
+
+class ModuleCollector:
+    """Remembers, by weak reference, every module that registers a child or a parameter, is copied or unpickled."""
+
+    def __init__(self) -> None:
+        # By id and not in a WeakSet: a user's module may define __eq__ and be unhashable.
+        self._modules: dict[int, weakref.ref[nn.Module]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._original: Any = None
+        self._ours: Any = None
+
+    def install(self) -> None:
+        """Start to collect."""
+        self._original = nn.Module.__setstate__
+        nn.Module.__setstate__ = self._watch_setstate(self._original)  # type: ignore[method-assign]
+        self._ours = nn.Module.__setstate__
+        self._handles = [
+            register_module_module_registration_hook(self._saw),
+            register_module_parameter_registration_hook(self._saw),
+        ]
+
+    def remove(self) -> None:
+        """Stop; what was collected is kept."""
+        for handle in self._handles:
+            handle.remove()
+        if nn.Module.__setstate__ is self._ours:
+            nn.Module.__setstate__ = self._original  # type: ignore[method-assign]
+        self._handles = []
+
+    def modules(self) -> list[nn.Module]:
+        """The collected modules that are still alive, in the order in which they were first seen."""
+        alive = (reference() for reference in list(self._modules.values()))
+        return [module for module in alive if module is not None]
+
+    def _watch_setstate(self, original: Any) -> Any:
+        # copy.deepcopy and pickle make a module without __init__, and put all that it holds into it at once.
+        @functools.wraps(original)
+        def __setstate__(module: nn.Module, state: Any) -> None:  # noqa: N807
+            original(module, state)
+            self._saw(module, "", None)
+
+        return __setstate__
+
+    def _saw(self, module: nn.Module, _name: str, _member: Any) -> None:
+        key = id(module)
+        if key not in self._modules:
+            self._modules[key] = weakref.ref(module, lambda _: self._modules.pop(key, None))
+
+
+class _Model(NamedTuple):
+    """A model that has names: what tells it from others, what its names start with, and who trained it last."""
+
+    reference: weakref.ref[nn.Module]
+    label: str
+    prefix: str
+    stream: int
+
+
+class _Holder(NamedTuple):
+    """Who has a name: the model in which it is a path, None for none, and the parameter that was there last."""
+
+    model: weakref.ref[nn.Module] | None
+    parameter: weakref.ref[torch.Tensor]
+    stream: int
+
+
+class Names:
+    """Names the parameters of every optimizer of a process, and keeps what it says.
+
+    A model on its own goes without a name in front, and so does one that is split over several optimizers. Where a
+    name would be that of another parameter, already named for another optimizer, all names of the later model start
+    with its class: ``Discriminator.``, numbered where there is an earlier model of that class: ``Sequential_2.``.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, _Model] = {}
+        self._labels: dict[str, _Model] = {}
+        self._taken: dict[str, _Holder] = {}
+
+    def of(
+        self, groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
+    ) -> dict[int, ParameterName]:
+        """Name every parameter of an optimizer.
+
+        Args:
+            groups: the optimizer's ``param_groups``.
+            modules: where to look for owners; those that sit inside others are found through them.
+            stream: number of the optimizer, for the names of parameters that no module owns.
+            scan: look through all live objects where ``modules`` do not own every parameter.
+
+        Returns:
+            ``id(parameter)`` -> its name. Names are unique, and other than those of other parameters of optimizers
+            before. Where several models share the optimizer, each name starts with its model's class, numbered where
+            it repeats: ``Encoder.``, ``Encoder_2.``.
+        """
+        wanted = {id(parameter) for group in groups for parameter in group["params"]}
+        models = _owners(wanted, list(modules))
+        if scan and wanted - {key for _, places in models for key in places}:
+            models = _owners(wanted, _all_live_modules())
+        names: dict[int, ParameterName] = {}
+        for root, places in models:
+            model = unwrapped(root)
+            prefix = self._prefix(model, stream, alone=len(models) == 1)
+            parts = flat_parts(root)
+            for key, place in places.items():
+                first, *others = (prefix + path for path in place.paths)
+                names[key] = ParameterName(
+                    first, tuple(others), place.module_type, class_name(model), parts.get(key, {})
+                )
+        self._name_the_rest(names, groups, stream)
+        return names
+
+    def reserve(self, model: nn.Module) -> None:
+        """Take the names of a model before those of any optimizer come."""
+        self._prefix(model, -1, alone=True)
+
+    def _prefix(self, model: nn.Module, stream: int, *, alone: bool) -> str:
+        """What the names of a model's parameters start with; its names are taken from now on."""
+        reference = weakref.ref(model)
+        paths = {place.paths[0]: place.parameter for place in _places(model).values()}
+        label, prefix = next(
+            choice
+            for choice in self._choices(model, stream, alone)
+            if not any(self._is_taken(choice[1] + path, paths[path], stream, model) for path in paths)
+        )
+        self._models[id(model)] = self._labels[label] = _Model(reference, label, prefix, stream)
+        holders = {path: _Holder(reference, weakref.ref(paths[path]), stream) for path in paths}
+        self._taken |= {prefix + path: holder for path, holder in holders.items()}
+        return prefix
+
+    def _choices(self, model: nn.Module, stream: int, alone: bool) -> Iterator[tuple[str, str]]:
+        """Labels and prefixes that a model may have, the best first; there is always another one."""
+        # The id of a model that is gone may be another's by now.
+        known = self._models.get(id(model))
+        if known is not None and known.reference() is model:
+            yield known.label, known.prefix
+        kind = class_name(model)
+        for number in itertools.count(1):
+            label = kind if number == 1 else f"{kind}_{number}"
+            owner = self._labels.get(label)
+            if owner is None or owner.reference() is model or (owner.reference() is None and owner.stream == stream):
+                if alone:
+                    yield label, ""
+                yield label, f"{label}."
+
+    def _is_taken(self, name: str, parameter: torch.Tensor, stream: int, model: nn.Module | None = None) -> bool:
+        """Whether the name is another parameter's; one that took another's place in its model is no other."""
+        holder = self._taken.get(name)
+        if holder is None or holder.parameter() is parameter:
+            return False
+        home = None if holder.model is None else holder.model()
+        if home is not None:
+            return home is not model
+        # An optimizer that goes on with a new model, or new tensors, goes on with the names. For another optimizer
+        # it must not matter whether the model before is already gone.
+        return holder.stream != stream
+
+    def _name_the_rest(self, names: dict[int, ParameterName], groups: Sequence[Mapping[str, Any]], stream: int) -> None:
+        """Name parameters that no module owns."""
+        here = {entry.name for entry in names.values()}
+        for number, group in enumerate(groups):
+            given = group.get("param_names") or ()
+            for place, parameter in enumerate(group["params"]):
+                if id(parameter) in names:
+                    continue
+                name = str(given[place]) if place < len(given) else ""
+                if not name or name in here or self._is_taken(name, parameter, stream):
+                    name = f"unnamed/opt{stream}.g{number}.p{place}"
+                names[id(parameter)] = ParameterName(name)
+                here.add(name)
+                self._taken[name] = _Holder(None, weakref.ref(parameter), stream)
+
+
+def name_parameters(
+    groups: Sequence[Mapping[str, Any]], modules: Iterable[nn.Module], *, stream: int = 0, scan: bool = True
+) -> dict[int, ParameterName]:
+    """Name every parameter of one optimizer, whatever others there are; see :meth:`Names.of`."""
+    return Names().of(groups, modules, stream=stream, scan=scan)
+
+
+def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module, dict[int, _Place]]]:
+    """The outermost modules that own wanted parameters, those with most first, each with what it adds."""
+    inner = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    found = []
+    for module in modules:
+        if id(module) not in inner:
+            places = {key: place for key, place in _places(module).items() if key in wanted}
+            if places:
+                found.append((module, places))
+    found.sort(key=lambda item: -len(item[1]))
+    taken: set[int] = set()
+    owners = []
+    for module, places in found:
+        new = {key: place for key, place in places.items() if key not in taken}
+        if new:
+            owners.append((module, new))
+            taken |= new.keys()
+    return owners
+
+
+def _places(root: nn.Module) -> dict[int, _Place]:
+    places: dict[int, _Place] = {}
+    for path, module, parameter in _walk(root, "", set()):
+        place = places.setdefault(id(parameter), _Place(parameter, module_type=class_name(module)))
+        if path not in place.paths:
+            place.paths.append(path)
+    return places
+
+
+def _walk(module: nn.Module, prefix: str, above: set[int]) -> Iterator[tuple[str, nn.Module, torch.nn.Parameter]]:
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield prefix + name, module, parameter
+    wrapped = wrapped_by(module)
+    for name, child in module._modules.items():
+        if child is None or id(child) in above:
+            continue
+        below = prefix if name in wrapped else f"{prefix}{name}."
+        yield from _walk(child, below, above | {id(module)})
+
+
+def _all_live_modules() -> list[nn.Module]:
+    # type() and not isinstance(): some objects compute their __class__, and warn or raise when asked.
+    # A module whose __init__ has not run yet has no tables.
+    modules = (thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module))
+    return [module for module in modules if "_parameters" in vars(module) and "_modules" in vars(module)]

@@ -1,0 +1,98 @@
+"""Codecs at work in training: simulated workers, and hooks into a loop of one's own.
+
+    study = gtrace.training.train("digits-cnn", ["qsgdinf:bits=3"], workers=4)
+
+    with gtrace.training.compress(optimizer, "qsgdinf:bits=3") as compression:
+        ...  # any training loop
+    print(compression.tally.ratio)
+
+    model = DistributedDataParallel(model)  # real ranks exchange real bytes
+    model.register_comm_hook(gtrace.training.State("alq:bits=3"), gtrace.training.ddp_comm_hook)
+
+Importing this package imports nothing heavy; PyTorch is imported with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gtrace.training.requirement import require_torch
+
+if TYPE_CHECKING:
+    from gtrace.codecs.assignment import CodecTable
+    from gtrace.training.clock import ParameterServerClock
+    from gtrace.training.comparison import Study, train
+    from gtrace.training.compression import Compression, compress
+    from gtrace.training.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
+    from gtrace.training.hook import ddp_comm_hook
+    from gtrace.training.mqgrad import MQGrad
+    from gtrace.training.plain import PlainTraining
+    from gtrace.training.ranks import State
+    from gtrace.training.run import RunResult
+    from gtrace.training.schedule import RefitSchedule
+    from gtrace.training.tasks import load_task, task_names
+    from gtrace.training.tasks.base import Evaluation, Recipe, Task
+
+_HOMES = {
+    "CodecTable": "gtrace.codecs.assignment",
+    "Evaluation": "tasks.base",
+    "Exchange": "exchange",
+    "Exchanged": "exchange",
+    "MQGrad": "mqgrad",
+    "NonfiniteGradientError": "exchange",
+    "ParameterServerClock": "clock",
+    "Recipe": "tasks.base",
+    "RefitSchedule": "schedule",
+    "Tally": "exchange",
+    "Task": "tasks.base",
+    "load_task": "tasks",
+    "task_names": "tasks",
+}
+_TORCH_HOMES = {
+    "Compression": "compression",
+    "PlainTraining": "plain",
+    "RunResult": "run",
+    "State": "ranks",
+    "Study": "comparison",
+    "compress": "compression",
+    "ddp_comm_hook": "hook",
+    "train": "comparison",
+}
+
+__all__ = [
+    "CodecTable",
+    "Compression",
+    "Evaluation",
+    "Exchange",
+    "Exchanged",
+    "MQGrad",
+    "NonfiniteGradientError",
+    "ParameterServerClock",
+    "PlainTraining",
+    "Recipe",
+    "RefitSchedule",
+    "RunResult",
+    "State",
+    "Study",
+    "Tally",
+    "Task",
+    "compress",
+    "ddp_comm_hook",
+    "load_task",
+    "task_names",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name) or _TORCH_HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gtrace.training' has no attribute {name!r}")
+    if name in _TORCH_HOMES:
+        require_torch()
+    return getattr(importlib.import_module(home if "gtrace." in home else f"gtrace.training.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

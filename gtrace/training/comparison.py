@@ -1,0 +1,407 @@
+"""Training with simulated workers: codecs and the uncompressed run, on the same batches from the same start."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import platform
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gtrace import __version__
+from gtrace.codecs import Identity, codec
+from gtrace.codecs.assignment import CodecTable, coding_of
+from gtrace.errors import TraceError, UsageError
+from gtrace.runlog import VERSION, RunLogWriter, read_runlog
+from gtrace.training import checkpoint
+from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.plain import one_thread
+from gtrace.training.plans import plan_runs, run_name, timed_network
+from gtrace.training.policy import FIXED, PolicySpec
+from gtrace.training.repeat import repeat_command
+from gtrace.training.run import Run, RunResult
+from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.training.settings import Settings
+from gtrace.training.tasks import load_task
+from gtrace.training.weights import WeightLevels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from gtrace.codecs.assignment import Coding, TableLike
+    from gtrace.costs import Network
+    from gtrace.training.exchange import Nonfinite
+    from gtrace.training.neural import Layers
+    from gtrace.training.settings import Kind
+    from gtrace.training.tasks.base import Task
+
+#: simulated workers, unless the user says otherwise; neural gradients stay inside each one
+DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
+
+
+class Study:
+    """Runs of one task that differ in their codec and seed alone. The uncompressed run is always the first of a seed.
+
+    The runs of a seed advance side by side, step by step, so that an interrupted study still compares equal lengths.
+    Everything random comes from the seed: two studies with the same arguments on the same machine have equal results.
+
+    Args:
+        task: a built-in task's name, or a task.
+        codecs: codecs or their specs; tables or plans that name one for each tensor.
+        kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
+            backward, see :mod:`gtrace.training.neural`; weight gradients are then averaged exactly.
+        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
+        steps: optimizer steps; by default the task's.
+        batch_size: samples that one worker takes in a step; by default the task's.
+        lr: learning rate of the first step; by default the task's.
+        seed: of the model, the batches and the rounding, not negative; the first, where there are several.
+        seeds: how many, one after the other.
+        refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
+        eval_every: steps between two evaluations; by default a tenth of the steps.
+        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
+            weight gradients are compared; None for never.
+        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
+        optimizer: one of ``OPTIMIZERS`` in the place of the task's own.
+        clip: largest norm of the averaged gradient, in the place of the task's.
+        network: adds what a step would take over it to the records.
+        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
+            has a run with each. With MQGrad's, the network is that of its paper where none is given, and its computing
+            time a constant.
+        min_size: tensors with fewer elements go uncompressed.
+        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
+        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
+            None for never. Nothing of the training depends on it.
+        weights: levels as in ``optimal5`` that forward and backward see in the place of the weights, see
+            :mod:`gtrace.training.weights`; each of them is one run with each of the codecs, beside the exact one.
+
+    Raises:
+        UsageError: an unknown task or codec, the same codec or levels twice, a codec with memory or quantized weights
+            for kind neural, a policy without a codec that has bits, a model too shallow for quantized weights, or a
+            setting out of range.
+        TraceError: the task's data are missing.
+    """
+
+    def __init__(
+        self,
+        task: str | Task,
+        codecs: Sequence[TableLike],
+        *,
+        kind: Kind = "weight",
+        workers: int | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        seed: int = 0,
+        refit: str = DEFAULT_REFIT,
+        nonfinite: Nonfinite = "skip",
+        eval_every: int | None = None,
+        shadow: int | None = None,
+        layers: Layers = "inner",
+        seeds: int = 1,
+        optimizer: str = "",
+        clip: float | None = None,
+        network: Network | None = None,
+        policies: Sequence[str | PolicySpec] = (FIXED,),
+        min_size: int = 0,
+        down: str = "",
+        measure: int | None = None,
+        weights: Sequence[str | WeightLevels] = (),
+    ) -> None:
+        chosen: list[Coding] = [coding_of(item) for item in codecs]
+        chosen = [Identity(), *(item for item in chosen if item != Identity())]
+        if len({str(item) for item in chosen}) < len(chosen):
+            raise UsageError("codecs: the same codec is named twice")
+        self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in policies)
+        self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in weights]
+        if kind != "weight" and any(isinstance(item, CodecTable) for item in chosen):
+            raise UsageError("plan: it is about gradients of weights; choose kind weight")
+        plans = plan_runs(chosen, self.policies, self._weights, kind)
+        self.task = load_task(task) if isinstance(task, str) else task
+        if seeds < 1:
+            raise UsageError(f"seeds: {seeds} is below 1")
+        recipe = self.task.recipe
+        length = recipe.steps if steps is None else steps
+        self.settings = Settings(
+            workers=DEFAULT_WORKERS.get(kind, 1) if workers is None else workers,
+            steps=length,
+            batch_size=recipe.batch_size if batch_size is None else batch_size,
+            lr=recipe.lr if lr is None else lr,
+            seed=seed,
+            refit=RefitSchedule.parse(refit),
+            nonfinite=nonfinite,
+            eval_every=max(1, length // 10) if eval_every is None else eval_every,
+            kind=kind,
+            shadow=shadow,
+            layers=layers,
+            optimizer=optimizer,
+            clip=clip,
+            network=timed_network(network, self.policies),
+            min_size=min_size,
+            down=down if down in ("", "same") else str(codec(down)),
+            measure=measure,
+        )
+        for plan in plans:
+            _compile(plan.codec)
+        self.seeds = tuple(range(seed, seed + seeds))
+        self._codecs, self._plans = chosen, plans
+        self._done: list[RunResult] = []
+        self._runs = self._begin(seed)
+        self._seed, self._step = seed, 0
+        self.warnings: list[str] = []
+
+    def _begin(self, seed: int) -> list[Run]:
+        settings = dataclasses.replace(self.settings, seed=seed)
+        first, *others = self._plans
+        runs = [Run(self.task, first.codec, settings)]
+        # All begin with the same weights, so one test of them is enough.
+        loss = runs[0].result.first_loss
+        return runs + [Run(self.task, plan.codec, settings, loss, plan.policy, plan.weights) for plan in others]
+
+    @property
+    def quantized(self) -> list[dict[str, Any]]:
+        """Which tensors have quantized weights, by levels: their bits and elements; empty where none has."""
+        runs = [run for run in self._runs if run.weights.levels is not None]
+        return list({run.weights.levels: run.weights.describe() for run in runs}.values())
+
+    @property
+    def results(self) -> list[RunResult]:
+        """How the runs went so far, seed by seed, the uncompressed one first."""
+        return [*self._done, *(run.result for run in self._runs)]
+
+    def run(
+        self,
+        log: Path | None = None,
+        *,
+        force: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Train to the end; what was done before an interruption stays in the log and in ``results``.
+
+        With a log there is a checkpoint beside it, written whenever models are tested and gone at the end. A study
+        with the same arguments that finds both goes on from there, to the same weights and records as if nothing had
+        happened (times apart). Neural gradients have no checkpoints.
+
+        Args:
+            log: where the run log goes; None for nowhere.
+            force: replace an existing log, and begin anew.
+            on_record: called with every record after it was written.
+
+        Raises:
+            OutputExistsError: the log exists, cannot be gone on with, and ``force`` is off.
+            NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+            TraceError: the checkpoint is damaged, or cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            writer = None if log is None else stack.enter_context(self._writer(log, force=force))
+            for record in self.records():
+                if writer is not None and record["type"] == "checkpoint":
+                    self._save(writer)
+                if record["type"] == "checkpoint":
+                    continue
+                if writer is not None:
+                    writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
+                if on_record is not None:
+                    on_record(record)
+        if log is not None:
+            checkpoint.path_of(log).unlink(missing_ok=True)
+
+    def can_resume(self, log: Path) -> bool:
+        """Whether :meth:`run` would go on with this log: the same study, interrupted."""
+        if self.settings.kind != "weight" or not (log.exists() and checkpoint.path_of(log).exists()):
+            return False
+        own = {"type": "study", "version": VERSION, **self.describe()}
+        return bool(checkpoint.plain(read_runlog(log)[0]) == checkpoint.plain(own))
+
+    def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
+        if not force and self.can_resume(log):
+            place = checkpoint.path_of(log)
+            saved = checkpoint.load(place)
+            try:
+                self._load(saved)
+                written = saved["log_bytes"]
+                if type(written) is not int or not 0 < written <= log.stat().st_size:
+                    raise ValueError("a length that the log does not have")
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                # torch and the tasks raise what the wrong content leads to.
+                told = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+                raise TraceError(f"{place}: no checkpoint of this study ({told}); remove it") from error
+            return RunLogWriter.reopen(log, written)
+        writer = RunLogWriter(log, self.describe(), force=force)
+        checkpoint.path_of(log).unlink(missing_ok=True)
+        return writer
+
+    def _save(self, writer: RunLogWriter) -> None:
+        done = [dataclasses.asdict(result) for result in self._done]
+        for result in done:
+            del result["shadow"]
+        checkpoint.save(
+            checkpoint.path_of(writer.path),
+            {
+                "log_bytes": writer.size,
+                "seed": self._seed,
+                "step": self._step,
+                "done": done,
+                "runs": [run.state_dict() for run in self._runs],
+                "warnings": list(self.warnings),
+            },
+        )
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        self._done = [RunResult(**{**one, "tally": Tally(**one["tally"])}) for one in saved["done"]]
+        self._seed, self._step = saved["seed"], saved["step"]
+        self._runs = self._begin(self._seed)
+        for run, state in zip(self._runs, saved["runs"], strict=True):
+            run.load_state_dict(state)
+        self.warnings = list(saved["warnings"])
+
+    @property
+    def command(self) -> str:
+        """The command line that repeats this study; empty where there is none."""
+        return repeat_command(self.task.name, self._codecs, self.settings, self.seeds, self.policies, self._weights)
+
+    def describe(self) -> dict[str, Any]:
+        """The fields of the run log's study record."""
+        settings = self.settings
+        tensors = self._runs[0].tensors
+        return {
+            "command": self.command,
+            "task": self.task.name,
+            "workers": settings.workers,
+            "seed": settings.seed,
+            "seeds": list(self.seeds),
+            "runs": [run_name(*plan) for plan in self._plans],
+            "plans": [item.describe() for item in self._codecs if isinstance(item, CodecTable)] or None,
+            "steps": settings.steps,
+            "batch_size": settings.batch_size,
+            "lr": settings.lr,
+            "refit": str(settings.refit),
+            "nonfinite": settings.nonfinite,
+            "kind": settings.kind,
+            "shadow": settings.shadow,
+            "measure": settings.measure,
+            "layers": settings.layers if settings.kind == "neural" else None,
+            "optimizer": settings.optimizer or None,
+            "clip": settings.clip,
+            "network": None if settings.network is None else str(settings.network),
+            "policies": [str(policy) for policy in self.policies],
+            "min_size": settings.min_size,
+            "down": settings.down or None,
+            "weights": [str(item) for item in self._weights] or None,
+            "parameters": sum(tensors.values()),
+            "tensors": tensors,
+            "versions": {
+                "gtrace": __version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+        }
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Train, and yield the records of the run log as they come; each has its ``type``.
+
+        One of type ``checkpoint`` has no other field: all runs are between two steps, and can be saved.
+
+        Raises:
+            NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+        """
+        settings = self.settings
+        with one_thread():
+            if not self._step and self._seed == self.seeds[0]:
+                yield from self._warn([text for run in self._runs for text in run.announce()])
+            while True:
+                for step in range(self._step, settings.steps):
+                    for run in self._runs:
+                        if not run.result.finished:
+                            yield from self._advance(run, step)
+                    self._step = step + 1
+                    if settings.kind == "weight" and self._step % settings.eval_every == 0:
+                        yield {"type": "checkpoint"}
+                if self._seed == self.seeds[-1]:
+                    return
+                self._done += [run.result for run in self._runs]
+                self._seed, self._step = self._seed + 1, 0
+                self._runs = self._begin(self._seed)
+
+    def _advance(self, run: Run, step: int) -> Iterator[dict[str, Any]]:
+        settings, result = self.settings, run.result
+        done = run.step(step)
+        record = done.record
+        yield record
+        if done.measured:
+            yield {"type": "measure", **run.label, "step": step, **done.measured}
+        for error in done.shadow:
+            yield {"type": "shadow", **run.label, "step": step, **dataclasses.asdict(error)}
+        yield from self._warn(run.report(done.bad, step))
+        if not math.isfinite(record["loss"]):
+            result.diverged = (
+                f"{result.run}: diverged; no worker's training loss is finite at step {step}, and the run stops there. "
+                f"Try {run.remedy}"
+            )
+        last = bool(result.diverged) or step == settings.steps - 1
+        if last or (step + 1) % settings.eval_every == 0:
+            found = run.evaluate()
+            yield {"type": "eval", **run.label, "step": step, "loss": found.loss, "accuracy": found.accuracy}
+        if last:
+            if not result.diverged and not result.loss <= result.first_loss:
+                result.diverged = (
+                    f"{result.run}: learned nothing; the test loss ends at {result.loss:.4g}, above the "
+                    f"{result.first_loss:.4g} it began with. Try {run.remedy}"
+                )
+            yield from self._warn(run.conclude())
+            result.finished = True
+            yield {
+                "type": "end",
+                **run.label,
+                "steps": result.steps,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "bits": result.tally.bits,
+                "ratio": result.tally.ratio,
+                "diverged": bool(result.diverged),
+                "seconds": result.seconds,
+            }
+
+    def _warn(self, texts: list[str]) -> Iterator[dict[str, Any]]:
+        for text in texts:
+            self.warnings.append(text)
+            yield {"type": "warning", "text": text}
+
+
+def train(
+    task: str | Task,
+    codecs: Sequence[TableLike],
+    *,
+    log: Path | None = None,
+    force: bool = False,
+    **settings: Any,
+) -> Study:
+    """Train a task with each codec and without, and return the study with its results.
+
+    Args:
+        task: a built-in task's name, or a task.
+        codecs: codecs, their specs, tables or plans.
+        log: where the run log goes; None for nowhere.
+        force: replace an existing log.
+        settings: see :class:`Study`.
+
+    Raises:
+        UsageError: see :class:`Study`.
+        OutputExistsError: the log exists and ``force`` is off.
+        NonfiniteGradientError: NaN or infinity in a gradient under the policy ``error``.
+    """
+    study = Study(task, codecs, **settings)
+    study.run(log, force=force)
+    return study
+
+
+def _compile(codec: Coding) -> None:
+    """Exchange something small, so that no kernel is compiled while the clocks run."""
+    values = np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64) ** 5
+    for one in dict.fromkeys(CodecTable.of(codec).codecs):
+        Exchange(one).step(0, [{"": values}])

@@ -1,0 +1,152 @@
+"""A codec in a training loop of one's own: each optimizer step uses what arrives at the other end."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gtrace.errors import UsageError
+from gtrace.torch_hooks.naming import name_parameters
+from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.closures import after_closure
+from gtrace.training.exchange import Exchange, Nonfinite, Tally
+from gtrace.training.gradients import is_dense, read_gradient, write_gradient
+from gtrace.training.schedule import DEFAULT_REFIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gtrace.codecs.assignment import TableLike
+    from gtrace.training.exchange import Exchanged
+
+_WARNINGS = 3
+
+
+class Compression:
+    """A codec between backward pass and optimizer step; made by :func:`compress`. A context manager that ends it.
+
+    Attributes:
+        steps: optimizer steps so far.
+        tally: bits and errors, summed over the steps.
+    """
+
+    def __init__(self, target: Optimizer | nn.Module, exchange: Exchange) -> None:
+        self.steps = 0
+        self.tally = Tally()
+        self._target = target
+        self._exchange = exchange
+        self._names: dict[int, str] = {}
+        self._warned = 0
+        if isinstance(target, nn.Module):
+            self._add_names([{"params": list(target.parameters())}], target)
+            self._handle = register_optimizer_step_pre_hook(self._before_step)
+        else:
+            self._handle = target.register_step_pre_hook(self._before_step)
+
+    def use_bits(self, bits: int) -> None:
+        """Encode the gradients of later steps with other ``bits``; the codec is fitted anew, its memory is kept.
+
+        Before :meth:`load_state_dict`, choose the bits of the state that was saved.
+
+        Raises:
+            UsageError: the codec has no bits to choose, or cannot have these.
+        """
+        self._exchange.use(self._exchange.rules.codec.at_bits(bits))
+
+    def remove(self) -> None:
+        """Leave the gradients of later steps alone."""
+        self._handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and codec states, as numbers, text and tensors for ``torch.save``."""
+        return {"steps": self.steps, **as_tensors(self._exchange.to_arrays())}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same codec and settings."""
+        self.steps = int(saved["steps"])
+        self._exchange.load_arrays(as_arrays({name: value for name, value in saved.items() if name != "steps"}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _add_names(self, groups: list[dict[str, Any]], model: nn.Module | None = None) -> None:
+        found = name_parameters(groups, [] if model is None else [model], scan=model is None)
+        self._names.update({key: entry.name for key, entry in found.items()})
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        return after_closure(args, kwargs, lambda: self._compress(optimizer))
+
+    def _compress(self, optimizer: Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if optimizer is self._target and any(id(p) not in self._names for p in parameters):
+            self._add_names(optimizer.param_groups)
+        ours = {self._names[id(p)]: p for p in parameters if id(p) in self._names}
+        held = {name: p for name, p in ours.items() if p.grad is not None}
+        if not held:
+            return
+        for name, parameter in held.items():
+            if not is_dense(parameter):
+                raise UsageError(f"compress: the gradient of {name} is sparse; codecs take dense ones")
+        exchanged = self._exchange.step(self.steps, [{name: read_gradient(p) for name, p in held.items()}])
+        for name, parameter in held.items():
+            decoded = exchanged.gradients.get(name)
+            if decoded is None:
+                parameter.grad = None
+            else:
+                write_gradient(parameter, decoded)
+        self._warn(exchanged)
+        self.steps += 1
+        self.tally.add(exchanged.tally)
+
+    def _warn(self, exchanged: Exchanged) -> None:
+        for item in exchanged.bad[: max(0, _WARNINGS - self._warned)]:
+            warnings.warn(
+                f"gtrace: step {self.steps}, {item.tensor}: {item.count} gradient values are not finite; "
+                + ("the tensor is not updated" if item.tensor not in exchanged.gradients else "sent as zeros"),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._warned += len(exchanged.bad)
+
+
+def compress(
+    optimizer_or_model: Optimizer | nn.Module,
+    codec: TableLike,
+    *,
+    seed: int = 0,
+    refit: str = DEFAULT_REFIT,
+    nonfinite: Nonfinite = "skip",
+) -> Compression:
+    """Replace gradients by what a codec makes of them, before each optimizer step.
+
+    Every gradient is encoded to bytes and decoded from them alone, in float32: on the CPU, but on a CUDA device the
+    gradients there are rounded and restored where they are if the codec is one of levels. A closure's gradients, as
+    those of LBFGS or of Lightning, are replaced after each of its evaluations, which then count as steps.
+
+    Args:
+        optimizer_or_model: an optimizer, or a model (then every optimizer's steps on its parameters).
+        codec: a codec or its spec, or a table or plan that names one for each tensor.
+        seed: of the rounding.
+        refit: when the codec is fitted to the gradients; steps are those of this compression.
+        nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` does not update the tensor
+            in this step, ``zero`` sends zeros in their place, ``error`` raises; both others warn.
+
+    Returns:
+        the compression: its ``tally`` counts, its ``remove()`` ends it.
+
+    Raises:
+        UsageError: neither an optimizer nor a model, or an unknown codec, schedule or policy. Later, in
+            ``optimizer.step``: a sparse gradient.
+    """
+    if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
+        raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
+    return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite))

@@ -1,0 +1,442 @@
+"""How tensors travel between ranks: in one shot to all, or in two through the rank that sums a piece up."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import time
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+import torch
+
+from gtrace.codecs import codec as build_codec
+from gtrace.codecs.base import Averaged, advance
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.coding.sketches import pack_sketch, unpack_sketch
+from gtrace.errors import PayloadError
+from gtrace.training import vectors
+from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.exchange import Tally
+from gtrace.training.frames import HEADER_BYTES, NOT_FINITE, NotFinite, join, pack, split, unpack
+from gtrace.training.links import Message, Receiver, Sender, allocate, sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.codecs.assignment import CodecTable
+    from gtrace.codecs.base import Rounds
+    from gtrace.sketch import MomentSketch
+    from gtrace.training.collectives import Collectives
+    from gtrace.training.schedule import RefitSchedule
+    from gtrace.training.vectors import Vector
+    from gtrace.types import Role
+
+    #: float32[n]; what stands for values that are not finite; None for nothing to send
+    Values: TypeAlias = Vector | NotFinite | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a tensor that one rank sums up, or all of it.
+
+    Attributes:
+        name: of the piece; the tensor's where it is all of it.
+        owner: the rank that sums it up.
+        start: first element.
+        stop: one beyond the last.
+        codec: what it goes through.
+        device: where it is encoded and decoded; None for the host.
+        shape: of the parameter where it is all of it and the shape is known.
+    """
+
+    name: str
+    owner: int
+    start: int
+    stop: int
+    codec: Codec
+    device: torch.device | None = None
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+
+class Shots:
+    """Every tensor's senders and receivers on this rank.
+
+    Args:
+        rules: which codec each tensor goes through.
+        seed: of the rounding.
+        refit: when codecs are fitted.
+        common: fit to the sum of all ranks' sketches, which are exchanged for it.
+
+    Attributes:
+        tally: what travelled since it was last replaced, of this rank.
+    """
+
+    def __init__(self, rules: CodecTable, seed: int, refit: RefitSchedule, *, common: bool) -> None:
+        self.tally = Tally()
+        self._rules, self._seed, self._refit, self._common = rules, seed, refit, common
+        self._senders: dict[tuple[Role, str], Sender] = {}
+        self._receivers: dict[tuple[Role, str, int], Receiver] = {}
+
+    @property
+    def allocates(self) -> bool:
+        """Whether tensors share something out among them, and must be exchanged in one call."""
+        return any(codec.allocates for codec in self._rules.codecs)
+
+    def one(
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        values: Sequence[Values],
+        likes: Sequence[Vector],
+        step: int,
+        shapes: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> list[Vector]:
+        """Every rank's payloads go to all; returns the averages, the same bytes on all ranks.
+
+        Args:
+            links: to the other ranks.
+            names: of the tensors.
+            values: of each, what is to be sent.
+            likes: of each, something of the size and of the place that the average is to have.
+            step: number of the step.
+            shapes: of each, that of its parameter, None if it is not known.
+        """
+        whole = self._whole(links, names, likes, shapes)
+        messages = self._encode(links, whole, values, "up", step)
+        frames = links.gather(pack(messages))
+        gathered = [self._decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
+        self._settle(whole, values, gathered[links.rank], "up")
+        return [_mean(piece, arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
+
+    def averaged(
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        values: Sequence[Values],
+        likes: Sequence[Vector],
+        step: int,
+        shapes: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> list[Vector]:
+        """Tensors of linear codecs, by all-reduces of their messages; the same bytes on all ranks.
+
+        A tensor that a rank cannot send goes uncompressed from the others, and no memory changes.
+
+        Args:
+            links: to the other ranks.
+            names: of the tensors.
+            values: of each, what is to be sent.
+            likes: of each, something of the size and of the place that the average is to have.
+            step: number of the step.
+            shapes: of each, that of its parameter, None if it is not known.
+
+        Raises:
+            PayloadError: the ranks' models differ.
+        """
+        whole = self._whole(links, names, likes, shapes)
+        flags = bytes(_sendable(array) + 2 * isinstance(array, NotFinite) for array in values)
+        self.tally.frame_bits += 8 * len(flags)
+        frames = links.gather(flags)
+        if any(len(frame) != len(flags) for frame in frames):
+            raise PayloadError("frame: other tensors than here; the ranks differ in their model")
+        averages: list[Vector | None] = [None] * len(whole)
+        runs: dict[int, Rounds] = {}
+        alone: dict[int, NDArray[np.float32]] = {}
+        sent: dict[int, Vector] = {}
+        for k, (piece, array, seen) in enumerate(zip(whole, values, zip(*frames, strict=True), strict=True)):
+            if 2 in seen or 1 not in seen:
+                averages[k] = _mean(piece, [NOT_FINITE] if 2 in seen else [])
+            elif 0 in seen:
+                part = vectors.on_host(array) if _sendable(array) else np.zeros(piece.size, np.float32)
+                alone[k] = part * np.float32(links.size / sum(seen))
+                self.tally.payload_bits += 32 * piece.size if _sendable(array) else 0
+            elif _sendable(array):
+                sent[k] = array
+                runs[k] = self._sender(piece, "up", links.rank).rounds(array, step)
+        found = self._all_reduce(links, alone)
+        means: dict[int, NDArray[np.float32]] = {}
+        while runs:
+            messages: dict[int, NDArray[np.float32]] = {}
+            for k, run in list(runs.items()):
+                message = advance(run, means.get(k))
+                if isinstance(message, Averaged):
+                    found[k] = message.decoded
+                    self._note(vectors.on_host(sent[k]), message.own, "up")
+                    del runs[k]
+                else:
+                    messages[k] = message
+                    self.tally.payload_bits += 8 * message.nbytes
+            means = self._all_reduce(links, messages)
+        for k, decoded in found.items():
+            place = whole[k].device
+            averages[k] = decoded if place is None else torch.from_numpy(decoded).to(place)
+        return [average for average in averages if average is not None]
+
+    @staticmethod
+    def _all_reduce(links: Collectives, parts: Mapping[int, NDArray[np.float32]]) -> dict[int, NDArray[np.float32]]:
+        """The mean over ranks of each array, all of them in one collective."""
+        if not parts:
+            return {}
+        joined = links.average(np.concatenate([part.reshape(-1) for part in parts.values()]))
+        borders = np.cumsum([part.size for part in parts.values()])[:-1]
+        cut = np.split(joined, borders)
+        return {k: mean.reshape(part.shape) for (k, part), mean in zip(parts.items(), cut, strict=True)}
+
+    def _whole(
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        likes: Sequence[Vector],
+        shapes: Sequence[tuple[int, ...] | None] | None,
+    ) -> list[Piece]:
+        """Tensors in one piece each."""
+        return [
+            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), _place(like), shape)
+            for name, like, shape in zip(names, likes, shapes or [None] * len(names), strict=True)
+        ]
+
+    def two(
+        self,
+        links: Collectives,
+        names: Sequence[str],
+        values: Sequence[Values],
+        likes: Sequence[Vector],
+        step: int,
+        shapes: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> list[Vector]:
+        """Each rank sums up a piece of every tensor and sends the average on; the same bytes on all ranks.
+
+        Args:
+            links: to the other ranks.
+            names: of the tensors.
+            values: of each, what is to be sent.
+            likes: of each, something of the size and of the place that the average is to have.
+            step: number of the step.
+            shapes: of each, as of :meth:`one`; pieces have none.
+        """
+        del shapes
+        averages = [vectors.filled(like, len(like), 0.0) for like in likes]
+        pieces: list[Piece] = []
+        parts: list[Values] = []
+        targets: list[Any] = []
+        for name, array, average in zip(names, values, averages, strict=True):
+            for piece in self._split(name, average, links.size):
+                pieces.append(piece)
+                parts.append(array[piece.start : piece.stop] if _sendable(array) else array)
+                targets.append(average[piece.start : piece.stop])
+        messages = self._encode(links, pieces, parts, "up", step)
+        # Nobody sends a rank its own pieces back, and memory wants to know how they arrived.
+        self._settle(pieces, parts, self._decode(pieces, messages, "up", links.rank), "up")
+        owned = [[k for k, piece in enumerate(pieces) if piece.owner == rank] for rank in range(links.size)]
+        frames = links.scatter([pack([messages[k] for k in chosen]) for chosen in owned])
+        mine = [pieces[k] for k in owned[links.rank]]
+        gathered = [self._decode(mine, unpack(frame, len(mine)), "up", rank) for rank, frame in enumerate(frames)]
+        sums: list[Values] = []
+        for piece, arrived in zip(mine, zip(*gathered, strict=True), strict=True):
+            total = _mean(piece, arrived)
+            sums.append(NOT_FINITE if vectors.count_nonfinite(total) else total)
+        onward = self._encode(links, mine, sums, "down", step)
+        for rank, frame in enumerate(links.gather(pack(onward))):
+            theirs = [pieces[k] for k in owned[rank]]
+            final = self._decode(theirs, unpack(frame, len(theirs)), "down", rank)
+            for k, piece, array in zip(owned[rank], theirs, final, strict=True):
+                targets[k][:] = _mean(piece, [array])
+            if rank == links.rank:
+                self._settle(mine, sums, final, "down")
+        return averages
+
+    def to_lists(self) -> dict[str, Any]:
+        """Codec states and what receivers hold, as numbers, text and tensors."""
+        return {
+            "senders": [
+                [role, name, str(one.codec), as_tensors(one.to_arrays())] for (role, name), one in self._senders.items()
+            ],
+            "receivers": [
+                [role, name, rank, str(one.codec), one.size, torch.frombuffer(bytearray(one.shared), dtype=torch.uint8)]
+                for (role, name, rank), one in self._receivers.items()
+                if one.shared
+            ],
+        }
+
+    def load_lists(self, saved: Mapping[str, Any], rank: int) -> None:
+        """Undo :meth:`to_lists` on this rank."""
+        self._senders, self._receivers = {}, {}
+        for role, name, spec, tensors in saved["senders"]:
+            arrays = as_arrays(tensors)
+            size = int(arrays["state"]["size"])
+            self._sender(Piece(name, rank, 0, size, build_codec(spec)), role, rank).load_arrays(arrays)
+        for role, name, sender, spec, size, shared in saved["receivers"]:
+            receiver = self._receiver(Piece(name, sender, 0, size, build_codec(spec)), role, sender)
+            receiver.shared = shared.numpy().tobytes()
+
+    def _split(self, name: str, like: Vector, ranks: int) -> list[Piece]:
+        """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name."""
+        size, place = len(like), _place(like)
+        codec = self._rules.choose(name, size)
+        bucket = (codec.needs.bucket_size if codec.needs is not None else None) or 1
+        blocks = -(-size // bucket)
+        parts = max(1, min(ranks, blocks))
+        borders = [min(size, bucket * (blocks * k // parts)) for k in range(parts + 1)]
+        first = zlib.crc32(name.encode())
+        return [
+            Piece(name if parts == 1 else f"{name}[{start}:{stop}]", (first + k) % ranks, start, stop, codec, place)
+            for k, (start, stop) in enumerate(pairwise(borders))
+        ]
+
+    def _sender(self, piece: Piece, role: Role, rank: int) -> Sender:
+        sender = self._senders.get((role, piece.name))
+        if sender is None:
+            sender = self._senders[role, piece.name] = Sender(
+                piece.codec,
+                piece.size,
+                tensor=piece.name,
+                worker=rank,
+                seed=self._seed,
+                refit=self._refit,
+                shape=piece.shape,
+                role=role,
+            )
+        return sender
+
+    def _receiver(self, piece: Piece, role: Role, rank: int) -> Receiver:
+        receiver = self._receivers.get((role, piece.name, rank))
+        if receiver is None:
+            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size)
+        return receiver
+
+    def _encode(
+        self, links: Collectives, pieces: Sequence[Piece], values: Sequence[Values], role: Role, step: int
+    ) -> list[Message | NotFinite | None]:
+        start = time.thread_time()
+        if self._common and role == "up":
+            self._agree(links, pieces, values, step)
+        elif self.allocates:
+            pairs = zip(pieces, values, strict=True)
+            allocate([(self._sender(piece, role, links.rank), one) for piece, one in pairs if _sendable(one)], step)
+            self.tally.fit_seconds += time.thread_time() - start
+        tally, messages = self.tally, list[Message | NotFinite | None]()
+        for piece, array in zip(pieces, values, strict=True):
+            if array is None or isinstance(array, NotFinite):
+                messages.append(array)
+                continue
+            sender = self._sender(piece, role, links.rank)
+            before = sender.fit_seconds
+            message = sender.send(array, step)
+            messages.append(message)
+            tally.fit_seconds += sender.fit_seconds - before
+            if role == "up":
+                tally.payload_bits += message.payload_bits
+                tally.shared_bits += message.shared_bits
+            else:
+                tally.down_bits += message.payload_bits + message.shared_bits
+            tally.envelope_bits += 8 * ENVELOPE_BYTES
+        tally.frame_bits += 8 * HEADER_BYTES * len(pieces)
+        return messages
+
+    def _agree(self, links: Collectives, pieces: Sequence[Piece], values: Sequence[Values], step: int) -> None:
+        """Fit every codec that is due to the sum of all ranks' sketches; the schedule is the same on all of them."""
+        everyone = [
+            (piece, array, self._sender(piece, "up", links.rank)) for piece, array in zip(pieces, values, strict=True)
+        ]
+        due = [
+            (piece, array, sender)
+            for piece, array, sender in everyone
+            if sender.due(step) and (sender.codec.allocates or not sender.codec.fits_itself)
+        ]
+        if not due:
+            return
+        totals = self._totals(links, [(sender.summary, array) for _, array, sender in due], step)
+        shares: dict[str, float] = {}
+        groups = dict(sharing((sender.codec, (piece, array, sender)) for piece, array, sender in everyone))
+        for codec in {sender.codec: None for _, _, sender in due}:
+            if codec.allocates:
+                members = groups[codec]
+                found = self._totals(links, [(sender.sketch, array) for _, array, sender in members], step)
+                known = {piece.name: one for (piece, _, _), one in zip(members, found, strict=True) if one is not None}
+                shares.update(zip(known, codec.allocate(list(known.values())), strict=True))
+        for (piece, _, sender), total in zip(due, totals, strict=True):
+            if total is None:
+                continue
+            sender.fit(total, step, agreed=True, share=shares.get(piece.name))
+            for rank in range(links.size):
+                self._receiver(piece, "up", rank).shared = sender.known
+
+    def _totals(
+        self, links: Collectives, items: Sequence[tuple[Callable[[Vector, int], MomentSketch], Values]], step: int
+    ) -> list[MomentSketch | None]:
+        """The sum of all ranks' sketches of each of some values; None if no rank has any."""
+        packed = [pack_sketch(sketch(array, step)) if _sendable(array) else b"" for sketch, array in items]
+        frame = join(packed)
+        self.tally.shared_bits += 8 * sum(map(len, packed))
+        self.tally.frame_bits += 8 * (len(frame) - sum(map(len, packed)))
+        gathered = [split(frame, len(items)) for frame in links.gather(frame)]
+        totals: list[MomentSketch | None] = []
+        for sketches in zip(*gathered, strict=True):
+            known = [unpack_sketch(data) for data in sketches if data]
+            totals.append(functools.reduce(operator.add, known) if known else None)
+        return totals
+
+    def _decode(
+        self, pieces: Sequence[Piece], messages: Sequence[Message | NotFinite | None], role: Role, rank: int
+    ) -> list[Values]:
+        """One rank's messages."""
+        return [
+            self._receiver(piece, role, rank).receive(message, piece.device)
+            if isinstance(message, Message)
+            else message
+            for piece, message in zip(pieces, messages, strict=True)
+        ]
+
+    def _settle(self, pieces: Sequence[Piece], values: Sequence[Values], arrived: Sequence[Values], role: Role) -> None:
+        """Tell memory how this rank's own messages arrived, and measure how far off they were."""
+        for piece, array, decoded in zip(pieces, values, arrived, strict=True):
+            if _sendable(array) and _sendable(decoded):
+                self._senders[role, piece.name].settle(array, decoded)
+                self._note(array, decoded, role)
+
+    def _note(self, array: Vector, decoded: Vector, role: Role) -> None:
+        """Measure how far off a message of this rank's arrived."""
+        tally = self.tally
+        wide = vectors.widened(array)
+        energy = float(wide @ wide)
+        wide -= decoded
+        error = float(wide @ wide)
+        if role == "up":
+            tally.worker_energy += energy
+            tally.worker_squared_error += error
+            tally.zeros += vectors.count_zeros(decoded)
+        else:
+            tally.down_energy += energy
+            tally.down_squared_error += error
+
+
+def _mean(piece: Piece, arrived: Sequence[Values]) -> Vector:
+    """What the codec makes of what arrived from several ranks: NaN where one of them could not send."""
+    decoded = [one for one in arrived if _sendable(one)]
+    spoilt = any(isinstance(one, NotFinite) for one in arrived)
+    if decoded and not spoilt:
+        return vectors.aggregate(piece.codec, decoded)
+    value = math.nan if spoilt else 0.0
+    if piece.device is None:
+        return np.full(piece.size, value, np.float32)
+    return torch.full((piece.size,), value, device=piece.device)
+
+
+def _place(like: Vector) -> torch.device | None:
+    return None if isinstance(like, np.ndarray) else like.device
+
+
+def _sendable(values: Values) -> TypeGuard[Vector]:
+    return values is not None and not isinstance(values, NotFinite)

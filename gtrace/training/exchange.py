@@ -1,0 +1,464 @@
+"""The exchange of gradients: every worker encodes, bytes travel, they are decoded and aggregated, and counted.
+
+Simulated workers and hooks into one's own training loop use the same :class:`Exchange`; real ranks have
+:class:`gtrace.training.State`, made of the same senders and receivers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.base import Averaged, Codec, advance
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
+from gtrace.training import vectors
+from gtrace.training.links import Receiver, Sender, allocate
+from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.types import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs.assignment import TableLike
+    from gtrace.training.links import Message
+    from gtrace.training.vectors import Vector
+    from gtrace.types import Role
+
+#: in the place of a worker's number: the server that sends averages on
+_SERVER = -1
+Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
+NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
+
+
+class NonfiniteGradientError(GtraceError):
+    """A gradient holds NaN or infinity and the policy is ``error``."""
+
+    exit_code = EXIT_INPUT
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an exchange cost and how far off it was; tallies add up.
+
+    Attributes:
+        payload_bits: bits of payloads, envelopes not included, over all workers.
+        shared_bits: bits of levels and codes, counted whenever they change.
+        envelope_bits: bits of envelopes.
+        float32_bits: what the same values would have taken in float32.
+        squared_error: ||mean of decoded - mean of exact||^2.
+        energy: ||mean of exact||^2.
+        worker_squared_error: sum over workers of ||decoded - exact||^2.
+        worker_energy: sum over workers of ||exact||^2.
+        zeros: values that were exactly zero when they arrived.
+        nonfinite: gradient values that were NaN or infinite.
+        codec_seconds: CPU time of fitting, encoding, decoding and aggregating.
+        fit_seconds: the part of it that fitting took.
+        decode_seconds: the part of it that decoding and aggregating took.
+        down_bits: bits that were sent on after a sum, in two shots between ranks; of a server's average, one copy.
+        down_squared_error: ||sent on - sum||^2 there, over the pieces that this rank sums up.
+        down_energy: ||sum||^2 of those pieces.
+        frame_bits: bits of what tells several messages of a rank apart.
+        wire_bytes: bytes that this rank gave to collectives for other ranks, headers and sizes included.
+        wire_seconds: wall time that it spent in collectives.
+    """
+
+    payload_bits: int = 0
+    shared_bits: int = 0
+    envelope_bits: int = 0
+    float32_bits: int = 0
+    squared_error: float = 0.0
+    energy: float = 0.0
+    worker_squared_error: float = 0.0
+    worker_energy: float = 0.0
+    zeros: int = 0
+    nonfinite: int = 0
+    codec_seconds: float = 0.0
+    fit_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    down_bits: int = 0
+    down_squared_error: float = 0.0
+    down_energy: float = 0.0
+    frame_bits: int = 0
+    wire_bytes: int = 0
+    wire_seconds: float = 0.0
+
+    @property
+    def bits(self) -> int:
+        """Bits that compare with the papers': payloads and shared bytes."""
+        return self.payload_bits + self.shared_bits
+
+    @property
+    def ratio(self) -> float:
+        """float32 bits over bits; NaN before anything was sent."""
+        return self.float32_bits / self.bits if self.bits else float("nan")
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits that one value took; NaN before anything was sent."""
+        return 32.0 * self.bits / self.float32_bits if self.float32_bits else float("nan")
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the values that arrived as zeros; NaN before anything was sent."""
+        return 32.0 * self.zeros / self.float32_bits if self.float32_bits else float("nan")
+
+    @property
+    def relative_variance(self) -> float:
+        """Squared error of the mean over its energy; NaN where the mean is zero and the error is not."""
+        return _share(self.squared_error, self.energy)
+
+    @property
+    def worker_variance(self) -> float:
+        """Squared error of single workers' gradients over their energy."""
+        return _share(self.worker_squared_error, self.worker_energy)
+
+    def add(self, other: Tally) -> None:
+        """Add what another exchange cost."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """NaN or infinity in one worker's gradient of one tensor."""
+
+    tensor: str
+    worker: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What came out of one exchange.
+
+    Attributes:
+        gradients: tensor -> aggregated gradient, float32, in the shape it had, on the device it was encoded on; tensors
+            that no worker could send are missing.
+        tally: of this exchange.
+        bad: where there were NaN or infinities.
+    """
+
+    gradients: dict[str, Vector]
+    tally: Tally
+    bad: tuple[Bad, ...] = field(default=())
+
+
+class Exchange:
+    """All workers' senders and receivers.
+
+    Each worker fits levels and codes to its own gradients and sends them along; nothing is agreed upon. Messages of a
+    linear codec are averaged round by round. If a worker lacks a tensor of one, or cannot send it, the mean of the
+    others' is exact, in float32, and no memory changes: all workers must go on with the same start.
+
+    Args:
+        codec: what every worker uses, or a table or plan of what it uses for which tensor.
+        workers: how many there are.
+        seed: of the rounding.
+        refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity: ``skip`` leaves this worker's tensor
+            out of the mean, ``zero`` sends zeros in their place, ``error`` raises, ``pass`` leaves the tensor as it
+            would be without a codec, for whatever the training does about it (a gradient scaler skips the step).
+        down: a server sends the average through this codec, with keys of its own, to all workers, which get the same
+            bytes; ``same`` for what the workers use. None: the average arrives as it is.
+
+    Raises:
+        UsageError: fewer than one worker, or an unknown schedule or policy.
+    """
+
+    def __init__(
+        self,
+        codec: TableLike,
+        workers: int = 1,
+        *,
+        seed: int = 0,
+        refit: str | RefitSchedule = DEFAULT_REFIT,
+        nonfinite: Nonfinite = "skip",
+        down: Codec | Literal["same"] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise UsageError(f"workers: {workers} is below 1")
+        if nonfinite not in NONFINITE:
+            raise UsageError(f"nonfinite: '{nonfinite}' is unknown; {suggest(str(nonfinite), NONFINITE)}")
+        self.rules = CodecTable.of(codec)
+        self.workers = workers
+        self._seed = seed
+        self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
+        self._nonfinite = nonfinite
+        self._down = down
+        self._whole = self.rules.over_model
+        self._layout: dict[str, tuple[int, ...]] | None = None
+        self._links: dict[tuple[str, int], tuple[Sender, Receiver]] = {}
+        #: of the tensors of the step that is exchanged
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def use(self, codec: Codec) -> None:
+        """Go on with other ``bits`` where no rule is about a tensor; fitted anew, with the memory that there is.
+
+        Args:
+            codec: the one in use, or what its ``at_bits`` returned.
+        """
+        self.rules = replace(self.rules, codec=codec)
+
+    def step(
+        self,
+        step: int,
+        gradients: Sequence[Mapping[str, Vector]],
+        watch: Callable[[str, Sequence[Vector], Sequence[Vector], Vector], None] | None = None,
+    ) -> Exchanged:
+        """Send every worker's gradients and aggregate what arrives.
+
+        Args:
+            step: number of the training step, part of the keys.
+            gradients: per worker, tensor -> float32 array of any shape. A tensor that a worker lacks is
+                aggregated over the others. Tensors of torch on an accelerator are encoded there if the codec can be.
+            watch: told of each tensor (``*`` for the whole model) the workers' exact gradients, what
+                arrived of them, and the aggregate.
+
+        Raises:
+            UsageError: not one mapping per worker, or a tensor that changed its shape.
+            NonfiniteGradientError: NaN or infinity under the policy ``error``.
+        """
+        if len(gradients) != self.workers:
+            raise UsageError(f"exchange: gradients of {len(gradients)} workers where there are {self.workers}")
+        shapes = {name: tuple(array.shape) for tensors in gradients for name, array in tensors.items()}
+        self._shapes = {} if self._whole else shapes
+        flat = [self._flatten(tensors) for tensors in gradients]
+        tally, bad = Tally(), []
+        aggregated: dict[str, Vector] = {}
+        sending: dict[str, list[tuple[int, Vector]]] = {}
+        for name in dict.fromkeys(name for tensors in flat for name in tensors):
+            sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
+            finite = [(worker, *self._finite(values, name, worker, step)) for worker, values in sent]
+            found = [Bad(name, worker, count) for worker, _, count in finite if count]
+            bad += found
+            if found and self._nonfinite == "pass":
+                aggregated[name] = vectors.plain_mean([values for _, values in sent])
+                continue
+            sending[name] = [(worker, values) for worker, values, _ in finite if values is not None]
+        for worker in range(self.workers):
+            own = ((name, values) for name, sent in sending.items() for one, values in sent if one == worker)
+            self._allocate(worker, own, step, tally)
+        down = self._down is not None and any(one.allocates for one in self._rules_of(_SERVER).codecs)
+        waiting: dict[str, tuple[list[Vector], list[Vector]]] = {}
+        for name, sent in sending.items():
+            if not sent:
+                continue
+            exact = [values for _, values in sent]
+            codec = self.rules.choose(name, len(exact[0]))
+            if codec.linear:
+                decoded, aggregated[name] = self._average(name, sent, step, tally)
+            else:
+                decoded = [self._carry(name, worker, values, step, tally) for worker, values in sent]
+            start = time.thread_time()
+            if name not in aggregated:
+                aggregated[name] = vectors.aggregate(codec, decoded)
+            seconds = time.thread_time() - start
+            tally.codec_seconds += seconds
+            tally.decode_seconds += seconds
+            waiting[name] = exact, decoded
+            # A server that shares something out among tensors needs all averages before it sends one on.
+            if not down:
+                self._finish(waiting, aggregated, step, tally, watch)
+                waiting.clear()
+        self._finish(waiting, aggregated, step, tally, watch)
+        tally.nonfinite = sum(item.count for item in bad)
+        return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
+
+    def _finish(
+        self,
+        waiting: Mapping[str, tuple[list[Vector], list[Vector]]],
+        aggregated: dict[str, Vector],
+        step: int,
+        tally: Tally,
+        watch: Callable[[str, Sequence[Vector], Sequence[Vector], Vector], None] | None,
+    ) -> None:
+        """Send averages on if a server does so, and measure them."""
+        if self._down is not None:
+            self._allocate(_SERVER, [(name, aggregated[name]) for name in waiting], step, tally)
+        for name, (exact, decoded) in waiting.items():
+            if self._down is not None:
+                aggregated[name] = self._send_on(name, aggregated[name], step, tally)
+            _measure(tally, exact, decoded, aggregated[name])
+            if watch is not None:
+                watch(name, exact, decoded, aggregated[name])
+
+    def _allocate(self, worker: int, sending: Iterable[tuple[str, Vector]], step: int, tally: Tally) -> None:
+        """Fit the codecs of a worker, or of the server, that share something out among their tensors."""
+        if not any(one.allocates for one in self._rules_of(worker).codecs):
+            return
+        start = time.thread_time()
+        allocate([(self._link(name, worker, len(values))[0], values) for name, values in sending], step)
+        seconds = time.thread_time() - start
+        tally.codec_seconds += seconds
+        tally.fit_seconds += seconds
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything that later steps depend on, as plain values and arrays."""
+        return {
+            "layout": None if self._layout is None else [[name, list(shape)] for name, shape in self._layout.items()],
+            "links": [
+                [name, worker, sender.to_arrays(), np.frombuffer(receiver.shared, np.uint8).copy()]
+                for (name, worker), (sender, receiver) in self._links.items()
+            ],
+        }
+
+    def load_arrays(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`to_arrays`, for an exchange with the same arguments."""
+        layout = saved["layout"]
+        self._layout = None if layout is None else {name: tuple(shape) for name, shape in layout}
+        self._links = {}
+        for name, worker, arrays, shared in saved["links"]:
+            sender, receiver = self._link(name, worker, int(arrays["state"]["size"]))
+            sender.load_arrays(arrays)
+            receiver.shared = np.asarray(shared, np.uint8).tobytes()
+
+    def _link(self, name: str, worker: int, size: int) -> tuple[Sender, Receiver]:
+        link = self._links.get((name, worker))
+        codec = self._rules_of(worker).choose(name, size)
+        if link is None:
+            role: Role = "down" if worker == _SERVER else "up"
+            sender = Sender(
+                codec,
+                size,
+                tensor=name,
+                worker=max(worker, 0),
+                seed=self._seed,
+                refit=self._refit,
+                shape=self._shapes.get(name),
+                role=role,
+            )
+            link = self._links[name, worker] = (sender, Receiver(codec, size))
+        elif codec != link[0].codec:
+            link[0].adopt(codec)
+            link[1].codec = codec
+        return link
+
+    def _rules_of(self, worker: int) -> CodecTable:
+        if worker == _SERVER and isinstance(self._down, Codec):
+            return replace(self.rules, codec=self._down, tensors={})
+        return self.rules
+
+    def _travel(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> tuple[Message, Vector]:
+        """One tensor to the other end, and the time that takes."""
+        start = time.thread_time()
+        sender, receiver = self._link(name, worker, len(values))
+        fitting = sender.fit_seconds
+        message = sender.send(values, step)
+        sent = time.thread_time()
+        arrived = receiver.receive(message, None if isinstance(values, np.ndarray) else values.device)
+        tally.decode_seconds += time.thread_time() - sent
+        sender.settle(values, arrived)
+        tally.codec_seconds += time.thread_time() - start
+        tally.fit_seconds += sender.fit_seconds - fitting
+        return message, arrived
+
+    def _send_on(self, name: str, average: Vector, step: int, tally: Tally) -> Vector:
+        """One tensor's average from the server to all workers."""
+        message, arrived = self._travel(name, _SERVER, average, step, tally)
+        tally.down_bits += message.payload_bits + message.shared_bits
+        wide = vectors.widened(average)
+        tally.down_energy += float(wide @ wide)
+        wide -= arrived
+        tally.down_squared_error += float(wide @ wide)
+        return arrived
+
+    def _average(
+        self, name: str, sent: Sequence[tuple[int, Vector]], step: int, tally: Tally
+    ) -> tuple[list[Vector], Vector]:
+        """One tensor of all workers by the rounds of its codec: each worker's part, and what all of them hold."""
+        start = time.thread_time()
+        tally.float32_bits += sum(32 * len(values) for _, values in sent)
+        if len(sent) < self.workers:
+            tally.payload_bits += sum(32 * len(values) for _, values in sent)
+            own = [values for _, values in sent]
+            average = vectors.plain_mean(own)
+        else:
+            runs = [self._link(name, worker, len(values))[0].rounds(values, step) for worker, values in sent]
+            found = [advance(run) for run in runs]
+            while messages := [one for one in found if not isinstance(one, Averaged)]:
+                tally.payload_bits += sum(8 * message.nbytes for message in messages)
+                mean: NDArray[np.float32] = np.asarray(np.mean(messages, axis=0, dtype=np.float64), np.float32)
+                found = [advance(run, mean) for run in runs]
+            ended = [one for one in found if isinstance(one, Averaged)]
+            own, average = [one.own for one in ended], ended[0].decoded
+        tally.zeros += sum(map(vectors.count_zeros, own))
+        tally.codec_seconds += time.thread_time() - start
+        return own, average
+
+    def _carry(self, name: str, worker: int, values: Vector, step: int, tally: Tally) -> Vector:
+        """One tensor from one worker to the other end."""
+        message, arrived = self._travel(name, worker, values, step, tally)
+        tally.payload_bits += message.payload_bits
+        tally.shared_bits += message.shared_bits
+        tally.envelope_bits += 8 * ENVELOPE_BYTES
+        tally.float32_bits += 32 * len(values)
+        tally.zeros += vectors.count_zeros(arrived)
+        return arrived
+
+    def _finite(self, values: Vector, name: str, worker: int, step: int) -> tuple[Vector | None, int]:
+        """What may be encoded (None for nothing), and how many values were NaN or infinite."""
+        count = vectors.count_nonfinite(values)
+        if count == 0:
+            return values, 0
+        if self._nonfinite == "error":
+            raise NonfiniteGradientError(
+                f"step {step}, worker {worker}, {name}: {count} of {len(values)} gradient values are not finite; "
+                "lower the learning rate, or choose nonfinite=skip or zero"
+            )
+        return (vectors.zero_nonfinite(values) if self._nonfinite == "zero" else None), count
+
+    def _flatten(self, tensors: Mapping[str, Vector]) -> dict[str, Vector]:
+        flat = {
+            name: vectors.flat(array, self.rules.choose(name, math.prod(array.shape)))
+            for name, array in tensors.items()
+        }
+        if not self._whole:
+            return flat
+        layout = {name: tuple(array.shape) for name, array in tensors.items()}
+        if self._layout is None:
+            self._layout = layout
+        if layout != self._layout:
+            missing = sorted(set(self._layout) ^ set(layout))
+            raise UsageError(
+                f"exchange: a codec over the whole model needs the same tensors at every step; "
+                f"{', '.join(missing) or 'a shape'} differs from the first step"
+            )
+        return {WHOLE_MODEL: vectors.concatenated([flat[name] for name in self._layout])}
+
+    def _unflatten(self, aggregated: dict[str, Vector], shapes: dict[str, tuple[int, ...]]) -> dict[str, Vector]:
+        if self._layout is not None:
+            whole = aggregated.get(WHOLE_MODEL)
+            if whole is None:
+                return {}
+            parts = vectors.cut(whole, [math.prod(shape) for shape in self._layout.values()])
+            aggregated = dict(zip(self._layout, parts, strict=True))
+        return {name: values.reshape(shapes[name]) for name, values in aggregated.items()}
+
+
+def _measure(tally: Tally, exact: list[Vector], decoded: list[Vector], aggregated: Vector) -> None:
+    total: Any = 0.0
+    for values, arrived in zip(exact, decoded, strict=True):
+        wide = vectors.widened(values)
+        total = total + wide
+        tally.worker_energy += float(wide @ wide)
+        wide -= arrived
+        tally.worker_squared_error += float(wide @ wide)
+    # Rounded to float32 as every aggregate is, so that an exact exchange shows an error of exactly zero.
+    mean = vectors.widened(vectors.narrowed(total / len(exact)))
+    tally.energy += float(mean @ mean)
+    mean -= aggregated
+    tally.squared_error += float(mean @ mean)
+
+
+def _share(part: float, whole: float) -> float:
+    if whole > 0:
+        return part / whole
+    return 0.0 if part == 0 else float("nan")

@@ -1,0 +1,84 @@
+"""Training without a codec, step by step, for whoever wants to look at the gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from gtrace.training.tasks.base import Task
+
+
+class PlainTraining:
+    """One worker trains a task; the same model and batches as the first worker of a study with this seed.
+
+    Args:
+        task: what is trained, with its own optimizer.
+        seed: of the model and the batches.
+        batch_size: samples in a batch; by default the task's.
+
+    Attributes:
+        model: as it is after the steps so far.
+        optimizer: of it.
+    """
+
+    def __init__(self, task: Task, seed: int = 0, batch_size: int | None = None) -> None:
+        self._task, self._seed = task, seed
+        self._batch_size = task.recipe.batch_size if batch_size is None else batch_size
+        self._step = 0
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(Key.derive(seed, tensor="model", role="sample").low)
+            self.model = task.model()
+        self.optimizer = task.optimizer(self.model, task.recipe.lr)
+
+    def step(self, lr: float | None = None, batches: int = 1) -> list[dict[str, NDArray[np.float32]]]:
+        """One step of the optimizer with the gradient of one batch.
+
+        Args:
+            lr: learning rate; by default the task's first.
+            batches: of how many batches gradients are wanted; the step is made with the first one's.
+
+        Returns:
+            of each batch, tensor -> float32[n], copies.
+        """
+        found = []
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            # The first batch comes last: its gradient is the one that the optimizer finds.
+            for worker in reversed(range(batches)):
+                key = Key.derive(self._seed, tensor="batch", step=self._step, worker=worker, role="sample")
+                torch.default_generator.manual_seed(key.low)
+                self.optimizer.zero_grad(set_to_none=True)
+                batch = self._task.batch(np.random.default_rng(key), self._batch_size)
+                self._task.loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
+                found.append(
+                    {
+                        name: p.grad.numpy().reshape(-1).copy()
+                        for name, p in self.model.named_parameters()
+                        if p.grad is not None
+                    }
+                )
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._task.recipe.lr if lr is None else lr
+            self.optimizer.step()
+        self._step += 1
+        return found[::-1]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread: these models are too small for more, and sums would depend on the number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,389 @@
+"""One run of a study: a model that simulated workers train through one codec.
+
+The workers share one model, since all of them step with the same aggregated gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gtrace.codecs import Codec, Identity
+from gtrace.codecs.assignment import CodecTable
+from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.control import BitControl
+from gtrace.training.exchange import Bad, Exchange, Tally
+from gtrace.training.measure import Measurement
+from gtrace.training.network import simulated_step
+from gtrace.training.neural import NeuralGradients
+from gtrace.training.plans import down_codec, run_name
+from gtrace.training.settings import OPTIMIZERS
+from gtrace.training.shadow import ShadowSummary, shadow
+from gtrace.training.weights import QuantizedWeights
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs.assignment import Coding
+    from gtrace.training.exchange import Nonfinite
+    from gtrace.training.policy import PolicySpec
+    from gtrace.training.settings import Kind, Settings
+    from gtrace.training.shadow import ShadowError
+    from gtrace.training.tasks.base import Evaluation, Task
+    from gtrace.training.weights import WeightLevels
+
+#: how many gradients with NaN or infinity are reported one by one
+_SHOWN = 3
+_HANDLED: dict[tuple[Kind, Nonfinite], str] = {
+    ("weight", "pass"): "the step goes on with them",
+    ("weight", "error"): "the run stops",
+    ("weight", "skip"): "this worker's tensor is left out of the mean",
+    ("weight", "zero"): "zeros are sent in their place",
+    ("neural", "error"): "the run stops",
+    ("neural", "skip"): "weight gradients that hold any are left out",
+    ("neural", "zero"): "zeros stand in their place",
+}
+
+
+@dataclass(slots=True)
+class RunResult:
+    """How one run of a study went, so far or in the end.
+
+    Attributes:
+        run: spec of its codec; with quantized weights see :func:`gtrace.training.plans.run_name`.
+        seed: of the study.
+        steps: how many were done.
+        loss: of the last evaluation; NaN before the first.
+        accuracy: of the last evaluation; None where the task has none.
+        tally: bits and errors summed over the steps; its variances are those of the whole run.
+        relative_variance: mean over the steps of the aggregated gradient's relative variance; of the neural
+            gradients', all layers together, where those are compressed.
+        worker_variance: mean over the steps of a single worker's relative variance.
+        seconds: CPU time of the steps; evaluations and shadow passes are not included.
+        sim_seconds: duration of the steps over the simulated network; NaN where there is none.
+        weight_error: ||quantized weights - weights||^2 / ||weights||^2 in the last step; NaN without quantized ones.
+        shadow: how far weight gradients are from exact ones, over the shadow passes.
+        first_loss: test loss before the first step.
+        diverged: in words, where the training loss became non-finite, or the test loss ended above where it
+            began; empty while all is well.
+        finished: the run came to its end.
+    """
+
+    run: str
+    seed: int
+    steps: int = 0
+    loss: float = math.nan
+    accuracy: float | None = None
+    tally: Tally = field(default_factory=Tally)
+    shadow: ShadowSummary = field(default_factory=ShadowSummary)
+    relative_variance: float = math.nan
+    worker_variance: float = math.nan
+    weight_error: float = math.nan
+    seconds: float = 0.0
+    sim_seconds: float = math.nan
+    first_loss: float = math.nan
+    diverged: str = ""
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step was like.
+
+    Attributes:
+        record: for the run log.
+        measured: everything about the averaged gradient, where it was measured.
+        shadow: errors of the weight gradients, where there was a shadow pass.
+        bad: where there were NaN or infinities.
+    """
+
+    record: dict[str, Any]
+    measured: dict[str, float]
+    shadow: tuple[ShadowError, ...]
+    bad: tuple[Bad, ...]
+
+
+class Run:
+    """One codec's training.
+
+    Args:
+        task: what is trained.
+        codec: what every worker sends through.
+        settings: shared with the study's other runs.
+        first_loss: test loss of the untrained model, where another run with the same seed has worked it out.
+        policy: chooses the codec's bits; None for those that it has.
+        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
+
+    Attributes:
+        result: how it went so far.
+        label: what its records in the run log have in common.
+        tensors: name -> elements of what is trained.
+        weights: the quantized ones, where there are some.
+        remedy: what to try when it fails, in words.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        codec: Coding,
+        settings: Settings,
+        first_loss: float | None = None,
+        policy: PolicySpec | None = None,
+        weights: WeightLevels | None = None,
+    ) -> None:
+        self._task, self._codec, self._settings = task, codec, settings
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
+            self._model = task.model()
+        self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+        make = OPTIMIZERS.get(settings.optimizer)
+        self._optimizer = (
+            task.optimizer(self._model, settings.lr) if make is None else make(self._model.parameters(), settings.lr)
+        )
+        self._neural: NeuralGradients | None = None
+        if settings.kind == "neural":
+            assert isinstance(codec, Codec), "a study refuses plans of neural gradients"
+            self._neural = NeuralGradients(
+                self._model,
+                codec,
+                workers=settings.workers,
+                seed=settings.seed,
+                refit=settings.refit,
+                nonfinite=settings.nonfinite,
+                layers=settings.layers,
+            )
+        self._exchange = Exchange(
+            # Where neural gradients are compressed, weight gradients are averaged exactly.
+            CodecTable.of(codec, min_size=settings.min_size) if self._neural is None else Identity(),
+            settings.workers,
+            seed=settings.seed,
+            refit=settings.refit,
+            nonfinite=settings.nonfinite,
+            down=down_codec(settings.down) if codec != Identity() else None,
+        )
+        chooser = None if policy is None else policy.begin(settings.seed)
+        self._control: BitControl | None = None
+        if chooser is not None:
+            assert isinstance(codec, Codec), "a table has no policy"
+            self._control = BitControl(chooser, codec, self._exchange)
+        self._variances: tuple[list[float], list[float]] = [], []
+        self._bad: list[Bad] = []
+        self._bad_steps = 0
+        self.result = RunResult(run_name(codec, policy, weights), settings.seed)
+        self.weights = QuantizedWeights(self._model, weights, settings.refit)
+        self.label = {"run": self.result.run, "seed": settings.seed}
+        self.tensors = {name: p.numel() for name, p in self._named}
+        self.result.first_loss = self._test().loss if first_loss is None else first_loss
+        self.remedy = f"a lower learning rate than {settings.lr:g}"
+        if codec != Identity():
+            self.remedy += ", or a codec with less error"
+        if weights is not None:
+            self.remedy += ", or more levels of weights"
+
+    def step(self, step: int) -> Step:
+        """One step of all workers."""
+        start = time.process_time()
+        shadowed = self.result.shadow.seconds
+        result, clip = self.result, self._settings.clip or self._task.recipe.clip
+        lr = self._learning_rate(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self.weights.fit(step)
+        with self.weights.in_place():
+            losses, gradients, errors = self._gradients(step)
+        # One worker's bad batch is no divergence: that is when no worker has a finite loss any more.
+        loss = _mean([value for value in losses if math.isfinite(value)])
+        chosen = {} if self._control is None else self._control.before(step, loss, gradients)
+        every = self._settings.measure
+        measurement = Measurement(self._optimizer, dict(self._named)) if every and step % every == 0 else None
+        exchanged = self._exchange.step(step, gradients, None if measurement is None else measurement.add)
+        tally, bad = exchanged.tally, exchanged.bad
+        if self._neural is not None:
+            tally, found = self._neural.collect()
+            tally.nonfinite += exchanged.tally.nonfinite
+            bad = found + bad
+        for name, parameter in self._named:
+            averaged = exchanged.gradients.get(name)
+            parameter.grad = None if averaged is None else torch.from_numpy(averaged)
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_((p for _, p in self._named), clip)
+        self._optimizer.step()
+        seconds = time.process_time() - start - (self.result.shadow.seconds - shadowed)
+        seconds -= 0.0 if measurement is None else measurement.seconds
+        result.steps = step + 1
+        result.seconds += seconds
+        result.tally.add(tally)
+        for seen, value in zip(self._variances, (tally.relative_variance, tally.worker_variance), strict=True):
+            if math.isfinite(value):
+                seen.append(value)
+        result.relative_variance, result.worker_variance = map(_mean, self._variances)
+        record = {
+            "type": "step",
+            **self.label,
+            "step": step,
+            "loss": loss,
+            "lr": lr,
+            "bits": tally.bits,
+            "bits_float32": tally.float32_bits,
+            "shared_bits": tally.shared_bits,
+            "envelope_bits": tally.envelope_bits,
+            "relative_variance": tally.relative_variance,
+            "worker_variance": tally.worker_variance,
+            "nonfinite": tally.nonfinite,
+            "seconds": seconds,
+            "codec_seconds": tally.codec_seconds,
+            "fit_seconds": tally.fit_seconds,
+            **chosen,
+        }
+        if self._settings.down:
+            record["down_bits"] = tally.down_bits
+        if self.weights.levels is not None:
+            record["weight_error"] = result.weight_error = self.weights.error
+        network = self._settings.network
+        if network is not None:
+            exact = self._codec == Identity()
+            linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
+            workers = self._settings.workers
+            simulated = simulated_step(network, workers, tally, seconds, exact=exact, linear=linear)
+            result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
+            record["sim_seconds"] = simulated
+            if self._control is not None:
+                self._control.seconds = simulated
+        return Step(record, {} if measurement is None else measurement.fields(), tuple(errors), bad)
+
+    def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
+        """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
+        settings = self._settings
+        losses, gradients = [], []
+        errors: list[ShadowError] = []
+        for worker in range(settings.workers):
+            # One key for the batch and for dropout: the same in every run, whatever its codec draws.
+            key = Key.derive(settings.seed, tensor="batch", step=step, worker=worker, role="sample")
+            batch = self._task.batch(np.random.default_rng(key), settings.batch_size)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(key.low)
+                if self._neural is None:
+                    loss = self._task.loss(self._model, batch)
+                    self._backward(loss)
+                else:
+                    with self._neural.batch(step, worker) as layers:
+                        loss = self._task.loss(self._model, batch)
+                        if worker == 0 and self._has_shadow(step):
+                            self._backward(loss, retain_graph=True)
+                            start = time.process_time()
+                            errors = shadow(layers, loss, dict(self._named), self._neural.owners)
+                            self.result.shadow.add(errors)
+                            self.result.shadow.seconds += time.process_time() - start
+                        else:
+                            self._backward(loss)
+            losses.append(loss.item())
+            gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
+        return losses, gradients, errors
+
+    def _backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+    def _has_shadow(self, step: int) -> bool:
+        every = self._settings.shadow
+        return every is not None and step % every == 0 and self._codec != Identity()
+
+    def _learning_rate(self, step: int) -> float:
+        if self._task.recipe.decay == "none":
+            return self._settings.lr
+        if self._task.recipe.decay == "drop":
+            return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
+        return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
+
+    def evaluate(self) -> Evaluation:
+        """Test the model as it is, and note the result."""
+        found = self._test()
+        self.result.loss, self.result.accuracy = found.loss, found.accuracy
+        return found
+
+    def _test(self) -> Evaluation:
+        self._model.eval()
+        with torch.no_grad(), self.weights.in_place():
+            found = self._task.evaluate(self._model)
+        self._model.train()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
+        result = dataclasses.asdict(self.result)
+        del result["shadow"]
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "control": None if self._control is None else as_tensors(self._control.state_dict()),
+            "exchange": as_tensors(self._exchange.to_arrays()),
+            "weights": as_tensors(self.weights.to_arrays()),
+            "result": result,
+            "variances": [list(seen) for seen in self._variances],
+            "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
+            "bad_steps": self._bad_steps,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, with the same task, codec and settings."""
+        self._model.load_state_dict(saved["model"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        if self._control is not None:
+            # First the bits: codecs of other bits have other states.
+            self._control.load_state_dict(as_arrays(saved["control"]))
+        self._exchange.load_arrays(as_arrays(saved["exchange"]))
+        self.weights.load_arrays(as_arrays(saved["weights"]))
+        self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
+        for seen, values in zip(self._variances, saved["variances"], strict=True):
+            seen[:] = values
+        self._bad = [Bad(*item) for item in saved["bad"]]
+        self._bad_steps = saved["bad_steps"]
+
+    def announce(self) -> list[str]:
+        """Warnings before the first step."""
+        found = self._exchange.rules.unmatched(self.tensors)
+        if not self._codec.declared:
+            return found
+        return [
+            *found,
+            f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes",
+        ]
+
+    def report(self, bad: Sequence[Bad], step: int) -> list[str]:
+        """Warnings about NaN and infinities at a step, the first few one by one."""
+        shown = [
+            f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
+            f"are not finite; {_HANDLED[self._settings.kind, self._settings.nonfinite]}"
+            for item in bad[: max(0, _SHOWN - len(self._bad))]
+        ]
+        self._bad.extend(bad)
+        self._bad_steps += bool(bad)
+        return shown
+
+    def conclude(self) -> list[str]:
+        """Warnings at the end of the run."""
+        texts = []
+        if len(self._bad) > _SHOWN:
+            texts.append(
+                f"{self.result.run}: {sum(item.count for item in self._bad)} gradient values in "
+                f"{len({item.tensor for item in self._bad})} tensors were not finite, "
+                f"at {self._bad_steps} step{'s' * (self._bad_steps > 1)}"
+            )
+        if self._control is not None and self._control.warning():
+            texts.append(f"{self.result.run}: {self._control.warning()}")
+        if self.result.diverged:
+            texts.append(self.result.diverged)
+        return texts
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,358 @@
+"""A codec in a training program that knows nothing of it.
+
+Where ``DistributedDataParallel`` averages gradients between ranks, the codec becomes its communication hook, and bytes
+travel. Everywhere else gradients go through the codec just before the optimizer uses them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gtrace.codecs import Identity
+from gtrace.codecs.assignment import CodecTable
+from gtrace.torch_hooks.compiled import never_compiled
+from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks
+from gtrace.torch_hooks.naming import Names
+from gtrace.torch_hooks.processes import process_place
+from gtrace.torch_hooks.rounds import Rounds
+from gtrace.torch_hooks.sharded import local_part
+from gtrace.torch_hooks.steps import grad_scale_of, is_nested
+from gtrace.training.closures import after_closure
+from gtrace.training.exchange import Exchange, Nonfinite, Tally
+from gtrace.training.gradients import is_dense, read_gradient, write_gradient
+from gtrace.training.hook import ddp_comm_hook
+from gtrace.training.ranks import Comparison, ExchangeKind, Levels, State
+from gtrace.training.schedule import DEFAULT_REFIT
+from gtrace.training.scriptlog import ScriptLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+    from torch.optim import Optimizer
+
+_WARNINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """What to do to a program, in JSON values, so that a process that it launches can be told.
+
+    Attributes:
+        log: path of the run log.
+        codec: spec; of a table its name.
+        rules: (pattern, spec) for some tensors.
+        min_size: tensors with fewer elements go uncompressed.
+        workers: independently keyed encodings of the same gradient that are averaged.
+        seed: of the rounding.
+        refit: schedule of the fits.
+        nonfinite: what to do with a gradient that holds NaN or infinity.
+        exchange: how ranks exchange.
+        levels: whose levels ranks use.
+        compare_every: steps between comparisons with plain all-reduces.
+        argv: the program, for the log.
+        launch: tells this launch from others, so that its processes do not overwrite each other's logs.
+        plugins: files with codecs of the user's own.
+        table: what ``CodecTable.describe`` says of a table; None where there is one codec.
+        plan: the file that it is from.
+    """
+
+    log: str
+    codec: str
+    rules: tuple[tuple[str, str], ...] = ()
+    min_size: int = 0
+    workers: int = 1
+    seed: int = 0
+    refit: str = DEFAULT_REFIT
+    nonfinite: Nonfinite = "pass"
+    exchange: ExchangeKind = "allgather"
+    levels: Levels = "own"
+    compare_every: int = 100
+    argv: tuple[str, ...] = ()
+    launch: str = ""
+    plugins: tuple[str, ...] = ()
+    table: dict[str, Any] | None = None
+    plan: str = ""
+
+
+@dataclass(slots=True)
+class ScriptSummary:
+    """What a program's training came to.
+
+    Attributes:
+        steps: optimizer steps that used gradients from the codec.
+        optimizers: how many optimizers took them.
+        elements: values of all tensors.
+        tally: summed over the steps, of this process.
+        codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
+        seconds: CPU time of this process after the first step.
+        rank: of this process, None where there is only one.
+        world_size: processes that trained together.
+        exchanged: gradients travelled between ranks as bytes.
+        comparisons: with plain all-reduces of the same gradients.
+        log: where the run log is; None where this process wrote none.
+        warnings: that were printed.
+    """
+
+    steps: int = 0
+    optimizers: int = 0
+    elements: int = 0
+    tally: Tally = field(default_factory=Tally)
+    seconds: float = 0.0
+    codec_seconds: float = 0.0
+    rank: int | None = None
+    world_size: int = 1
+    exchanged: bool = False
+    comparisons: list[Comparison] = field(default_factory=list)
+    log: Path | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Count:
+    """Number of an optimizer, and how many times its gradients went through the codec."""
+
+    number: int
+    evaluations: int = 0
+
+
+class ScriptTraining:
+    """The hooks in one process, and what they saw.
+
+    Args:
+        options: what to do.
+        say: prints one line for the user.
+        on_record: called with every record of the run log.
+    """
+
+    def __init__(
+        self,
+        options: ScriptOptions,
+        say: Callable[[str], None],
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.summary = ScriptSummary()
+        self._options = options
+        self._say = say
+        self._rules = (
+            CodecTable.of(options.codec, options.rules, options.min_size)
+            if options.table is None
+            else CodecTable.from_plain(options.table)
+        )
+        self._exchange = Exchange(
+            self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
+        )
+        self._hooks = TrainingHooks(lambda _stream, _step: True, self._told_step, self._told_error, reduced=True)
+        self._log = ScriptLog(options, self._rules, on_record, self._warn)
+        self._handle: Any = None
+        self._patches: list[tuple[str, Any, Any]] = []
+        self._owner = os.getpid()
+        self._counts: weakref.WeakKeyDictionary[Optimizer, _Count] = weakref.WeakKeyDictionary()
+        self._parameter_names = Names()
+        # By weak reference and not by id, which a later parameter may get again.
+        self._names: Any = WeakTensorKeyDictionary()
+        self._sizes: dict[str, int] = {}
+        self._wrapped: Any = WeakTensorKeyDictionary()
+        self._states: list[State] = []
+        self._arrived: dict[int, Tally] = {}
+        self._step: OptimizerStep | None = None
+        self._pending = Tally()
+        self._comparison: Comparison | None = None
+        self._cpu = 0.0
+
+    def start(self) -> None:
+        """Install the hooks."""
+        self._hooks.install()
+        # Registered after the hooks above, so that a step is known when its gradients are compressed.
+        self._handle = register_optimizer_step_pre_hook(self._before_step)
+        self._patch("__init__", self._watch_wrapper)
+        self._patch("register_comm_hook", self._watch_registration)
+
+    def finish(self) -> ScriptSummary:
+        """Take the hooks out, and close the log."""
+        if self._handle is not None and os.getpid() == self._owner:
+            self._flush()
+            self._handle.remove()
+            self._handle = None
+            for name, original, ours in reversed(self._patches):
+                if vars(DistributedDataParallel)[name] is ours:
+                    setattr(DistributedDataParallel, name, original)
+            self._hooks.remove()
+            self.summary.elements = sum(self._sizes.values())
+            for text in self._rules.unmatched(self._sizes) if self._sizes else ():
+                self._warn(text)
+            self.summary.log = self._log.close(self.summary)
+        return self.summary
+
+    def _patch(self, name: str, make: Callable[[Any], Any]) -> None:
+        original = vars(DistributedDataParallel)[name]
+        ours = functools.wraps(original)(make(original))
+        self._patches.append((name, original, ours))
+        setattr(DistributedDataParallel, name, ours)
+
+    def _warn(self, text: str) -> None:
+        if os.getpid() == self._owner:
+            self.summary.warnings.append(text)
+            if len(self.summary.warnings) <= _WARNINGS:
+                self._say(f"gtrace: warning: {text}")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.summary.warnings:
+            self._warn(text)
+
+    def _watch_wrapper(self, original: Any) -> Any:
+        def __init__(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(wrapper, *args, **kwargs)
+            if os.getpid() == self._owner and wrapper.process_group.size() > 1:
+                self._exchange_between_ranks(wrapper)
+
+        return __init__
+
+    def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
+        options = self._options
+        state = State(
+            self._rules,
+            wrapper.process_group,
+            model=wrapper.module,
+            exchange=options.exchange,
+            levels=options.levels,
+            seed=options.seed,
+            refit=options.refit,
+            nonfinite=options.nonfinite,
+            compare_every=options.compare_every,
+            on_step=self._ranks_stepped,
+        )
+        register = next(original for name, original, _ in self._patches if name == "register_comm_hook")
+        register(wrapper, state, ddp_comm_hook)
+        self._states.append(state)
+        for parameter in wrapper.parameters():
+            self._wrapped[parameter] = state
+        if options.workers > 1:
+            self._warn_once(f"--workers {options.workers} is left out: {wrapper.process_group.size()} real ranks train")
+
+    def _watch_registration(self, original: Any) -> Any:
+        def register_comm_hook(wrapper: DistributedDataParallel, state: object, hook: Any) -> Any:
+            if os.getpid() == self._owner and wrapper.process_group.size() > 1:
+                name = getattr(hook, "__name__", type(hook).__name__)
+                self._warn_once(f"the program's own communication hook {name} is left out: the codec takes its place")
+                return None
+            return original(wrapper, state, hook)
+
+        return register_comm_hook
+
+    def _ranks_stepped(self, state: State) -> None:
+        self._arrived.setdefault(id(state), Tally()).add(state.last)
+        if state.comparison is not None:
+            self._comparison = state.comparison
+            self.summary.comparisons.append(state.comparison)
+
+    @never_compiled
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if os.getpid() != self._owner or is_nested(sys._getframe(2), self._hooks.evaluation):
+            return None
+        return after_closure(args, kwargs, lambda: self._compress(optimizer))
+
+    def _compress(self, optimizer: Optimizer) -> None:
+        """Put what the codec makes of them in the place of the gradients, unless ranks have done so."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if optimizer not in self._counts:
+            self._counts[optimizer] = _Count(self.summary.optimizers)
+            self.summary.optimizers += 1
+        known = self._counts[optimizer]
+        count, known.evaluations = known.evaluations, known.evaluations + 1
+        self._name(optimizer, parameters, known.number)
+        ours: dict[str, torch.Tensor] = {}
+        for parameter in parameters:
+            state = self._wrapped.get(parameter)
+            if state is not None:
+                self._pending.add(self._arrived.pop(id(state), Tally()))
+                self.summary.exchanged = True
+            elif is_dense(parameter):
+                ours[self._names[parameter]] = parameter
+            else:
+                self._warn_once(f"{self._names[parameter]}: its gradient is sparse and goes uncompressed")
+        if not ours:
+            return
+        world = process_place().world_size
+        if world > 1:
+            self._warn_once(
+                f"{world} processes train together, and not through DistributedDataParallel alone: other gradients go "
+                "through the codec after the program has averaged them, and no bytes travel"
+            )
+        sharing = [str(one) for one in self._rules.codecs if one.allocates]
+        if sharing and self.summary.optimizers > 1:
+            self._warn_once(f"{sharing[0]} shares out among each optimizer's tensors apart: they step one by one")
+        scale = grad_scale_of(optimizer)
+        arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
+        exchanged = self._exchange.step(count, [arrays] * self._options.workers)
+        for name, parameter in ours.items():
+            decoded = exchanged.gradients.get(name)
+            if decoded is None:
+                parameter.grad = None
+            elif not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
+                write_gradient(parameter, decoded, scale)
+        for bad in exchanged.bad[:1]:
+            self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
+        self._pending.add(exchanged.tally)
+
+    def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
+        if all(parameter in self._names for parameter in parameters):
+            return
+        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
+        for parameter in parameters:
+            if parameter not in self._names:
+                name = found[id(parameter)].name
+                # A layer that took another's place in the model has its name.
+                name = plain = f"opt{number}/{name}" if name in self._sizes else name
+                again = 1
+                while name in self._sizes:
+                    again += 1
+                    name = f"{plain}#{again}"
+                self._names[parameter] = name
+                self._sizes[name] = local_part(parameter).numel()
+
+    def _told_step(self, step: OptimizerStep) -> None:
+        """An optimizer is about to step; where many step inside of a backward pass, all of them have."""
+        if isinstance(step.optimizer, Rounds):
+            self._step = step
+            self._flush()
+        else:
+            self._flush()
+            self._step = step
+
+    def _told_error(self, error: Exception) -> None:
+        self._warn(f"{type(error).__name__}: {error}")
+
+    def _flush(self) -> None:
+        """Write the record of the step before; a line search may have evaluated more gradients since."""
+        step, tally = self._step, self._pending
+        self._step, self._pending = None, Tally()
+        if step is None:
+            return
+        now = time.process_time()
+        seconds = now - self._cpu if self._cpu else float("nan")
+        self._cpu = now
+        summary = self.summary
+        summary.steps += 1
+        summary.tally.add(tally)
+        if seconds == seconds:
+            summary.seconds += seconds
+            summary.codec_seconds += tally.codec_seconds
+        place = process_place()
+        summary.rank, summary.world_size = place.rank, place.world_size
+        comparison, self._comparison = self._comparison, None
+        self._log.step(step, tally, comparison, seconds, self._sizes, summary)

@@ -1,0 +1,192 @@
+"""The run log of a program that trains with a codec."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gtrace import __version__
+from gtrace.errors import GtraceError
+from gtrace.runlog import RunLogWriter, read_runlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gtrace.codecs.assignment import CodecTable
+    from gtrace.torch_hooks.hooks import OptimizerStep
+    from gtrace.training.exchange import Tally
+    from gtrace.training.ranks import Comparison
+    from gtrace.training.script import ScriptOptions, ScriptSummary
+
+
+class ScriptLog:
+    """Writes one record a step, from the first on; of several ranks, the first one writes.
+
+    Args:
+        options: of the program.
+        rules: which codec each tensor goes through.
+        on_record: called with every record.
+        warn: told once when nothing can be written; training goes on.
+    """
+
+    def __init__(
+        self,
+        options: ScriptOptions,
+        rules: CodecTable,
+        on_record: Callable[[dict[str, Any]], None] | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._options, self._rules, self._warn = options, rules, warn
+        self._on_record = on_record
+        self._writer: RunLogWriter | None = None
+        self._broken = False
+        self._label = {"run": str(rules), "seed": options.seed}
+        self._loss = math.nan
+
+    def step(
+        self,
+        step: OptimizerStep,
+        tally: Tally,
+        comparison: Comparison | None,
+        seconds: float,
+        tensors: Mapping[str, int],
+        summary: ScriptSummary,
+    ) -> None:
+        """One optimizer step and what was exchanged for it."""
+        self._loss = step.loss
+        measured = {} if comparison is None else asdict(comparison)
+        if not summary.exchanged:
+            measured = {"relative_variance": tally.relative_variance}
+        record = {
+            "type": "step",
+            **self._label,
+            "step": step.step,
+            "stream": step.stream,
+            "loss": step.loss,
+            "lr": step.lr,
+            "bits": tally.bits,
+            "bits_float32": tally.float32_bits,
+            "shared_bits": tally.shared_bits,
+            "envelope_bits": tally.envelope_bits,
+            "frame_bits": tally.frame_bits,
+            "down_bits": tally.down_bits,
+            "wire_bytes": tally.wire_bytes,
+            "worker_variance": tally.worker_variance,
+            "nonfinite": tally.nonfinite,
+            "seconds": seconds,
+            "codec_seconds": tally.codec_seconds,
+            "fit_seconds": tally.fit_seconds,
+            "wire_seconds": tally.wire_seconds,
+            **measured,
+        }
+        if not summary.rank:
+            self._write(record, tensors, summary)
+        if self._on_record is not None:
+            self._on_record(record)
+
+    def close(self, summary: ScriptSummary) -> Path | None:
+        """End the log; returns where it is."""
+        if self._writer is None:
+            return None
+        tally = summary.tally
+        end = {
+            **self._label,
+            "steps": summary.steps,
+            "loss": self._loss,
+            "accuracy": None,
+            "bits": tally.bits,
+            "ratio": tally.ratio,
+            "diverged": not math.isfinite(self._loss),
+            "seconds": summary.seconds,
+        }
+        for text in summary.warnings:
+            self._append({"type": "warning", "text": text})
+        self._append({"type": "end", **end})
+        self._writer.close()
+        return self._writer.path
+
+    def _write(self, record: dict[str, Any], tensors: Mapping[str, int], summary: ScriptSummary) -> None:
+        if self._broken:
+            return
+        if self._writer is None:
+            try:
+                self._writer = RunLogWriter(self._path(), self._study(tensors, summary), force=True)
+            except GtraceError as error:
+                self._break(error)
+                return
+        self._append(record)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._writer is None or self._broken:
+            return
+        try:
+            self._writer.write(record["type"], **{name: value for name, value in record.items() if name != "type"})
+        except GtraceError as error:
+            self._break(error)
+
+    def _break(self, error: GtraceError) -> None:
+        self._broken = True
+        self._warn(f"{error}; training goes on without a run log")
+
+    def _path(self) -> Path:
+        """Where to write: another name where a process of the same launch has taken this one."""
+        path = Path(self._options.log)
+        number = 1
+        while path.exists() and self._is_ours(path):
+            number += 1
+            path = Path(self._options.log).with_name(f"{Path(self._options.log).stem}-{number}.jsonl")
+        return path
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            return bool(read_runlog(path)[0].get("launch") == self._options.launch)
+        except GtraceError:
+            return False
+
+    def _command(self) -> str:
+        """The command line that repeats this training, launcher aside."""
+        options, default = self._options, type(self._options)(log="", codec="")
+        words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
+        for pattern, spec in options.rules:
+            words += ["--rule", f"{pattern}={spec}"]
+        names = ("min_size", "workers", "seed", "refit", "nonfinite", "exchange", "levels", "compare_every")
+        for name in names:
+            if getattr(options, name) != getattr(default, name):
+                words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        return shlex.join([*words, *options.argv])
+
+    def _study(self, tensors: Mapping[str, int], summary: ScriptSummary) -> dict[str, Any]:
+        options = self._options
+        table = self._rules.describe()
+        return {
+            "command": self._command(),
+            "task": next((word for word in options.argv if not word.startswith("-")), ""),
+            "workers": options.workers if not summary.exchanged else 1,
+            "world_size": summary.world_size,
+            "exchange": options.exchange if summary.exchanged else None,
+            "levels": options.levels if summary.exchanged else None,
+            "seed": options.seed,
+            "runs": [self._label["run"]],
+            "steps": None,
+            **{name: table[name] for name in ("codec", "rules", "min_size")},
+            "plans": [table] if self._rules.tensors else None,
+            "refit": options.refit,
+            "nonfinite": options.nonfinite,
+            "kind": "weight",
+            "parameters": sum(tensors.values()),
+            "tensors": dict(tensors),
+            "launch": options.launch,
+            "versions": {
+                "gtrace": __version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+            },
+        }

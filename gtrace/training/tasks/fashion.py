@@ -1,0 +1,188 @@
+"""Tasks on Fashion-MNIST: 60,000 training and 10,000 test images of 28x28 pixels in ten classes.
+
+The data do not ship with gtrace. They are looked for in the folder that the environment variable
+``GTRACE_FASHION_MNIST`` names, or else where Debian's package ``dataset-fashion-mnist`` installs them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gtrace.errors import TraceError
+from gtrace.training.tasks.base import Batch, Evaluation, Recipe, Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+VARIABLE = "GTRACE_FASHION_MNIST"
+_INSTALLED = Path("/usr/share/datasets/fashion-mnist")
+#: dimensions and their sizes -> the first bytes of such a file (IDX format, bytes)
+_IMAGES, _LABELS = 0x00000803, 0x00000801
+_TEST_BATCH = 500
+
+
+def fashion_folder() -> Path:
+    """The folder with the four files.
+
+    Raises:
+        TraceError: there is none.
+    """
+    given = os.environ.get(VARIABLE)
+    folder = Path(given) if given else _INSTALLED
+    if not (folder / "train-images-idx3-ubyte.gz").is_file():
+        raise TraceError(
+            f"Fashion-MNIST: no train-images-idx3-ubyte.gz in {folder}; install Debian's dataset-fashion-mnist, or set "
+            f"{VARIABLE} to the folder that holds it"
+        )
+    return folder
+
+
+def read_idx(path: Path, magic: int) -> NDArray[np.uint8]:
+    """The bytes of a gzipped IDX file in their shape.
+
+    Raises:
+        TraceError: another kind of file, or a damaged one.
+    """
+    try:
+        with gzip.open(path) as file:
+            data = file.read(1 << 27)
+    except (OSError, EOFError) as error:
+        raise TraceError(f"{path}: cannot be read ({error})") from None
+    dimensions = magic & 0xFF
+    shape = tuple(int(size) for size in np.frombuffer(data[4 : 4 + 4 * dimensions], ">u4"))
+    start = 4 + 4 * dimensions
+    if int.from_bytes(data[:4], "big") != magic or len(data) - start != int(np.prod(shape)):
+        raise TraceError(f"{path}: no IDX file of {dimensions} dimensions, or a damaged one")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+class _Fashion(Task):
+    """Both networks' data and loss.
+
+    Args:
+        test_images: how many are tested on at most, evenly spread; all 10,000 by default. Fewer make a test cheaper
+            and less sure.
+    """
+
+    def __init__(self, test_images: int | None = None) -> None:
+        folder = fashion_folder()
+        self._train, self._test = (
+            (
+                torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte.gz", _IMAGES).copy()),
+                torch.from_numpy(read_idx(folder / f"{part}-labels-idx1-ubyte.gz", _LABELS).astype(np.int64)),
+            )
+            for part in ("train", "t10k")
+        )
+        there = len(self._test[1])
+        if test_images is not None and test_images < there:
+            chosen = torch.arange(test_images) * there // test_images
+            self._test = self._test[0][chosen], self._test[1][chosen]
+        sample = self._train[0][::10].float()
+        self._mean, self._scale = float(sample.mean()), float(sample.std())
+
+    def _inputs(self, images: torch.Tensor) -> torch.Tensor:
+        return ((images.float() - self._mean) / self._scale)[:, None]
+
+    def batch(self, random: np.random.Generator, size: int) -> Batch:
+        """Images and their classes, drawn with replacement."""
+        chosen = torch.from_numpy(random.integers(len(self._train[1]), size=size))
+        return self._inputs(self._train[0][chosen]), self._train[1][chosen]
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Cross-entropy."""
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Cross-entropy and accuracy on the test images."""
+        loss = right = 0.0
+        for images, classes in zip(*(torch.split(part, _TEST_BATCH) for part in self._test), strict=True):
+            scores = model(self._inputs(images))
+            loss += functional.cross_entropy(scores, classes, reduction="sum").item()
+            right += int((scores.argmax(1) == classes).sum())
+        count = len(self._test[1])
+        return Evaluation(loss / count, right / count)
+
+
+class _Block(nn.Module):
+    """Two convolutions and a shortcut without parameters: every other pixel, and zeros as further channels."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self._stride, self._more = stride, outputs - inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
+        y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        shortcut = x[:, :, :: self._stride, :: self._stride]
+        return functional.relu(y + functional.pad(shortcut, (0, 0, 0, 0, 0, self._more)))
+
+
+class _ResNet8(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, 1, 28, 28) to scores (N, 10)."""
+        y: torch.Tensor = self.fc(self.blocks(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
+        return y
+
+
+class FashionResNet8(_Fashion):
+    """ResNet-8 of widths 16, 32 and 64, 75,002 parameters: the least of the family that ALQ was tested on."""
+
+    name: ClassVar[str] = "fashion-resnet8"
+    recipe: ClassVar[Recipe] = Recipe(steps=500, batch_size=32, lr=0.1, decay="drop")
+
+    def model(self) -> nn.Module:
+        """A fresh network."""
+        return _ResNet8()
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """SGD with momentum and weight decay (ALQ, Table 3)."""
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
+
+
+class FashionCNN(_Fashion):
+    """MQGrad's five-layer network with smaller linear layers: 941,386 parameters, nine tenths of them in these."""
+
+    name: ClassVar[str] = "fashion-cnn"
+    recipe: ClassVar[Recipe] = Recipe(steps=500, batch_size=32, lr=0.05)
+
+    def model(self) -> nn.Module:
+        """A fresh network."""
+        layers = OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(1, 64, 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(64, 64, 5, padding=2),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * 7 * 7, 256),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(256, 128),
+            relu4=nn.ReLU(),
+            fc3=nn.Linear(128, 10),
+        )
+        return nn.Sequential(layers)
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(model.parameters(), lr=lr)

@@ -1,0 +1,123 @@
+"""Flat gradients, arrays of the host or tensors of a device: the few things that exchanges do to both.
+
+A tensor stays on its device where the codec works there (:mod:`gtrace.training.device`); everything else is numpy's.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+from gtrace.buckets import as_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+
+    #: float32[n] of the host or of a device
+    Vector: TypeAlias = NDArray[np.float32] | torch.Tensor
+
+
+def flat(values: Any, codec: Codec) -> Vector:
+    """Real numbers of any shape, float32[n]: on their device where the codec works there, else on the host."""
+    if not _is_tensor(values):
+        return as_values(values)
+    from gtrace.training import device
+
+    if device.stays(codec, values):
+        return values.detach().float().contiguous().reshape(-1)
+    return as_values(values.detach().cpu().float().numpy())
+
+
+def on_host(values: Vector) -> NDArray[np.float32]:
+    """The same as an array."""
+    if isinstance(values, np.ndarray):
+        return values
+    array: NDArray[np.float32] = values.cpu().numpy()
+    return array
+
+
+def count_nonfinite(values: Vector) -> int:
+    """How many are NaN or infinite."""
+    if isinstance(values, np.ndarray):
+        return values.size - int(np.count_nonzero(np.isfinite(values)))
+    return values.numel() - int(values.isfinite().count_nonzero())
+
+
+def zero_nonfinite(values: Vector) -> Vector:
+    """A copy with zeros in the place of NaN and infinity."""
+    if isinstance(values, np.ndarray):
+        return np.where(np.isfinite(values), values, np.float32(0))
+    return values.nan_to_num(0.0, 0.0, 0.0)
+
+
+def count_zeros(values: Vector) -> int:
+    """How many are exactly zero."""
+    if isinstance(values, np.ndarray):
+        return values.size - int(np.count_nonzero(values))
+    return values.numel() - int(values.count_nonzero())
+
+
+def widened(values: Vector) -> Any:
+    """A copy in float64."""
+    return values.astype(np.float64) if isinstance(values, np.ndarray) else values.double()
+
+
+def narrowed(values: Any) -> Vector:
+    """Back to float32."""
+    narrow: Vector = values.astype(np.float32) if isinstance(values, np.ndarray) else values.float()
+    return narrow
+
+
+def plain_mean(vectors: Sequence[Vector]) -> Vector:
+    """The mean, summed in float64 in order; whatever is not finite stays so."""
+    if isinstance(vectors[0], np.ndarray):
+        total: NDArray[np.float64] = np.mean(vectors, axis=0, dtype=np.float64)
+        return total.astype(np.float32)
+    from gtrace.training import device
+
+    return device.mean([one for one in vectors if not isinstance(one, np.ndarray)])
+
+
+def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
+    """What the codec makes of several decoded gradients."""
+    arrays = [one for one in decoded if isinstance(one, np.ndarray)]
+    return codec.aggregate(arrays) if arrays else plain_mean(decoded)
+
+
+def filled(like: Vector, size: int, value: float) -> Vector:
+    """``size`` times the same value, where ``like`` lies."""
+    if isinstance(like, np.ndarray):
+        return np.full(size, value, np.float32)
+    return like.new_full((size,), value)
+
+
+def concatenated(vectors: Sequence[Vector]) -> Vector:
+    """All in a row; on the host unless all lie on one device."""
+    places = {None if isinstance(one, np.ndarray) else one.device for one in vectors}
+    if len(places) == 1 and None not in places:
+        import torch
+
+        return torch.cat([one for one in vectors if not isinstance(one, np.ndarray)])
+    return np.concatenate([on_host(one) for one in vectors])
+
+
+def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
+    """Undo :func:`concatenated`."""
+    if isinstance(whole, np.ndarray):
+        return list(np.split(whole, np.cumsum(sizes)[:-1]))
+    import torch
+
+    return list(torch.split(whole, list(sizes)))
+
+
+def _is_tensor(values: Any) -> TypeGuard[torch.Tensor]:
+    # Whoever has a tensor has imported torch; simulated workers do without it.
+    module = sys.modules.get("torch")
+    return module is not None and isinstance(values, module.Tensor)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from helpers_capture import run_python, write_script
+
+from gtrace.torch_hooks.exits import before_abrupt_exit
+
+SCRIPT = """
+    import os, signal, sys, time
+    from gtrace.torch_hooks.exits import before_abrupt_exit
+
+    def finish(code):
+        print("finish", code, flush=True)
+        return 5
+
+    with before_abrupt_exit(finish):
+        {body}
+    print("after", flush=True)
+    """
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "lines"),
+    [
+        ("os._exit(3)", 5, ["finish 3"]),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM, ["finish 143"]),
+        ("pass", 0, ["after"]),
+        ("os._exit(3) if os.fork() == 0 else print(os.wait()[1] >> 8)", 0, ["3", "after"]),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM) if os.fork() == 0 else print(os.wait()[1])",
+            0,
+            ["15", "after"],
+        ),
+        (
+            "signal.signal(signal.SIGTERM, lambda *_: print('own')); os.kill(os.getpid(), signal.SIGTERM)",
+            0,
+            ["own", "after"],
+        ),
+    ],
+)
+def test_what_comes_before_the_end(tmp_path, body, code, lines):
+    script = write_script(tmp_path / "script.py", SCRIPT.format(body=body))
+    result = run_python(script, cwd=tmp_path)
+    assert (result.returncode, result.stdout.split("\n")[:-1], result.stderr) == (code, lines, "")
+
+
+def test_an_error_in_finish_cannot_keep_the_process_alive(tmp_path):
+    body = "os._exit(3)"
+    script = write_script(tmp_path / "script.py", SCRIPT.format(body=body).replace("return 5", "1 / 0"))
+    assert run_python(script, cwd=tmp_path).returncode == 3
+
+
+def test_everything_is_put_back():
+    before = os._exit, signal.getsignal(signal.SIGTERM)
+    with before_abrupt_exit(lambda code: code):
+        assert os._exit is not before[0]
+    assert (os._exit, signal.getsignal(signal.SIGTERM)) == before

@@ -1,0 +1,202 @@
+"""The launcher against Python itself: what a program sees, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+
+import pytest
+from helpers_capture import run_python, write_script
+
+from gtrace.errors import UsageError
+from gtrace.torch_hooks.launcher import Outcome, Program, run_program
+
+PROBE = """
+    import json, pickle, sys
+
+    class Thing:
+        pass
+
+    thing = pickle.loads(pickle.dumps(Thing()))
+    facts = {
+        "argv": sys.argv,
+        "path": sys.path[0],
+        "name": __name__,
+        "file": globals().get("__file__"),
+        "package": __package__,
+        "spec": getattr(__spec__, "name", None),
+        "loader": type(__loader__).__name__,
+        "main": sys.modules["__main__"].__dict__ is globals(),
+        "pickled": type(thing) is Thing,
+    }
+    print(json.dumps(facts))
+    """
+
+LAUNCH = """
+    import sys
+    from gtrace.torch_hooks.launcher import Program, run_program
+
+    is_module = sys.argv[1] == "-m"
+    target, *args = sys.argv[1 + is_module:]
+    outcome = run_program(Program(target, tuple(args), is_module))
+    sys.exit(outcome.exit_code)
+    """
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Run a program by Python and by the launcher; the launcher's own file lies in another folder."""
+    launcher = write_script(tmp_path / "bin" / "launch.py", LAUNCH)
+
+    def both(*args, cwd=tmp_path):
+        return run_python(*args, cwd=cwd), run_python(launcher, *args, cwd=cwd)
+
+    return both
+
+
+def same(plain, launched):
+    assert launched.stdout == plain.stdout
+    assert launched.stderr == plain.stderr
+    assert launched.returncode == plain.returncode
+    return launched
+
+
+@pytest.mark.parametrize("target", ["probe.py", "./sub/probe.py", "link.py"])
+def test_a_script_sees_what_it_sees_under_python(tmp_path, launch, target):
+    write_script(tmp_path / "probe.py", PROBE)
+    write_script(tmp_path / "sub" / "probe.py", PROBE)
+    (tmp_path / "link.py").symlink_to(tmp_path / "sub" / "probe.py")
+    result = same(*launch(target, "--epochs", "3", "--", "-x"))
+    assert json.loads(result.stdout)["argv"] == [target, "--epochs", "3", "--", "-x"]
+
+
+def test_a_module_sees_what_it_sees_under_python(tmp_path, launch):
+    write_script(tmp_path / "pkg" / "__init__.py", "")
+    write_script(tmp_path / "pkg" / "other.py", "VALUE = 7\n")
+    write_script(tmp_path / "pkg" / "train.py", "from .other import VALUE\n" + PROBE.replace("\n    ", "\n"))
+    result = same(*launch("-m", "pkg.train", "--lr", "1"))
+    assert json.loads(result.stdout)["package"] == "pkg"
+
+
+def test_folders_and_zip_files_run_too(tmp_path, launch):
+    write_script(tmp_path / "app" / "__main__.py", "import sys, helper\nprint(sys.path[0], __package__, helper)\n")
+    write_script(tmp_path / "app" / "helper.py", "")
+    same(*launch("app"))
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "import sys\nprint(sys.argv[1:], sys.path[0])\n")
+    same(*launch("app.zip", "one"))
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit(0)", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit(-1)", 255),
+        ("import sys; sys.exit(256)", 0),
+        ("import sys; sys.exit(True)", 1),
+        ("import sys; sys.exit('no data')", 1),
+        ("def f(): raise ValueError('bad')\nf()", 1),
+        ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x') from None", 1),
+        ("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e", 1),
+        ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x')", 1),
+        (
+            "def f(): raise OSError\ntry:\n    f()\nexcept OSError as e:\n    raise ExceptionGroup('g', [e])",
+            1,
+        ),
+        ("import nowhere_to_be_found", 1),
+        ("x = = 1", 1),
+        ("import broken", 1),
+        ("import sys\nsys.excepthook = lambda *a: print('own hook', a[0].__name__)\n1 / 0", 1),
+    ],
+)
+def test_ends_and_tracebacks_are_those_of_python(tmp_path, launch, body, code):
+    write_script(tmp_path / "broken.py", "def f(:\n")
+    write_script(tmp_path / "script.py", body)
+    assert same(*launch("script.py")).returncode == code
+
+
+def test_the_traceback_of_a_module_is_its_own(tmp_path, launch):
+    write_script(tmp_path / "pkg" / "__init__.py", "")
+    write_script(tmp_path / "pkg" / "train.py", "def f():\n    raise ValueError('bad')\nf()\n")
+    plain, launched = launch("-m", "pkg.train")
+    # Python itself shows the frames of runpy here; the launcher shows the program's alone.
+    assert "runpy" in plain.stderr
+    assert "runpy" not in launched.stderr
+    assert launched.stderr.endswith(plain.stderr.partition("in _run_code\n")[2].partition("\n")[2])
+    assert launched.stderr.count("File ") == 2
+
+
+def test_spawned_workers_find_the_script(tmp_path, launch):
+    write_script(
+        tmp_path / "script.py",
+        """
+        import multiprocessing
+
+        def double(x):
+            return 2 * x
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(double, [1, 2, 3]))
+        """,
+    )
+    assert same(*launch("script.py")).stdout == "[2, 4, 6]\n"
+
+
+def test_ctrl_c_is_an_outcome(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_script(tmp_path / "script.py", "raise KeyboardInterrupt\n")
+    assert run_program(Program("script.py")) == Outcome(130, interrupted=True)
+
+
+def test_the_interpreter_is_left_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = (sys.argv, sys.path, sys.modules["__main__"], list(sys.argv), list(sys.path))
+    write_script(tmp_path / "script.py", "import sys\nsys.path.append('x')\nsys.argv = []\nsys.exit(4)\n")
+    assert run_program(Program("script.py", ("a",))).exit_code == 4
+    assert (sys.argv, sys.path, sys.modules["__main__"], list(sys.argv), list(sys.path)) == before
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (Program("nowhere.py"), "nowhere.py: there is no such script"),
+        (Program("train"), "train: there is no such script; did you mean train.py?"),
+        (Program("pkg.train"), "pkg.train: there is no such script; for a module write -m pkg.train"),
+        (Program("pkg.nowhere", is_module=True), "-m pkg.nowhere: No module named pkg.nowhere"),
+        (Program("nowhere", is_module=True), "-m nowhere: No module named nowhere"),
+        (Program("python", ("train.py",)), "python: there is no such script; leave python out"),
+        (
+            Program("torchrun", ("train.py",)),
+            "torchrun: there is no such script; for torchrun write -m torch.distributed.run",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_the_users_mistake(tmp_path, monkeypatch, program, message):
+    monkeypatch.chdir(tmp_path)
+    write_script(tmp_path / "train.py", "")
+    write_script(tmp_path / "pkg" / "__init__.py", "")
+    write_script(tmp_path / "pkg" / "train.py", "")
+    with pytest.raises(UsageError) as caught:
+        run_program(program)
+    assert str(caught.value) == message
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pkg"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("program", "stem"),
+    [
+        (Program("runs/train.py"), "train"),
+        (Program("pkg.train", is_module=True), "train"),
+        (Program("pkg.train.__main__", is_module=True), "train"),
+        (Program("app/"), "app"),
+        (Program("train.v2.py"), "train.v2"),
+    ],
+)
+def test_stems_name_files(program, stem):
+    assert program.stem == stem

@@ -1,0 +1,394 @@
+"""Gradients of module outputs as hooks see them, against those that autograd gives when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import warnings
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from gtrace.torch_hooks.modules import ModuleName, ModulePaths
+from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
+
+
+class Watch:
+    """Hooks around a block; what arrived is kept in the order of calls."""
+
+    def __init__(self, *models, keeps=lambda _name: True, on_gradient=None):
+        self.gradients = {}
+        self.errors = []
+        self.paused = False
+        paths = ModulePaths(lambda: models, scan=False)
+        self.hooks = OutputHooks(paths, keeps, on_gradient or self._keep, lambda: self.paused, self.errors.append)
+        self.hooks.listening = True
+
+    def _keep(self, output, gradient):
+        key = (output.name.path, output.order, output.place)
+        assert not gradient.requires_grad
+        self.gradients[key] = self.gradients.get(key, 0) + gradient.clone()
+
+    def __enter__(self):
+        self.hooks.install()
+        return self
+
+    def __exit__(self, *_):
+        self.hooks.remove()
+        assert self.errors == []
+
+    @property
+    def names(self):
+        return [path for path, _, _ in sorted(self.gradients, key=lambda key: key[1:])]
+
+    def of(self, path):
+        return [self.gradients[key] for key in sorted(self.gradients, key=lambda key: key[1:]) if key[0] == path]
+
+
+def train(build, forward, hooked, **options):
+    """Parameters after two steps, and what was watched."""
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = Watch(model, **options)
+    if hooked:
+        watch.hooks.install()
+    for _ in range(2):
+        optimizer.zero_grad()
+        forward(model).backward()
+        optimizer.step()
+        watch.hooks.forget()
+    watch.hooks.remove()
+    assert watch.errors == []
+    return [p.detach().clone() for p in model.parameters()], watch
+
+
+def unchanged(build, forward):
+    """Training is bit for bit the same with the hooks; returns what they saw."""
+    plain, nothing = train(build, forward, False)
+    hooked, watch = train(build, forward, True)
+    assert nothing.gradients == {}
+    assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
+    return watch
+
+
+def test_gradients_are_those_of_autograd():
+    model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4))
+    x, y = torch.randn(5, 3), torch.randint(4, (5,))
+    with Watch(model) as watch:
+        outputs = []
+        hidden = x
+        for module in model:
+            hidden = module(hidden)
+            outputs.append(hidden)
+        loss = functional.cross_entropy(hidden, y)
+        expected = torch.autograd.grad(loss, outputs, retain_graph=True)
+        watch.gradients.clear()
+        loss.backward()
+    assert watch.names == ["0", "1", "2", "3"]
+    for name, gradient in zip(watch.names, expected, strict=True):
+        assert torch.equal(watch.of(name)[0], gradient)
+
+
+def test_containers_are_watched_only_where_they_own_parameters():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return self.inner(x) * self.scale
+
+    model = nn.Sequential(Scaled(), nn.Linear(3, 2))
+    with Watch(model) as watch:
+        model(torch.randn(4, 3)).sum().backward()
+    assert watch.names == ["0.inner.0", "0.inner.1", "0", "1"]
+
+
+def test_attention_and_parametrized_modules_are_watched():
+    attention = nn.MultiheadAttention(4, 2)
+    with Watch(attention) as watch:
+        x = torch.randn(3, 1, 4)
+        attention(x, x, x)[0].sum().backward()
+    assert set(watch.names) == {"MultiheadAttention"}
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2, bias=False)))
+    with Watch(model) as watch:
+        model(torch.randn(3, 3)).sum().backward()
+    assert "0" in watch.names
+
+
+def test_losses_are_left_out():
+    model = nn.Linear(3, 2)
+    with Watch(model) as watch:
+        nn.CrossEntropyLoss()(model(torch.randn(4, 3)), torch.tensor([0, 1, 1, 0])).backward()
+    assert watch.names == ["Linear"]
+
+
+def test_a_relu_that_works_in_place():
+    def build():
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+
+    x = torch.randn(5, 3)
+    watch = unchanged(build, lambda model: model(x).square().sum())
+    assert watch.names == ["0", "1", "2"] * 2
+    before, after = watch.of("0")[0], watch.of("1")[0]
+    assert torch.equal(before, torch.where(before != 0, after, torch.zeros(())))
+    assert (before != after).any()
+
+
+def test_a_module_called_twice():
+    x = torch.randn(5, 3)
+    watch = unchanged(lambda: nn.Linear(3, 3), lambda model: model(model(x).tanh()).square().sum())
+    assert len(watch.of("Linear")) == 4
+    first, second = watch.of("Linear")[:2]
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    one = model(x)
+    two = model(one.tanh())
+    expected = torch.autograd.grad(two.square().sum(), (one, two))
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])
+
+
+def test_a_module_whose_output_needs_no_gradient():
+    x = torch.randn(5, 3)
+
+    def build():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+        model[0].requires_grad_(False)
+        return model
+
+    watch = unchanged(build, lambda model: model(x).square().sum())
+    assert watch.names == ["1", "2"] * 2
+    assert list(watch.hooks.idle) == ["0"]
+
+
+def test_a_view_that_is_changed_in_place():
+    """Autograd replaces the function behind the view, and with it the hook: no gradient, and no harm."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 6)
+            self.flat = nn.Flatten()
+
+        def forward(self, x):
+            y = self.flat(self.body(x).reshape(3, 2, 3))
+            y.mul_(2)
+            return y
+
+    x = torch.randn(3, 4)
+    watch = unchanged(Net, lambda model: model(x).square().sum())
+    assert watch.names == ["body"] * 2
+    assert watch.hooks.watched == {"body": True, "flat": False}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_modules_count_once(reentrant):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 4)
+            self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x):
+            return checkpoint(self.block, self.first(x), use_reentrant=reentrant)
+
+    x = torch.randn(5, 3)
+    watch = unchanged(Net, lambda model: model(x).square().sum())
+    assert {name: len(watch.of(name)) for name in watch.names} == {"first": 2, "block.0": 2, "block.1": 2}
+    torch.manual_seed(0)
+    model = Net()
+    hidden = model.block[0](model.first(x))
+    (expected,) = torch.autograd.grad(model.block[1](hidden).square().sum(), hidden)
+    assert torch.equal(watch.of("block.0")[0], expected)
+
+
+def test_structured_outputs():
+    @dataclasses.dataclass
+    class Result:
+        scores: torch.Tensor
+        note: str
+
+    class Many(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return OrderedDict(a=[y, torch.tensor([1])], b=(Result(y * 2, "x"), None), c={"d": y.detach()})
+
+    model = Many(3, 2)
+    with Watch(model) as watch:
+        out = model(torch.randn(4, 3))
+        (out["a"][0].sum() + 5 * out["b"][0].scores.sum()).backward()
+    assert [place for _, _, place in sorted(watch.gradients)] == [0, 2]
+    assert [set(g.flatten().tolist()) for _, g in sorted(watch.gradients.items())] == [{11.0}, {5.0}]
+
+
+def test_recurrent_outputs():
+    model = nn.LSTM(3, 4, batch_first=True)
+    with Watch(model) as watch:
+        states, (last, _) = model(torch.randn(2, 5, 3))
+        (states.sum() + last.sum()).backward()
+    assert [place for _, _, place in sorted(watch.gradients)] == [0, 1]
+
+
+def test_nothing_is_watched_without_gradients_or_need():
+    model = nn.Linear(3, 2)
+    with Watch(model) as watch:
+        with torch.no_grad():
+            model(torch.ones(1, 3))
+        with torch.inference_mode():
+            model(torch.ones(1, 3))
+        watch.hooks.listening = False
+        loss = model(torch.ones(1, 3)).sum()
+        watch.hooks.listening = True
+        loss.backward()
+        watch.paused = True
+        model(torch.ones(1, 3)).sum().backward()
+        watch.paused = False
+        assert (watch.gradients, watch.hooks.watched, watch.hooks.idle) == ({}, {}, {})
+        loss = model(torch.ones(1, 3)).sum()
+        watch.hooks.listening = False
+        loss.backward()
+        assert watch.gradients == {}
+    with Watch(model, keeps=lambda name: name.path != "Linear") as watch:
+        model(torch.ones(1, 3)).sum().backward()
+        assert watch.hooks.watched == {}
+
+
+def test_function_transforms_and_meta_tensors_are_left_alone():
+    model = nn.Linear(3, 2)
+    with Watch(model, nn.Linear(1, 1)) as watch:
+        weights = dict(model.named_parameters())
+        x = torch.ones(1, 3)
+        torch.func.grad(lambda w: torch.func.functional_call(model, w, x).sum())(weights)
+        nn.Linear(3, 2, device="meta")(torch.ones(1, 3, device="meta"))
+    assert watch.gradients == {}
+
+
+def test_an_error_in_the_observer_does_not_stop_training():
+    def fail(_output, _gradient):
+        raise OSError("full")
+
+    model = nn.Linear(3, 2)
+    watch = Watch(model, on_gradient=fail)
+    watch.hooks.install()
+    model(torch.ones(1, 3)).sum().backward()
+    watch.hooks.remove()
+    assert [str(error) for error in watch.errors] == ["full"]
+    assert model.weight.grad is not None
+
+
+def test_hooks_on_leaves_do_not_outlive_the_step():
+    model = nn.Identity()
+    x = torch.ones(3, requires_grad=True)
+    with Watch(nn.Sequential(model, nn.Linear(3, 3))) as watch:
+        model(x).sum().backward()
+        assert watch.names == ["0"]
+        watch.hooks.forget()
+        watch.gradients.clear()
+        (x * 2).sum().backward()
+    assert watch.gradients == {}
+
+
+@pytest.mark.parametrize("how", ["module", "in place", "function", "part"])
+def test_compiled_modules_run_as_they_would(how):
+    """Same numbers, same computations, compiled as often, no warning; and the module is known to be compiled."""
+
+    def run(hooked):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        graphs = []
+
+        def backend(graph, _inputs):
+            graphs.append([str(node) for node in graph.graph.nodes if node.op != "placeholder"])
+            return graph.forward
+
+        model = call = nn.Sequential(inner, nn.Tanh()) if how == "part" else inner
+        if how == "in place":
+            model.compile(backend=backend)
+        elif how == "function":
+            call = torch.compile(lambda x: model(x), backend=backend)
+        elif how == "part":
+            model[0] = torch.compile(inner, backend=backend)
+        else:
+            model = call = torch.compile(model, backend=backend)
+        watch = Watch(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if hooked:
+            watch.hooks.install()
+        for step in range(12):
+            watch.hooks.listening = step % 2 == 0
+            optimizer.zero_grad()
+            call(torch.randn(5, 3)).square().sum().backward()
+            optimizer.step()
+        watch.hooks.remove()
+        return [p.detach().clone() for p in model.parameters()], graphs, watch, model
+
+    plain, graphs, _, _ = run(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hooked, again, watch, model = run(True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
+    assert graphs == again
+    assert watch.errors == []
+    assert set(watch.names) == ({"1"} if how == "part" else set())
+    if how in ("module", "part"):
+        assert list(watch.hooks.compiled) == (["0"] if how == "part" else ["Sequential"])
+    assert is_compiled(model) == (how in ("module", "in place"))
+
+
+def test_names_of_modules():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+            self.decoder = self.encoder
+            self.head = nn.Linear(3, 2)
+
+    net = nn.DataParallel(Net())
+    paths = ModulePaths(lambda: [net, net.module], scan=False)
+    assert paths.of(net.module.encoder[0]) == ModuleName("encoder.0", "Linear", ("decoder.0",))
+    assert paths.of(net.module.head).path == "head"
+    assert paths.of(net.module).path == "Net"
+    assert paths.of(nn.ReLU()).path == paths.of(nn.ReLU()).path == "unnamed/ReLU"
+
+
+def test_names_of_modules_of_several_models():
+    one, two = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))
+    frozen = nn.Sequential(nn.Linear(3, 3)).requires_grad_(False)
+    paths = ModulePaths(lambda: [one, two, frozen], scan=False)
+    assert [paths.of(m[0]).path for m in (one, two, frozen)] == ["0", "Sequential_2.0", "Sequential_3.0"]
+    paths = ModulePaths(lambda: [frozen, two], scan=False)
+    assert [paths.of(m[0]).path for m in (frozen, two)] == ["Sequential.0", "0"]
+    bare = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    paths = ModulePaths(lambda: bare, scan=False)
+    assert [paths.of(m).path for m in bare] == ["Linear", "Linear_2"]
+
+
+def test_a_model_that_takes_the_place_of_another_one_has_its_names():
+    models = []
+    paths = ModulePaths(lambda: models, scan=False)
+    for _ in range(3):
+        models.append(nn.Sequential(nn.Linear(3, 3)))
+        assert paths.of(models[0]).path == "Sequential"
+        assert paths.of(models[0][0]).path == "0"
+        models.clear()
+        gc.collect()
+
+
+def test_modules_that_appear_later_or_that_nobody_told_of():
+    net = nn.Sequential(nn.Linear(3, 3))
+    paths = ModulePaths(lambda: [net], scan=False)
+    assert paths.of(net[0]).path == "0"
+    net.append(nn.ReLU())
+    assert paths.of(net[1]).path == "1"
+    hidden = nn.ModuleDict({"a": nn.Linear(3, 3)})
+    assert ModulePaths(lambda: [net], scan=False).of(hidden["a"]).path == "unnamed/Linear"
+    assert ModulePaths(lambda: [net], scan=False, closed=True).of(hidden["a"]) is None
+    assert ModulePaths(list, scan=True).of(hidden["a"]).path.endswith("a")

@@ -1,0 +1,335 @@
+"""Run by test_ranks.py in WORLD processes: DDP trainings through codecs, and what was seen of them, as JSON."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import pickle
+import sys
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gtrace
+from gtrace.buckets import as_values
+from gtrace.training import device
+from gtrace.training.links import Receiver, Sender, allocate
+from gtrace.training.schedule import RefitSchedule
+
+STEPS = 4
+MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
+SPECS = ("qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd", MIXED)
+
+
+class Counted:
+    """What goes into the collectives for other ranks."""
+
+    def __init__(self, *, sums: bool = False) -> None:
+        self.bytes = 0
+        self._original, self._all_reduce, self._sums = dist.all_to_all_single, dist.all_reduce, sums
+
+    def __enter__(self) -> Self:
+        def counted(out: torch.Tensor, given: torch.Tensor, outs: Any = None, ins: Any = None, **kwargs: Any) -> Any:
+            rank, world = dist.get_rank(), dist.get_world_size()
+            own = ins[rank] if ins is not None else given.numel() // world
+            self.bytes += (given.numel() - own) * given.element_size()
+            return self._original(out, given, outs, ins, **kwargs)
+
+        def summed(given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.bytes += given.numel() * given.element_size() if self._sums else 0
+            return self._all_reduce(given, *args, **kwargs)
+
+        dist.all_to_all_single, dist.all_reduce = counted, summed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.all_to_all_single, dist.all_reduce = self._original, self._all_reduce
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 60), nn.ReLU(), nn.Linear(60, 6))
+
+
+def same_everywhere(value: str) -> bool:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return len(set(found)) == 1
+
+
+def digest(tensors: Any) -> str:
+    return hashlib.sha1(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()
+
+
+class Training:
+    """A few steps of DDP on this rank's own batches, in buckets that are smaller than the model."""
+
+    def __init__(self, state: gtrace.training.State | None) -> None:
+        self.model = model()
+        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=0.004)
+        self.state = state
+        if state is not None:
+            self.wrapped.register_comm_hook(state, gtrace.training.ddp_comm_hook)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.same = True
+
+    def step(self, number: int, poison: bool = False) -> list[torch.Tensor]:
+        random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+        x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.wrapped(x), y)
+        if poison and dist.get_rank() == 0:
+            loss = loss * float("inf")
+        loss.backward()
+        gradients = [p.grad.clone() for p in self.model.parameters()]
+        self.optimizer.step()
+        self.same = self.same and same_everywhere(digest(self.model.parameters()))
+        return gradients
+
+
+def local_gradients(number: int, like: nn.Module | None = None) -> list[list[np.ndarray]]:
+    """Every rank's gradients of a step, without any wrapper, of the first model or of one that is trained."""
+    plain = model() if like is None else copy.deepcopy(like)
+    plain.zero_grad()
+    random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    x, y = torch.randn(8, 24, generator=random), torch.randint(0, 6, (8,), generator=random)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, [p.grad.numpy() for p in plain.parameters()])
+    return found
+
+
+def twin(spec: str, names: list[str]) -> list[np.ndarray]:
+    """The first step's averages, from every rank's gradients at once and without a wire."""
+    codec = gtrace.codec(spec)
+    everyone = local_gradients(0)
+    arrived: list[list[Any]] = [[] for _ in names]
+    for rank, gradients in enumerate(everyone):
+        sending = []
+        for name, gradient in zip(names, gradients, strict=True):
+            values = as_values(gradient)
+            sender = Sender(codec, values.size, tensor=name, worker=rank, seed=5, refit=RefitSchedule.parse("once"))
+            sending.append((sender, values))
+        allocate(sending, 0)
+        for k, (sender, values) in enumerate(sending):
+            arrived[k].append(Receiver(codec, values.size).receive(sender.send(values, 0)))
+    return [codec.aggregate(arrived[k]).reshape(everyone[0][k].shape) for k in range(len(names))]
+
+
+def codecs_report() -> dict[str, Any]:
+    report = {}
+    names = [name for name, _ in model().named_parameters()]
+    for spec in SPECS if dist.get_world_size() == 2 else ("alq:bits=3", "ef:topk:ratio=0.05"):
+        for exchange in ("allgather", "two-shot"):
+            state = gtrace.training.State(spec, exchange=exchange, seed=5, refit="once", compare_every=2)
+            training = Training(state)
+            with Counted() as counted:
+                gradients = training.step(0)
+                for number in range(1, STEPS):
+                    training.step(number)
+            tally = state.tally
+            reported = (tally.payload_bits + tally.shared_bits + tally.envelope_bits + tally.frame_bits) // 8
+            expected = twin(spec, names) if exchange == "allgather" else None
+            report[f"{spec} {exchange}"] = {
+                "same": training.same,
+                "steps": state.steps,
+                "counted": counted.bytes,
+                "wire": tally.wire_bytes,
+                "reported": reported,
+                "elements": tally.float32_bits // 32,
+                "twin": expected
+                and all(np.array_equal(a.numpy(), b) for a, b in zip(gradients, expected, strict=True)),
+                "variance": tally.worker_variance,
+                "down": [tally.down_squared_error, tally.down_energy, tally.down_bits],
+                "senders": sorted({name.partition("[")[0] for _, name in state._shots._senders}),
+                "last_compared": state.comparison is not None,
+            }
+    return report
+
+
+def linear_report() -> dict[str, Any]:
+    """PowerSGD between ranks against the simulated exchange of the same gradients."""
+    report, world = {}, dist.get_world_size()
+    for spec in ("powersgd", "momentum:beta=0.5:powersgd:rank=1"):
+        for exchange in ("allgather", "two-shot"):
+            state = gtrace.training.State(spec, exchange=exchange, compare_every=0)
+            training, simulated, worst = Training(state), gtrace.training.Exchange(spec, world), 0.0
+            wire = 0
+            for number in range(STEPS):
+                everyone = local_gradients(number, training.model)
+                workers = [{str(k): g for k, g in enumerate(gradients)} for gradients in everyone]
+                expected = simulated.step(number, workers)
+                with Counted(sums=True) as counted:
+                    found = training.step(number)
+                wire += counted.bytes
+                for k, gradient in enumerate(found):
+                    wanted = expected.gradients[str(k)]
+                    worst = max(worst, float(np.abs(gradient.numpy() - wanted).max() / np.abs(wanted).max()))
+            starts = [
+                sender.state.arrays[name].tobytes()
+                for _, sender in sorted(state._shots._senders.items())
+                for name in sorted(sender.state.arrays)
+                if name.endswith("q")
+            ]
+            report[f"{spec} {exchange}"] = {
+                "same": training.same,
+                "worst": worst,
+                "starts": len(starts),
+                "same_starts": same_everywhere(hashlib.sha1(b"".join(starts)).hexdigest()),
+                "payload": state.last.payload_bits,
+                "simulated": expected.tally.payload_bits // world,
+                "counted": wire,
+                "wire": state.tally.wire_bytes,
+                "variance": state.tally.worker_variance,
+            }
+    return report
+
+
+def exact_report() -> dict[str, Any]:
+    plain, none, two = Training(None), Training(gtrace.training.State("none", compare_every=1)), None
+    two = Training(gtrace.training.State("none", exchange="two-shot"))
+    worst = worst_two = 0.0
+    for number in range(STEPS):
+        a, b, c = plain.step(number), none.step(number), two.step(number)
+        worst = max(worst, *(float((x - y).abs().max()) for x, y in zip(a, b, strict=True)))
+        worst_two = max(worst_two, *(float((x - y).abs().max()) for x, y in zip(a, c, strict=True)))
+    scale = max(float(x.abs().max()) for x in a)
+    comparison = none.state.comparison
+    return {
+        "worst": worst / scale,
+        "worst_two": worst_two / scale,
+        "variance": comparison.relative_variance,
+        "bf16": comparison.bf16_variance,
+    }
+
+
+def rules_report() -> dict[str, Any]:
+    state = gtrace.training.State("qsgdinf:bits=2", rules={"bias": "none"}, min_size=400, model=model(), refit="once")
+    training = Training(state)
+    training.step(0)
+    codecs = {name: str(sender.codec) for (_, name), sender in state._shots._senders.items()}
+    common = gtrace.training.State("alq:bits=3", levels="common", refit="once", seed=5)
+    agreeing = Training(common)
+    agreeing.step(0)
+    first = common.tally.shared_bits
+    agreeing.step(1)
+    shared = [bytes(s.codec.shared(s.state)) for s in common._shots._senders.values()]
+    own = gtrace.training.State("alq:bits=3", refit="once", seed=5)
+    Training(own).step(0)
+    different = [bytes(s.codec.shared(s.state)) for s in own._shots._senders.values()]
+    return {
+        "codecs": codecs,
+        "common_same": same_everywhere(hashlib.sha1(b"".join(shared)).hexdigest()) and agreeing.same,
+        "own_same": same_everywhere(hashlib.sha1(b"".join(different)).hexdigest()),
+        "common_shared": [first, common.tally.shared_bits],
+    }
+
+
+def nonfinite_report() -> dict[str, Any]:
+    found = {}
+    for policy in ("pass", "skip", "zero"):
+        for spec, exchange in (
+            ("qsgdinf:bits=4", "allgather"),
+            ("qsgdinf:bits=4", "two-shot"),
+            ("powersgd", "allgather"),
+        ):
+            state = gtrace.training.State(spec, nonfinite=policy, exchange=exchange)
+            gradients = Training(state).step(0, poison=True)
+            found[f"{policy} {spec} {exchange}"] = {
+                "finite": all(bool(torch.isfinite(g).all()) for g in gradients),
+                "nan": all(bool(torch.isnan(g).all()) for g in gradients),
+                "nonzero": any(bool(g.any()) for g in gradients),
+            }
+    return found
+
+
+def device_report() -> dict[str, Any]:
+    """Whether weights are the same where gradients are encoded as tensors, and whether they were."""
+    found, encode, calls = {}, device.encode, 0
+
+    def counted(*given: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        return encode(*given)
+
+    device.encode = counted
+    for exchange in ("allgather", "two-shot"):
+        ends, before = [], calls
+        for kinds in (frozenset(), frozenset({"cpu"})):
+            device.DEVICES = kinds
+            training = Training(gtrace.training.State("alq:bits=3", exchange=exchange, compare_every=1))
+            training.step(0)
+            training.step(1)
+            ends.append(digest(training.model.parameters()))
+        found[exchange] = [ends[0] == ends[1] and training.same, calls - before >= 8]
+    device.encode, device.DEVICES = encode, frozenset({"cuda"})
+    return found
+
+
+def resume_report() -> dict[str, Any]:
+    """Three steps, a checkpoint, three more; against six at a stretch."""
+    report = {}
+    for spec, options in (
+        ("ef:topk:ratio=0.05", {}),
+        ("ef:qsgdinf:bits=2", {"exchange": "two-shot"}),
+        ("alq:bits=3", {"refit": "0,2"}),
+        ("powersgd", {}),
+    ):
+        whole = Training(gtrace.training.State(spec, **options))
+        for number in range(6):
+            whole.step(number)
+        first = Training(gtrace.training.State(spec, **options))
+        for number in range(3):
+            first.step(number)
+        file = io.BytesIO()
+        checkpoint = [first.model.state_dict(), first.optimizer.state_dict(), first.state.state_dict()]
+        torch.save(checkpoint, file)
+        file.seek(0)
+        weights, moments, codec_state = torch.load(file, weights_only=True)
+        ends = {}
+        for how in ("state_dict", "pickle", "forgotten"):
+            state = gtrace.training.State(spec, **options)
+            if how == "state_dict":
+                state.load_state_dict(codec_state)
+            elif how == "pickle":
+                state = pickle.loads(pickle.dumps(first.state))
+            else:
+                state.steps = 3
+            second = Training(state)
+            second.model.load_state_dict(weights)
+            second.optimizer.load_state_dict(copy.deepcopy(moments))
+            for number in range(3, 6):
+                second.step(number)
+            ends[how] = digest(second.model.parameters()) == digest(whole.model.parameters())
+        refused = ""
+        try:
+            gtrace.training.State("ef:topk:ratio=0.5", **options).load_state_dict(codec_state)
+        except gtrace.errors.UsageError as error:
+            refused = str(error)
+        report[spec] = {**ends, "refused": refused}
+    return report
+
+
+def main(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
+    parts = [codecs_report, exact_report, linear_report]
+    if world == 2:
+        parts += [rules_report, nonfinite_report, device_report, resume_report]
+    report = {part.__name__: part() for part in parts}
+    with open(f"{folder}/report-{world}-{rank}.json", "w") as file:
+        json.dump(report, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing as mp
+
+    mp.spawn(main, args=(int(sys.argv[1]), sys.argv[2]), nprocs=int(sys.argv[1]))

@@ -1,0 +1,230 @@
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gtrace
+from gtrace.codecs import codec
+from gtrace.errors import UsageError
+from gtrace.sketch import MomentSketch
+from gtrace.training import compress
+from gtrace.types import Key
+
+SPEC = "qsgdinf:bits=3,bucket_size=64"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(20, 30)
+        self.head = nn.Linear(30, 2)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)))
+
+
+@pytest.fixture
+def net():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net()
+
+
+def data(step):
+    return torch.from_numpy(np.random.default_rng(step).standard_normal((16, 20)).astype(np.float32))
+
+
+def backward(net, step):
+    for parameter in net.parameters():
+        parameter.grad = None
+    (net(data(step)) ** 2).mean().backward()
+
+
+def train(net, optimizer, steps=4):
+    for step in range(steps):
+        backward(net, step)
+        optimizer.step()
+
+
+def weights(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "model"])
+def test_the_optimizer_steps_with_what_was_decoded(net, kind):
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    made = codec(SPEC)
+    with compress(optimizer if kind == "optimizer" else net, SPEC, seed=8, refit="once") as compression:
+        states = {}
+        for step in range(3):
+            backward(net, step)
+            before = {name: (p.detach().clone(), p.grad.numpy().copy()) for name, p in net.named_parameters()}
+            bits = compression.tally.bits
+            optimizer.step()
+            for name, parameter in net.named_parameters():
+                old, gradient = before[name]
+                if step == 0:
+                    states[name] = made.fit(made.init(gradient.size), MomentSketch.from_spec(gradient, made.needs), 0)
+                    bits += 8 * len(made.shared(states[name]))
+                payload = made.encode(states[name], gradient, Key.derive(8, tensor=name, step=step))
+                bits += 8 * (len(payload) - 24)
+                decoded = made.decode(made.shared(states[name]), payload, gradient.size)
+                torch.testing.assert_close(
+                    parameter.detach(), old - torch.from_numpy(decoded).reshape(old.shape), rtol=0, atol=0
+                )
+            assert compression.tally.bits == bits
+    assert compression.steps == 3
+    assert compression.tally.ratio > 5
+    assert compression.tally.float32_bits == 3 * 32 * weights(net).numel()
+
+
+def test_without_a_codec_nothing_changes(net):
+    twin = copy.deepcopy(net)
+    train(twin, torch.optim.Adam(twin.parameters()))
+    optimizer = torch.optim.Adam(net.parameters())
+    with compress(optimizer, "none"):
+        train(net, optimizer)
+    assert torch.equal(weights(net), weights(twin))
+
+
+def test_it_ends_with_the_block(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with compress(optimizer, SPEC) as first, compress(net, SPEC) as second:
+        train(net, optimizer, 2)
+    twin = copy.deepcopy(net)
+    train(net, optimizer, 2)
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 2)
+    assert torch.equal(weights(net), weights(twin))
+    assert (first.steps, second.steps) == (2, 2)
+
+
+def test_a_model_claims_only_its_own_parameters(net):
+    other = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+    stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with compress(net, "terngrad") as compression:
+        backward(net, 0)
+        other(torch.ones(1, 3)).sum().backward()
+        gradient = other.weight.grad.clone()
+        stranger.step(lambda: 1.0)
+        optimizer.step()
+        assert torch.equal(other.weight.grad, gradient)
+    assert compression.steps == 1
+    assert compression.tally.float32_bits == 32 * weights(net).numel()
+
+
+def test_parameters_that_come_later_are_named_too(net):
+    optimizer = torch.optim.SGD(net.body.parameters(), lr=0.1)
+    with compress(optimizer, "terngrad") as compression:
+        backward(net, 0)
+        optimizer.step()
+        optimizer.add_param_group({"params": list(net.head.parameters())})
+        backward(net, 1)
+        optimizer.step()
+    assert compression.tally.float32_bits == 32 * (weights(net.body).numel() + weights(net).numel())
+
+
+def test_steps_without_gradients_are_no_steps(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with compress(optimizer, "terngrad") as compression:
+        optimizer.step()
+        assert compression.steps == 0
+        net.head(torch.ones(1, 30)).sum().backward()
+        optimizer.step()
+    assert compression.steps == 1
+    assert compression.tally.float32_bits == 32 * weights(net.head).numel()
+
+
+def test_half_precision_gradients_keep_their_type(net):
+    net = net.to(torch.bfloat16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with compress(optimizer, SPEC):
+        optimizer.step()
+    for parameter in net.parameters():
+        assert torch.equal(parameter.grad, torch.ones_like(parameter))
+
+
+def test_a_tensor_with_nan_is_not_updated_and_warned_about(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = net.body.weight.detach().clone(), net.body.bias.detach().clone()
+    with compress(optimizer, SPEC) as compression:
+        for step in range(5):
+            backward(net, step)
+            net.body.weight.grad[0, 0] = float("nan")
+            if step < 3:
+                with pytest.warns(RuntimeWarning, match=rf"step {step}, body\.weight: 1 .*the tensor is not updated"):
+                    optimizer.step()
+            else:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    optimizer.step()
+    assert torch.equal(net.body.weight, before[0])
+    assert not torch.equal(net.body.bias, before[1])
+    assert compression.tally.nonfinite == 5
+
+
+def test_zeros_instead_of_nan(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    backward(net, 0)
+    net.body.weight.grad[0, 0] = float("inf")
+    with compress(optimizer, SPEC, nonfinite="zero"), pytest.warns(RuntimeWarning, match="sent as zeros"):
+        optimizer.step()
+    assert net.body.weight.grad[0, 0] == 0
+    assert torch.isfinite(weights(net)).all()
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_every_evaluation_of_a_closure_is_compressed(net, keyword):
+    twin = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with compress(optimizer, SPEC) as compression:
+
+        def closure():
+            optimizer.zero_grad()
+            return backward(net, 0)
+
+        optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+    other = torch.optim.SGD(twin.parameters(), lr=0.1)
+    with compress(other, SPEC):
+        backward(twin, 0)
+        other.step()
+    assert torch.equal(weights(net), weights(twin))
+    assert compression.steps == 1
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    evaluations = []
+    with compress(optimizer, SPEC) as compression:
+
+        def counted():
+            evaluations.append(None)
+            optimizer.zero_grad()
+            backward(net, 0)
+            return 1.0 - 0.1 * len(evaluations)
+
+        optimizer.step(counted)
+    assert compression.steps == len(evaluations) > 1
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with compress(optimizer, SPEC), pytest.raises(UsageError, match="gradient of weight is sparse"):
+        optimizer.step()
+
+
+def test_bad_arguments_are_refused(net):
+    with pytest.raises(UsageError, match="a list is neither an optimizer nor a model"):
+        compress(list(net.parameters()), SPEC)
+    with pytest.raises(UsageError, match="did you mean qsgdinf"):
+        compress(net, "qsgdimf")
+    with pytest.raises(UsageError, match="refit"):
+        compress(net, "qsgd", refit="now")
+
+
+def test_it_is_a_public_name():
+    assert gtrace.training.compress is compress

@@ -1,0 +1,450 @@
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from helpers_online import Memory, Vote
+
+from gtrace.codecs import codec
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import PayloadError, UsageError
+from gtrace.fitting.pooling import pooled
+from gtrace.sketch import MomentSketch
+from gtrace.training import Exchange, NonfiniteGradientError, RefitSchedule
+from gtrace.training.checkpoint import as_arrays, as_tensors
+from gtrace.training.exchange import Tally
+from gtrace.training.layers import LayerCodecs
+from gtrace.training.links import Message, Receiver, Sender
+from gtrace.types import Key
+
+SPECS = ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural"]
+
+
+def heavy(shape, seed=0):
+    """Values with heavy tails, so that a Huffman code pays."""
+    return (np.random.default_rng(seed).standard_t(3, shape) * 0.01).astype(np.float32)
+
+
+def gradients(workers, step=0):
+    return [{"w": heavy((40, 25), [1, worker, step]), "b": heavy(25, [2, worker, step])} for worker in range(workers)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_counted_bits_are_the_lengths_of_the_bytes(spec):
+    """Against the codec, driven by hand: fit, encode, shared bytes, for every tensor of every worker."""
+    made, workers, steps = codec(spec), 3, (0, 1, 2)
+    exchange = Exchange(made, workers, seed=9, refit="0,2")
+    states = {}
+    for step in steps:
+        tally = exchange.step(step, gradients(workers, step)).tally
+        payload = shared = 0
+        for worker, tensors in enumerate(gradients(workers, step)):
+            for name, array in tensors.items():
+                state, known = states.get((name, worker), (made.init(array.size), b""))
+                if step in (0, 2):
+                    # A fit depends on the gradient alone and not on what was fitted before.
+                    state = state if made.stateful else made.init(array.size)
+                    state = made.fit(state, MomentSketch.from_spec(array, made.needs), step)
+                key = Key.derive(9, tensor=name, step=step, worker=worker)
+                payload += 8 * (len(made.encode(state, array, key)) - ENVELOPE_BYTES)
+                shared += 8 * len(made.shared(state)) if made.shared(state) != known else 0
+                states[name, worker] = state, made.shared(state)
+        assert (tally.payload_bits, tally.shared_bits) == (payload, shared)
+        assert tally.bits == payload + shared
+        assert tally.envelope_bits == 8 * ENVELOPE_BYTES * 2 * workers
+        assert tally.float32_bits == 32 * 1025 * workers
+    assert spec == "none" or any(known for _, known in states.values())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_messages_alone_are_enough_to_decode(spec):
+    """A receiver built elsewhere, from the spec and the size, gets what the exchange got."""
+    values = [heavy(5000, step) for step in range(4)]
+    sender = Sender(codec(spec), 5000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("0,2"))
+    messages = [sender.send(x, step) for step, x in enumerate(values)]
+    assert [m.shared is not None for m in messages][1::2] == [False, False]
+    receiver = Receiver(codec(spec), 5000)
+    exchange = Exchange(codec(spec), seed=3, refit="0,2")
+    for step, x in enumerate(values):
+        arrived = receiver.receive(messages[step])
+        np.testing.assert_array_equal(arrived, exchange.step(step, [{"w": x}]).gradients["w"])
+
+
+def pooling_sender(refit="pooled:0,12,15"):
+    return Sender(codec("alq:bits=4"), 300, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse(refit))
+
+
+def test_a_pooled_fit_looks_at_this_step_and_those_before():
+    sender, made = pooling_sender(), codec("alq:bits=4")
+    sketches = [MomentSketch.from_spec(heavy(300, step), made.needs) for step in range(16)]
+    for step in range(16):
+        sender.send(heavy(300, step), step)
+        if step in (0, 12, 15):
+            # What is watched without a pause stays in the pool, its weight below a tenth after ten steps.
+            first = {0: 0, 12: 3, 15: 3}[step]
+            expected = made.fit(made.init(300), pooled(sketches[first : step + 1]), step)
+            np.testing.assert_array_equal(made.levels(sender.state), made.levels(expected))
+
+
+def test_a_pool_is_kept_only_while_a_fit_is_near():
+    sender = pooling_sender("pooled:0,40")
+    filled = []
+    for step in range(60):
+        sender.send(heavy(300, step), step)
+        if sender.to_arrays()["pool"]:
+            filled.append(step)
+    assert filled == list(range(31, 40))
+    plain = pooling_sender("0,40")
+    for step in range(40):
+        plain.send(heavy(300, step), step)
+        assert not plain.to_arrays()["pool"]
+
+
+def test_thresholds_and_scales_are_fitted_to_one_gradient():
+    sender = Sender(codec("prune"), 300, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("pooled:0,3"))
+    made = codec("prune")
+    for step in range(4):
+        sender.send(heavy(300, step), step)
+    expected = made.fit(made.init(300), MomentSketch.from_spec(heavy(300, 3), made.needs), 3)
+    assert sender.state.arrays["alpha"] == expected.arrays["alpha"]
+
+
+@pytest.mark.parametrize("spec", ["alq:bits=4", "ef:alq:bits=4"])
+@pytest.mark.parametrize("until", [0, 5, 12, 14])
+def test_training_goes_on_from_the_middle_of_a_pool(spec, until):
+    steps = [[{"w": heavy(300, step)}] for step in range(16)]
+    whole, first, second = (Exchange(codec(spec), seed=3, refit="pooled:0,12,15") for _ in range(3))
+    for step in range(until + 1):
+        whole.step(step, steps[step])
+        first.step(step, steps[step])
+    second.load_arrays(as_arrays(as_tensors(first.to_arrays())))
+    for step in range(until + 1, 16):
+        one, two = (exchange.step(step, steps[step]) for exchange in (whole, second))
+        np.testing.assert_array_equal(one.gradients["w"], two.gradients["w"])
+        assert (one.tally.payload_bits, one.tally.shared_bits) == (two.tally.payload_bits, two.tally.shared_bits)
+
+
+def test_other_bits_are_fitted_at_once_between_two_fits():
+    exchange = Exchange(codec("alq:bits=4"), seed=3, refit="pooled:0,40")
+    for step in range(20):
+        if step == 15:
+            exchange.use(codec("alq:bits=3"))
+        exchange.step(step, [{"w": heavy(300, step)}])
+    sender, made = exchange._links["w", 0][0], codec("alq:bits=3")
+    expected = made.fit(made.init(300), pooled([MomentSketch.from_spec(heavy(300, 15), made.needs)]), 15)
+    np.testing.assert_array_equal(made.levels(sender.state), made.levels(expected))
+
+
+def test_a_receiver_that_missed_the_shared_bytes_refuses():
+    sender = Sender(codec("qsgd:bits=4"), 5000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    message = sender.send(heavy(5000), 0)
+    assert message.shared
+    with pytest.raises(PayloadError, match="other shared bytes"):
+        Receiver(codec("qsgd:bits=4"), 5000).receive(Message(message.payload, None))
+
+
+def test_without_a_codec_the_exchange_is_the_mean():
+    result = Exchange(codec("none"), 4).step(0, gradients(4))
+    for name in ("w", "b"):
+        mean = np.mean([g[name].astype(np.float64) for g in gradients(4)], axis=0).astype(np.float32)
+        np.testing.assert_array_equal(result.gradients[name], mean)
+        assert result.gradients[name].shape == mean.shape
+        assert result.gradients[name].dtype == np.float32
+    assert result.tally.relative_variance == 0.0
+    assert result.tally.worker_variance == 0.0
+    assert result.tally.ratio == 1.0
+    assert result.tally.bits_per_element == 32.0
+
+
+def test_errors_are_those_of_the_mean_and_of_single_workers():
+    exchange = Exchange(codec("qsgdinf:bits=3"), 2, seed=1)
+    result = exchange.step(0, gradients(2))
+    exact = [np.concatenate([g["w"].ravel(), g["b"]]).astype(np.float64) for g in gradients(2)]
+    got = np.concatenate([result.gradients["w"].ravel(), result.gradients["b"]]).astype(np.float64)
+    mean = (exact[0] + exact[1]) / 2
+    assert result.tally.relative_variance == pytest.approx(np.sum((got - mean) ** 2) / np.sum(mean**2), rel=1e-5)
+    single = [
+        Exchange(codec("qsgdinf:bits=3"), seed=1).step(0, [gradients(2)[0]]).gradients,
+    ]
+    error = sum(float(np.sum((single[0][n].astype(np.float64) - gradients(2)[0][n]) ** 2)) for n in ("w", "b"))
+    assert 0 < error < result.tally.worker_squared_error
+    assert result.tally.worker_energy == pytest.approx(sum(float(x @ x) for x in exact), rel=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3"])
+def test_four_workers_with_one_gradient_have_a_quarter_of_the_error(spec):
+    """Independent keys: errors of the mean shrink by the number of workers. 64 steps of 2,000 values each."""
+    values = heavy(2000)
+    errors = {}
+    for workers in (1, 4):
+        exchange = Exchange(codec(spec), workers, refit="once")
+        steps = [exchange.step(step, [{"w": values}] * workers).tally.squared_error for step in range(64)]
+        errors[workers] = np.mean(steps), np.std(steps, ddof=1) / 8
+    (one, one_se), (four, four_se) = errors[1], errors[4]
+    assert abs(four - one / 4) < 4 * np.hypot(four_se, one_se / 4)
+    assert four_se < 0.05 * four
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
+    def run(seed):
+        exchange = Exchange(codec("qsgdinf:bits=3"), 2, seed=seed)
+        return [exchange.step(step, gradients(2, step)).gradients["w"] for step in range(3)]
+
+    np.testing.assert_array_equal(run(5), run(5))
+    assert not np.array_equal(run(5), run(6))
+
+
+def test_steps_and_tensors_round_differently():
+    values = heavy(1000)
+    exchange = Exchange(codec("terngrad"))
+    first = exchange.step(0, [{"a": values, "b": values}]).gradients
+    second = exchange.step(1, [{"a": values, "b": values}]).gradients
+    assert not np.array_equal(first["a"], first["b"])
+    assert not np.array_equal(first["a"], second["a"])
+
+
+def test_state_belongs_to_a_tensor_of_a_worker():
+    """Error feedback: one magnitude for all values, and yet their means arrive; each worker owes its own residual."""
+    exchange = Exchange(Memory(), 2, refit="0,50")
+    steady = [np.linspace(0.1, 1, 30, dtype=np.float32), np.linspace(-2, 0.5, 30, dtype=np.float32)]
+    sent = np.zeros(30)
+    for step in range(200):
+        result = exchange.step(step, [{"w": values} for values in steady])
+        sent += result.gradients["w"]
+        assert result.tally.shared_bits == (2 * 64 if step in (0, 50) else 0)
+    assert np.abs(sent / 200 - (steady[0] + steady[1]) / 2).max() < 0.1
+
+
+def test_a_codec_is_fitted_to_what_it_will_encode():
+    """Error feedback encodes gradient and residual: its levels must suit the sum."""
+    made = codec("ef:alq:bits=3")
+    exchange = Exchange(made, refit="every")
+    state, known = made.init(400), b""
+    for step in range(3):
+        values = heavy(400, step)
+        seen = made.view(state, values)
+        state = made.fit(state, MomentSketch.from_spec(seen, made.needs), step)
+        payload = made.encode(state, values, Key.derive(0, tensor="w", step=step))
+        assert exchange.step(step, [{"w": values}]).tally.payload_bits == 8 * (len(payload) - ENVELOPE_BYTES)
+        decoded = made.decode(made.shared(state), payload, 400)
+        assert made.shared(state) != known
+        state, known = made.update(state, values, decoded), made.shared(state)
+
+
+def test_the_codec_aggregates():
+    result = Exchange(Vote(), 3).step(0, [{"w": np.array([2.0, -1.0, k])} for k in (5.0, -0.1, 0.2)])
+    np.testing.assert_array_equal(result.gradients["w"], [1, -1, 1])
+
+
+def poisoned(*workers):
+    batch = gradients(3)
+    for worker in workers:
+        batch[worker]["w"][3, :2] = np.nan, np.inf
+    return batch
+
+
+def test_skipping_leaves_a_workers_tensor_out():
+    result = Exchange(codec("none"), 3).step(7, poisoned(1))
+    clean = gradients(3)
+    mean = ((clean[0]["w"].astype(np.float64) + clean[2]["w"]) / 2).astype(np.float32)
+    np.testing.assert_array_equal(result.gradients["w"], mean)
+    np.testing.assert_array_equal(result.gradients["b"], Exchange(codec("none"), 3).step(7, clean).gradients["b"])
+    assert [(b.tensor, b.worker, b.count) for b in result.bad] == [("w", 1, 2)]
+    assert result.tally.nonfinite == 2
+    assert result.tally.payload_bits == 32 * (2 * 1000 + 3 * 25)
+    assert result.tally.float32_bits == result.tally.payload_bits
+
+
+def test_a_tensor_that_no_worker_can_send_is_missing():
+    result = Exchange(codec("qsgd"), 3).step(0, poisoned(0, 1, 2))
+    assert list(result.gradients) == ["b"]
+    assert result.tally.nonfinite == 6
+
+
+def test_zeros_are_sent_where_the_user_says_so():
+    batch = poisoned(0)
+    result = Exchange(codec("none"), 3, nonfinite="zero").step(0, batch)
+    clean = gradients(3)
+    clean[0]["w"][3, :2] = 0
+    np.testing.assert_array_equal(result.gradients["w"], Exchange(codec("none"), 3).step(0, clean).gradients["w"])
+    assert result.tally.nonfinite == 2
+    assert np.isnan(batch[0]["w"][3, 0])
+
+
+def test_an_error_names_step_worker_and_tensor():
+    with pytest.raises(NonfiniteGradientError, match=r"step 7, worker 2, w: 2 of 1000 ") as error:
+        Exchange(codec("qsgd"), 3, nonfinite="error").step(7, poisoned(2))
+    assert error.value.exit_code == 3
+
+
+def test_a_fit_that_was_missed_happens_at_the_next_chance():
+    exchange = Exchange(Memory(), refit="0,5")
+    bad = np.full(8, np.nan, np.float32)
+    shared = [exchange.step(step, [{"w": bad if step in (0, 5) else heavy(8)}]).tally.shared_bits for step in range(9)]
+    assert shared == [0, 64, 0, 0, 0, 0, 64, 0, 0]
+
+
+def test_a_codec_over_the_whole_model_sees_one_tensor():
+    made = codec("qsgd:bits=4,bucket_size=256,scope=model")
+    batch = gradients(2)
+    result = Exchange(made, 2, seed=4, refit="once").step(3, batch)
+    total, decoded = 0, []
+    for worker, tensors in enumerate(batch):
+        whole = np.concatenate([tensors["w"].ravel(), tensors["b"]])
+        state = made.fit(made.init(whole.size), MomentSketch.from_spec(whole, made.needs), 3)
+        payload = made.encode(state, whole, Key.derive(4, tensor="*", step=3, worker=worker))
+        total += 8 * (len(payload) - ENVELOPE_BYTES + len(made.shared(state)))
+        decoded.append(made.decode(made.shared(state), payload, whole.size))
+    assert result.tally.bits == total
+    mean = made.aggregate(decoded)
+    np.testing.assert_array_equal(result.gradients["w"], mean[:1000].reshape(40, 25))
+    np.testing.assert_array_equal(result.gradients["b"], mean[1000:])
+
+
+def test_a_codec_over_the_whole_model_needs_all_of_it():
+    exchange = Exchange(codec("qsgd:scope=model"))
+    first = {"w": heavy(6), "b": heavy(2)}
+    exchange.step(0, [first])
+    with pytest.raises(UsageError, match="b differs from the first step"):
+        exchange.step(1, [{"w": heavy(6)}])
+    straight = exchange.step(1, [first]).gradients
+    turned = exchange.step(1, [{"b": first["b"], "w": first["w"]}]).gradients
+    for name in first:
+        np.testing.assert_array_equal(straight[name], turned[name])
+    assert exchange.step(2, [{"w": np.full(6, np.nan, np.float32), "b": first["b"]}]).gradients == {}
+
+
+def test_a_tensor_that_a_worker_lacks_is_averaged_over_the_others():
+    result = Exchange(codec("none"), 2).step(0, [{"w": heavy(4)}, {"w": heavy(4), "b": heavy(2)}])
+    np.testing.assert_array_equal(result.gradients["b"], heavy(2))
+    assert list(result.gradients) == ["w", "b"]
+
+
+def test_zero_gradients_have_no_relative_error():
+    tally = Exchange(codec("qsgdinf"), 2).step(0, [{"w": np.zeros(10, np.float32)}] * 2).tally
+    assert tally.relative_variance == 0.0
+
+
+def test_a_tally_before_anything_was_sent():
+    tally = Exchange(codec("none")).step(0, [{}]).tally
+    assert tally.bits == 0
+    assert np.isnan(tally.ratio)
+    assert np.isnan(tally.bits_per_element)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(UsageError, match="workers: 0 is below 1"):
+        Exchange(codec("none"), 0)
+    with pytest.raises(UsageError, match=r"'skp' is unknown; did you mean skip\?"):
+        Exchange(codec("none"), nonfinite="skp")
+    with pytest.raises(UsageError, match="of 1 workers where there are 2"):
+        Exchange(codec("none"), 2).step(0, [{}])
+    exchange = Exchange(codec("qsgd"))
+    exchange.step(0, [{"w": heavy(6)}])
+    with pytest.raises(UsageError, match="7 values where the state is for 6"):
+        exchange.step(1, [{"w": heavy(7)}])
+
+
+def test_a_codec_that_never_fits_pays_for_no_sketch(monkeypatch):
+    def sketch(values, spec):
+        raise AssertionError("nobody reads this sketch")
+
+    monkeypatch.setattr(MomentSketch, "from_spec", sketch)
+    Exchange(codec("none")).step(0, [{"w": heavy(6)}])
+    with pytest.raises(AssertionError, match="nobody reads"):
+        Exchange(codec("qsgd")).step(0, [{"w": heavy(6)}])
+
+
+class Shaped(type(codec("none"))):
+    """Notes the shapes that it is given."""
+
+    name: ClassVar[str] = "test-shaped"
+    seen: ClassVar[list] = []
+
+    def init(self, size, shape=None):
+        self.seen.append((size, shape))
+        return super().init(size, shape)
+
+
+def test_codecs_get_the_true_shapes():
+    Shaped.seen.clear()
+    exchange = Exchange(Shaped(), 2, down="same")
+    tensors = {"conv": heavy((4, 3, 2, 2)), "bias": heavy(4), "scale": heavy(())}
+    for step in range(2):
+        exchange.step(step, [tensors, tensors])
+    assert sorted(Shaped.seen, key=str) == sorted([(48, (4, 3, 2, 2)), (4, (4,)), (1, ())] * 3, key=str)
+    again = Exchange(Shaped(), 2, down="same")
+    again.load_arrays(exchange.to_arrays())
+    assert [link[2]["state"].get("shape") is not None for link in again.to_arrays()["links"]] == [True] * 9
+
+
+def test_an_exchange_of_factors_goes_on_from_its_arrays():
+    values = [[{"w": heavy((30, 20), [step, worker])} for worker in range(3)] for step in range(6)]
+    whole, first = Exchange("powersgd", 3), Exchange("powersgd", 3)
+    expected = [whole.step(step, values[step]).gradients["w"] for step in range(6)]
+    for step in range(3):
+        first.step(step, values[step])
+    second = Exchange("powersgd", 3)
+    second.load_arrays(first.to_arrays())
+    for step in range(3, 6):
+        np.testing.assert_array_equal(second.step(step, values[step]).gradients["w"], expected[step])
+
+
+def test_workers_parts_of_a_linear_codec_are_what_is_measured():
+    seen = {}
+    exchange = Exchange("powersgd", 4)
+    workers = [{"w": heavy((30, 20), worker), "b": heavy(7, worker)} for worker in range(4)]
+    tally = exchange.step(0, workers, lambda name, *found: seen.update({name: found})).tally
+    exact, own, aggregated = seen["w"]
+    np.testing.assert_allclose(np.mean(own, axis=0), aggregated, atol=1e-7)
+    error = sum(np.sum((x.astype(float) - y) ** 2) for x, y in zip(exact, own, strict=True))
+    assert tally.worker_squared_error == pytest.approx(error)
+    mean = np.mean([w["w"] for w in workers], axis=0).reshape(-1)
+    assert tally.squared_error == pytest.approx(np.sum((mean.astype(float) - aggregated) ** 2), rel=1e-4)
+    assert tally.payload_bits == 4 * 32 * (2 * 50 + 7)
+    assert tally.envelope_bits == tally.shared_bits == 0
+
+
+def test_a_server_sends_factors_on():
+    workers = [{"w": heavy((30, 20), worker)} for worker in range(2)]
+    tally = Exchange("powersgd", 2, down="same").step(0, workers).tally
+    assert tally.down_bits == 32 * 2 * 50 + 32  # and the number of rows
+
+
+@pytest.mark.parametrize(
+    ("spec", "off"),
+    [
+        ("fp:e4m3", 1e-3),
+        ("fp:bits=8", 1e-3),
+        ("fp:e4m3,scale=absmax", 1e-3),
+        ("topk-prune:sparsity=0.5", 0.05),
+        ("ef:fp:e4m3", 1e-2),
+        ("fp:e4m3,scale=max", None),
+    ],
+)
+def test_what_travels_in_every_payload_follows_every_gradient(spec, off):
+    """Fitted once, then sent gradients that grow and shrink: scales and thresholds are those of each gradient."""
+    made = codec(spec)
+    sender = Sender(made, 1000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    receiver, lost = Receiver(made, 1000), []
+    for step, size in enumerate((1.0, 300.0, 1e-4)):
+        x = np.float32(size) * heavy(1000, [4, step])
+        decoded = receiver.receive(sender.send(x, step))
+        sender.settle(x, decoded)
+        # What memory adds to a tiny gradient after a large one is not of this gradient.
+        lost.append(np.sum((decoded - x.astype(np.float64)) ** 2) / np.sum(x.astype(np.float64) ** 2))
+    kept = lost[:2] if spec.startswith("ef:") else lost
+    assert (max(kept) < off) if off else (max(kept) > 0.2)
+
+
+@pytest.mark.parametrize("spec", ["fp:e4m3", "prune:sparsity=0.9"])
+def test_layers_follow_every_gradient_too(spec):
+    made = codec(spec)
+    layers = LayerCodecs(made, worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    for step, size in enumerate((1.0, 300.0, 1e-4)):
+        x = np.float32(size) * heavy(4000, [5, step])
+        decoded = layers.carry("w", x, step, Tally())
+        layers.settle(step, Tally())
+        if spec.startswith("fp"):
+            assert np.sum((decoded - x.astype(np.float64)) ** 2) < 1e-3 * np.sum(x.astype(np.float64) ** 2)
+        else:
+            assert np.mean(decoded == 0) == pytest.approx(0.9, abs=0.03)

@@ -1,0 +1,330 @@
+"""Policies: their specs, what each chooses, and studies, exchanges and checkpoints whose bits change."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers_online import Regression
+
+import gtrace
+from gtrace.costs import Network
+from gtrace.errors import UsageError
+from gtrace.runlog import read_runlog
+from gtrace.training import Exchange, MQGrad, ParameterServerClock, Study
+from gtrace.training.plans import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
+from gtrace.training.policy import Observation, PolicySpec
+from gtrace.training.weights import WeightLevels
+
+NETWORK = Network.parse("1kbit/s", "0s", "ps", "2s")
+
+
+def seen(step=0, loss=1.0, seconds=1.0, rms=()):
+    return Observation(step, loss, seconds, lambda: rms)
+
+
+def steps(study):
+    """run -> its step records."""
+    found = {}
+    for record in study.records():
+        if record["type"] == "step":
+            found.setdefault(record["run"], []).append(record)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fixed",
+        "schedule:0=2,500=4,1500=8",
+        "adaptive",
+        "adaptive:bits=2-6,divisor=0.001",
+        "mqgrad",
+        "mqgrad:bits=3-5,period=4,alpha=0.5,epsilon=0.2,learning_rate=0.05,discount=0.5,reward_scale=100.0",
+        "mqgrad:seed=7,cost=period,constant_reward=0.5",
+    ],
+)
+def test_specs_come_back(text):
+    spec = PolicySpec.parse(text)
+    assert str(spec) == text
+    assert PolicySpec.parse(str(spec)) == spec
+    assert spec.chooses == (text != "fixed")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mqgard", "mqgrad"),
+        ("fixed:bits=3", "fixed has none"),
+        ("schedule", "step 0"),
+        ("schedule:5=3", "step 0"),
+        ("schedule:0=x", "STEP=BITS"),
+        ("schedule:0=0", "STEP=BITS"),
+        ("adaptive:divisor=big", "cannot be read"),
+        ("adaptive:bits=3", "cannot be read"),
+        ("adaptive:divisor=0", "above 0"),
+        ("adaptive:bits=8-2", "least and the most"),
+        ("mqgrad:perid=5", "period"),
+        ("mqgrad:period", "no key=value"),
+        ("mqgrad:seed=1,seed=2", "given twice"),
+        ("mqgrad:epsilon=2", "out of range"),
+    ],
+)
+def test_what_is_no_policy_is_said(text, said):
+    with pytest.raises(UsageError, match=said):
+        PolicySpec.parse(text)
+
+
+def test_a_schedule_holds_each_entry_until_the_next():
+    policy = PolicySpec.parse("schedule:0=2,3=4,5=8").begin(0)
+    assert [policy.choose(seen(step)) for step in range(7)] == [2, 2, 2, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("rms", "bits"),
+    [
+        ([0.0], 2),
+        ([0.0005], 3),
+        ([0.0024], 6),
+        ([1.0], 8),
+        ([0.0, 1.0], 5),
+        ([0.0009, 0.0009, 0.0024], 4),  # 3.8, 3.8 and 6.8: the floor is taken of the mean
+        ([math.nan, 0.0005], 3),
+        ([math.nan], 8),
+    ],
+)
+def test_adaptive_is_the_floor_of_the_mean_over_workers(rms, bits):
+    assert PolicySpec.parse("adaptive").begin(0).choose(seen(rms=rms)) == bits
+
+
+def test_the_agent_follows_the_seed_of_the_run_unless_it_has_its_own():
+    for text, seed in (("mqgrad", 5), ("mqgrad:seed=9", 9)):
+        policy, agent = PolicySpec.parse(text).begin(5), MQGrad(seed=seed)
+        values = [2 - 0.01 * k for k in range(60)]
+        assert [policy.choose(seen(loss=v)) for v in values] == [agent.step(v, 1.0) for v in values]
+
+
+def test_a_loss_that_is_not_finite_tells_the_agent_nothing():
+    policy = PolicySpec.parse("mqgrad").begin(0)
+    assert policy.choose(seen(loss=math.nan)) == 2
+    before = policy.choose(seen())
+    assert policy.choose(seen(loss=math.nan)) == before
+    assert policy.record() == {"node": policy.agent.node}
+
+
+def test_names_of_runs():
+    policy = PolicySpec.parse("adaptive:divisor=0.1")
+    for spec, name in {
+        "minmax": "minmax@adaptive:divisor=0.1",
+        "ef:qsgd:bits=3,bucket_size=64": "ef:qsgd:bucket_size=64@adaptive:divisor=0.1",
+        "rotate:block=64:fp:bits=4": "rotate:block=64:fp@adaptive:divisor=0.1",
+    }.items():
+        assert run_name(gtrace.codec(spec), policy) == name
+    assert run_name(gtrace.codec("minmax"), PolicySpec()) == "minmax:bits=8"
+
+
+def test_each_codec_with_bits_runs_with_each_policy():
+    codecs = [gtrace.codec(spec) for spec in ("none", "minmax:bits=2", "minmax:bits=4", "terngrad")]
+    plans = plan_runs(codecs, [PolicySpec(), PolicySpec("mqgrad")], [], "weight")
+    assert [run_name(*plan) for plan in plans] == [
+        "none", "minmax:bits=2", "minmax@mqgrad", "minmax:bits=4", "terngrad"
+    ]  # fmt: skip
+
+
+def test_levels_of_weights_make_a_run_with_each_codec_and_policy_beside_the_exact_one():
+    codecs = [gtrace.codec(spec) for spec in ("none", "minmax:bits=4")]
+    levels = [WeightLevels.parse(text) for text in ("optimal5", "xnor3")]
+    assert [run_name(*plan) for plan in plan_runs(codecs[:1], [PolicySpec()], levels, "weight")] == [
+        "none", "weights=optimal5", "weights=xnor3"
+    ]  # fmt: skip
+    plans = plan_runs(codecs, [PolicySpec("adaptive")], levels, "weight")
+    assert [run_name(*plan) for plan in plans] == [
+        "none", "minmax@adaptive weights=optimal5", "minmax@adaptive weights=xnor3"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codecs", "policies", "options", "said"),
+    [
+        (["terngrad"], ["adaptive"], {}, "no codec with bits"),
+        (["minmax"], ["adaptive", "adaptive"], {}, "twice"),
+        (["minmax"], [], {}, "none is named"),
+        (["qsgd"], ["adaptive:bits=1-3"], {}, "bits=1"),
+        (["fp:e4m3"], ["adaptive"], {}, "bits"),
+        (["minmax"], ["adaptive"], {"kind": "neural"}, "between workers"),
+        (["minmax"], ["fixed"], {"kind": "neural", "min_size": 3}, "between workers"),
+        (["minmax"], ["fixed"], {"down": "same", "network": Network(1e6)}, "topology"),
+        (["minmax"], ["fixed"], {"down": "minmix"}, "minmax"),
+    ],
+)
+def test_studies_that_make_no_sense_are_refused(codecs, policies, options, said):
+    with pytest.raises(UsageError, match=said):
+        Study(Regression(), codecs, policies=policies, **options)
+
+
+@pytest.mark.parametrize(
+    "spec", ["minmax", "qsgd", "qsgdinf", "nuqsgd", "alq", "amq", "zipml", "fp", "mcgq", "ef:minmax"]
+)
+def test_every_codec_with_bits_can_follow_a_schedule(spec):
+    study = Study(Regression(), [spec], steps=6, refit="once", policies=["schedule:0=3,3=6"])
+    (found,) = (records for run, records in steps(study).items() if run != "none")
+    assert [record["codec_bits"] for record in found] == [3, 3, 3, 6, 6, 6]
+    # What was fitted is fitted again at the change, and at no other step.
+    fitted = [record["fit_seconds"] > 0 for record in found]
+    # The scale of floats travels in every payload and follows every gradient.
+    assert fitted in ([False] * 6, [True] * 6 if spec == "fp" else [True, False, False, True, False, False])
+    assert found[0]["relative_variance"] > 0
+
+
+def test_a_change_of_bits_keeps_the_residual_and_equals_a_codec_of_those_bits():
+    x = np.random.default_rng(0).normal(size=300).astype(np.float32)
+    few, more = (gtrace.codec("ef:alq", bits=bits) for bits in (2, 5))
+    changed, fresh = Exchange(few, refit="once"), Exchange(more, refit="once")
+    first = changed.step(0, [{"w": x}]).gradients["w"]
+    changed.use(few.at_bits(5))
+    residual = x - first
+    assert np.array_equal(changed.step(1, [{"w": x}]).gradients["w"], fresh_with(fresh, residual, x).gradients["w"])
+
+
+def fresh_with(exchange, residual, x):
+    """A step of an exchange that owes a residual."""
+    sender, _ = exchange._link("w", 0, x.size)
+    sender.state = sender.state.with_arrays(residual=residual)
+    return exchange.step(1, [{"w": x}])
+
+
+def test_the_average_goes_back_through_the_codec():
+    random = np.random.default_rng(1)
+    tensors = [{"w": random.normal(size=(40, 5)).astype(np.float32), "b": np.ones(3, np.float32)} for _ in range(3)]
+    codec = gtrace.codec("minmax:bits=3,coder=fixed")
+    rules = gtrace.training.CodecTable.of(codec, min_size=10)
+    plain, same = Exchange(rules, 3).step(4, tensors), Exchange(rules, 3, down="same").step(4, tensors)
+    average = plain.gradients["w"].reshape(-1)
+    wanted = codec.decode(b"", codec.encode(codec.init(200), average, (0, 0)), 200)
+    assert np.array_equal(same.gradients["w"].reshape(-1), wanted)
+    assert np.array_equal(same.gradients["b"], np.ones(3, np.float32))
+    assert same.tally.bits == plain.tally.bits == 3 * (64 + 3 * 200 + 32 * 3)
+    assert same.tally.down_bits == 64 + 3 * 200 + 32 * 3
+    assert plain.tally.down_bits == 0
+    exact = np.mean([tensor["w"].astype(np.float64) for tensor in tensors], axis=0).reshape(-1)
+    error, energy = np.sum((wanted - exact) ** 2), np.sum(exact**2) + 3
+    assert same.tally.relative_variance == pytest.approx(error / energy, rel=1e-5)
+    onward = np.sum((wanted.astype(np.float64) - average) ** 2) / (np.sum(average.astype(np.float64) ** 2) + 3)
+    assert same.tally.down_squared_error / same.tally.down_energy == pytest.approx(onward, rel=1e-6)
+
+
+def test_the_server_has_another_codec_memory_and_keys():
+    x = np.random.default_rng(2).normal(size=500).astype(np.float32)
+    exchange = Exchange(gtrace.codec("none"), 2, down=gtrace.codec("ef:minmax:bits=2"))
+    arrived = [exchange.step(k, [{"w": x}, {"w": x}]).gradients["w"] for k in range(40)]
+    assert np.linalg.norm(np.mean(arrived, axis=0) - x) < 0.2 * np.linalg.norm(arrived[0] - x)
+    again = Exchange(gtrace.codec("none"), 2, down=gtrace.codec("ef:minmax:bits=2"))
+    again.load_arrays(exchange.to_arrays())
+    last, same = (one.step(40, [{"w": x}, {"w": x}]).gradients["w"] for one in (exchange, again))
+    assert np.array_equal(last, same)
+    random = gtrace.codec("qsgdinf:bits=2")
+    up = Exchange(random).step(0, [{"w": x}]).gradients["w"]
+    down = Exchange(gtrace.codec("none"), down=random).step(0, [{"w": x}]).gradients["w"]
+    assert not np.array_equal(up, down)
+
+
+def test_small_tensors_go_in_full_and_the_rest_sets_the_adaptive_bits():
+    study = Study(Regression(), ["minmax"], steps=2, min_size=12, policies=["fixed", "adaptive:divisor=0.05"])
+    found = steps(study)
+    assert {r["bits"] for r in found["minmax:bits=8"]} == {4 * (64 + 12 * 8 + 32)}
+    run = study._runs[2]
+    gradients = [{"1.weight": np.full((1, 12), 0.1, np.float32), "1.bias": np.full(1, 50, np.float32)}]
+    assert run._control.before(2, 1.0, gradients) == {"codec_bits": 4}
+
+
+def test_simulated_time_is_bytes_over_bandwidth_and_the_closed_form():
+    options = {"policies": ["fixed", "mqgrad"], "min_size": 12, "down": "same", "network": NETWORK}
+    study = Study(Regression(), ["minmax"], steps=12, **options)
+    found = steps(study)
+    clock = ParameterServerClock(4, 1000, 2.0, 12, 1)
+    for run in ("minmax:bits=8", "minmax@mqgrad"):
+        for record in found[run]:
+            up = record["bits"] + record["envelope_bits"]
+            assert record["sim_seconds"] == pytest.approx(2 + (up + 4 * record["down_bits"]) / 1000)
+            # Beside the codes, a payload has a range of 64 bits, an envelope and padding; the closed form has none.
+            rest = (2 * 4 * 64 + record["envelope_bits"]) / 1000
+            padding = record["sim_seconds"] - rest - clock.iteration(record.get("codec_bits", 8))
+            assert -1e-9 <= padding <= 2 * 4 * 7 / 1000
+    assert found["none"][0]["sim_seconds"] == pytest.approx(clock.iteration(32))
+
+
+def test_the_agent_of_a_study_is_the_agent_alone():
+    found = steps(Study(Regression(), ["minmax"], steps=40, seed=3, policies=["mqgrad"], network=NETWORK))
+    records = found["minmax@mqgrad"]
+    agent, seconds = MQGrad(seed=3), math.nan
+    for record in records:
+        assert record["codec_bits"] == agent.step(record["loss"], seconds)
+        assert record["node"] == agent.node
+        assert ("reward" in record) == (record["step"] % 5 == 0)
+        seconds = record["sim_seconds"]
+    assert records[35]["reward"] == agent.decision.reward
+    assert records[35]["explored"] == agent.decision.explored
+
+
+def test_the_same_arguments_give_the_same_bits_whatever_the_machine_does():
+    options = {"steps": 30, "policies": ["mqgrad:epsilon=0.4"]}
+    one, other = (steps(Study(Regression(), ["qsgdinf"], **options))["qsgdinf@mqgrad:epsilon=0.4"] for _ in range(2))
+    for name in ("codec_bits", "node", "sim_seconds", "loss"):
+        assert [r[name] for r in one] == [r[name] for r in other]
+
+
+def test_without_a_network_the_agent_has_the_papers():
+    for network in (None, Network(5.0)):
+        chosen = timed_network(network, [PolicySpec(), PolicySpec("mqgrad")])
+        assert chosen.compute == DEFAULT_COMPUTE == 5.0
+        assert chosen.bandwidth == (8e7 if network is None else 5.0)
+    assert timed_network(None, [PolicySpec("adaptive")]) is None
+    assert timed_network(NETWORK, [PolicySpec("mqgrad")]) is NETWORK
+
+
+class StopError(Exception):
+    """Raised in the middle of a training."""
+
+
+@pytest.mark.parametrize("after", [40, 71])
+def test_an_interrupted_study_goes_on_with_its_policies(tmp_path, after):
+    def study():
+        policies = ["mqgrad:epsilon=0.4,period=2", "schedule:0=2,5=4", "adaptive:divisor=0.1"]
+        return Study(Regression(), ["ef:alq"], steps=18, eval_every=3, policies=policies, down="same", network=NETWORK)
+
+    def without_times(path):
+        return [{k: v for k, v in record.items() if not k.endswith("seconds")} for record in read_runlog(path)]
+
+    whole, again = study(), study()
+    whole.run(tmp_path / "whole.jsonl")
+    left = [after]
+
+    def interrupt(_record):
+        left[0] -= 1
+        if not left[0]:
+            raise StopError
+
+    log = tmp_path / "log.jsonl"
+    with pytest.raises(StopError):
+        study().run(log, on_record=interrupt)
+    assert again.can_resume(log)
+    again.run(log)
+    assert without_times(log) == without_times(tmp_path / "whole.jsonl")
+    for one, other in zip(whole._runs, again._runs, strict=True):
+        for name, value in one._model.state_dict().items():
+            assert torch.equal(value, other._model.state_dict()[name])
+
+
+def test_bits_of_a_loop_of_ones_own_can_change():
+    model = torch.nn.Linear(50, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sent = []
+    with gtrace.training.compress(optimizer, "minmax:bits=2,coder=fixed") as compression:
+        for bits in (2, 6):
+            compression.use_bits(bits)
+            optimizer.zero_grad()
+            model(torch.ones(3, 50)).square().mean().backward()
+            before = compression.tally.payload_bits
+            optimizer.step()
+            sent.append(compression.tally.payload_bits - before)
+    assert sent == [2 * 64 + 204 * bits for bits in (2, 6)]

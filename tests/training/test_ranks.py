@@ -1,0 +1,169 @@
+"""Real ranks: processes over gloo, started once for each world size; what they saw is judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import gtrace
+from gtrace.codecs.assignment import CodecTable
+from gtrace.errors import PayloadError, UsageError
+from gtrace.training import frames
+from gtrace.training.links import Message
+
+PROGRAM = Path(__file__).with_name("ranks_program.py")
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, tmp_path):
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM), str(world), str(tmp_path)], capture_output=True, text=True, timeout=400
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    reports = [json.loads((tmp_path / f"report-{world}-{rank}.json").read_text()) for rank in range(world)]
+    for case in reports[0]["codecs_report"]:
+        errors = [report["codecs_report"][case]["down"][0] for report in reports]
+        assert (sum(errors) > 0) == case.endswith("two-shot")
+    for report in reports:
+        _check_codecs(report["codecs_report"], world)
+        _check_linear(report["linear_report"])
+        exact = report["exact_report"]
+        # Sums in another order than gloo's, from three ranks on.
+        assert exact["worst"] <= (0 if world == 2 else 1e-6)
+        assert exact["worst_two"] <= (0 if world == 2 else 1e-6)
+        assert exact["variance"] <= 1e-12
+        assert 1e-7 < exact["bf16"] < 1e-4
+    if world == 2:
+        for report in reports:
+            _check_rules(report["rules_report"])
+            _check_nonfinite(report["nonfinite_report"])
+            assert report["device_report"] == {"allgather": [True, True], "two-shot": [True, True]}
+            for spec, resumed in report["resume_report"].items():
+                assert resumed["state_dict"], spec
+                assert resumed["pickle"], spec
+                assert not resumed["forgotten"], spec
+                assert "saved with codec" in resumed["refused"]
+
+
+def _check_codecs(found, world):
+    for case, seen in found.items():
+        assert seen["same"], f"{case}: ranks have different weights"
+        assert seen["steps"] == 4
+        assert seen["counted"] == seen["wire"], case
+        # State is kept by parameter, although buckets are built anew after the first step.
+        assert seen["senders"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+        assert seen["elements"] == 4 * (24 * 60 + 60 + 60 * 6 + 6)
+        assert not seen["last_compared"]  # steps 0 and 2 are
+        assert seen["variance"] > 0.05
+        if case.endswith("allgather"):
+            # Nothing but the reported message, to each of the others, and eight bytes per bucket for its length.
+            buckets, rest = divmod(seen["wire"] - (world - 1) * seen["reported"], 8 * (world - 1))
+            assert rest == 0
+            assert 4 <= buckets <= 16
+            assert seen["twin"], f"{case}: another average than from all gradients at once"
+            assert seen["down"] == [0.0, 0.0, 0]
+        else:
+            error, energy, bits = seen["down"]
+            # A rank may have nothing to sum up: these tensors are smaller than a bucket and have one owner each.
+            assert (error > 0) == (energy > 0) == (bits > 0)
+            # Shares of sparsity may leave next to nothing of a small piece, and the few values that stay are large.
+            assert error <= (8 if "allocation" in case else 1.5) * energy
+
+
+def _check_linear(found):
+    assert len(found) == 4
+    for case, seen in found.items():
+        assert seen["same"], f"{case}: ranks have different weights"
+        assert seen["worst"] < 1e-5, f"{case}: another average than of simulated workers"
+        assert (seen["starts"], seen["same_starts"]) == (2, True)
+        rank = 1 if "rank=1" in case else 2
+        # P and Q of both matrices, and the biases as they are.
+        assert seen["payload"] == seen["simulated"] == 32 * (rank * (60 + 24 + 6 + 60) + 60 + 6)
+        assert seen["counted"] == seen["wire"] > 0
+        assert 0.05 < seen["variance"] < 2
+
+
+def _check_rules(found):
+    assert found["codecs"] == {
+        "0.weight": "qsgdinf:bits=2",
+        "0.bias": "none",
+        "2.weight": "none",
+        "2.bias": "none",
+    }
+    assert found["common_same"]
+    assert not found["own_same"]
+    before, after = found["common_shared"]
+    assert before == after > 0  # the sketches, once; levels never travel
+
+
+def _check_nonfinite(found):
+    for case, seen in found.items():
+        if case.startswith("pass"):
+            assert seen["nan"], case
+        else:
+            assert seen["finite"], case
+            assert seen["nonzero"], case
+
+
+def test_frames_come_back_and_damaged_ones_do_not():
+    messages = [Message(b"abc", b""), None, frames.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
+    packed = frames.pack(messages)
+    assert frames.unpack(packed, 5) == messages
+    for bad in (packed[:-1], packed + b"z", packed[:20], b""):
+        with pytest.raises(PayloadError, match="ranks differ"):
+            frames.unpack(bad, 5)
+    parts = [b"", b"one", b"three"]
+    assert frames.split(frames.join(parts), 3) == parts
+    with pytest.raises(PayloadError, match="announce"):
+        frames.split(frames.join(parts)[:-1], 3)
+    with pytest.raises(PayloadError, match="too few"):
+        frames.split(b"ab", 3)
+
+
+def test_rules_choose_by_the_whole_name_and_by_its_last_part():
+    rules = CodecTable.of("alq:bits=3", {"bias": "none", "head.*": "qsgdinf:bits=4"}, 100)
+    assert str(rules.choose("fc.bias", 10**6)) == "none"
+    assert str(rules.choose("head.bias", 10)) == "none"  # the first rule that fits
+    assert str(rules.choose("head.weight", 10)) == "qsgdinf:bits=4"
+    assert str(rules.choose("fc.weight", 99)) == "none"
+    assert str(rules.choose("fc.weight", 100)) == "alq:bits=3"
+
+
+@pytest.mark.parametrize(
+    ("codec", "options", "said"),
+    [
+        ("alq", {"exchange": "ring"}, "exchange: 'ring' is unknown"),
+        ("alq", {"levels": "theirs"}, "levels: 'theirs' is unknown"),
+        ("alq", {"nonfinite": "maybe"}, "nonfinite: 'maybe' is unknown"),
+        ("alq", {"compare_every": -1}, "compare_every: -1 is below 0"),
+        ("alq", {"min_size": -1}, "min-size: -1 is below 0"),
+        ("zipml:scope=model", {}, "cannot go bucket by bucket"),
+        ("alq", {"rules": {"bias": "nonsense"}}, "nonsense"),
+    ],
+)
+def test_a_state_says_what_is_wrong_with_its_arguments(codec, options, said):
+    with pytest.raises(UsageError, match=said):
+        gtrace.training.State(codec, **options)
+
+
+def test_one_rank_alone_gets_its_own_decoded_gradient(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch puts its own in the place
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        state = gtrace.training.State("qsgdinf:bits=3", nonfinite="error")
+        values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+        (average,) = state.average(["w"], [values])
+        state.end_step()
+        assert 0 < np.sum((average - values) ** 2) / np.sum(values**2) == pytest.approx(state.tally.worker_variance)
+        assert state.comparison.relative_variance == pytest.approx(state.tally.worker_variance)
+        values[3] = np.inf
+        with pytest.raises(gtrace.training.NonfiniteGradientError, match="rank 0, w: 1 of 1000"):
+            state.average(["w"], [values])
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,327 @@
+"""A codec in programs that know nothing of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import gtrace
+from gtrace.cli import main
+from gtrace.runlog import read_runlog
+from gtrace.training.exchange import Exchange
+from gtrace.training.script import ScriptOptions, ScriptTraining
+
+PROGRAM = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+x, y = torch.randn(64, 30), torch.randint(0, 4, (64,))
+for step in range(6):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+print("weights", float(sum(p.detach().double().abs().sum() for p in model.parameters())))
+sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.fixture
+def run(program, capfd):
+    """Runs the command in this process, in the folder of the program."""
+
+    def call(*args, command="train"):
+        with pytest.raises(SystemExit) as end:
+            main([command, *args])
+        out, err = capfd.readouterr()
+        return SimpleNamespace(exit_code=end.value.code or 0, stdout=out, stderr=err, output=out + err)
+
+    return call
+
+
+def weights(result):
+    return float(result.stdout.split("weights ")[1].split()[0])
+
+
+def test_a_program_trains_through_a_codec_and_its_log_can_be_reported(run, program):
+    plain = run("--codec", "none", "-o", "plain.jsonl", "train.py")
+    coded = run("--codec", "qsgdinf", "--bits", "3", "train.py")
+    assert plain.exit_code == coded.exit_code == 0, plain.output + coded.output
+    assert "6 steps through qsgdinf:bits=3" in coded.stderr
+    assert "next: gtrace report train-qsgdinf-bits3.jsonl" in coded.stderr
+    assert weights(plain) != weights(coded)
+    records = read_runlog(program / "train-qsgdinf-bits3.jsonl")
+    steps = [record for record in records if record["type"] == "step"]
+    assert [record["step"] for record in steps] == list(range(6))
+    assert records[0]["tensors"] == {"0.weight": 1200, "0.bias": 40, "2.weight": 160, "2.bias": 4}
+    assert all(0.01 < record["relative_variance"] < 2 for record in steps)
+    assert records[-1]["type"] == "end"
+    assert records[-1]["bits"] == sum(record["bits"] for record in steps)
+    report = run("train-qsgdinf-bits3.jsonl", "--json", command="report")
+    assert report.exit_code == 0, report.output
+
+
+def test_without_loss_of_bits_the_program_is_the_same_to_the_bit(run, program):
+    coded = run("--codec", "none", "train.py")
+    namespace = {"__name__": "__main__"}
+    expected = []
+    source = PROGRAM.replace("sys.exit", "(lambda code: None)").replace("print(", "keep(")
+    exec(
+        compile(source.replace("sys.argv", "[0]"), "train", "exec"),
+        {**namespace, "keep": lambda *a: expected.append(a)},
+    )
+    assert weights(coded) == expected[0][1]
+
+
+def test_the_codec_sees_the_gradients_that_the_optimizer_would_have_used(run, program):
+    """One step by hand, through an exchange of the same seed."""
+    run("--codec", "alq:bits=3", "--seed", "7", "-o", "log.jsonl", "train.py")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 4))
+    x, y = torch.randn(64, 30), torch.randint(0, 4, (64,))
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    by_hand = Exchange(gtrace.codec("alq:bits=3"), seed=7).step(0, [gradients])
+    first = read_runlog(program / "log.jsonl")[1]
+    assert first["bits"] == by_hand.tally.bits
+    assert first["relative_variance"] == by_hand.tally.relative_variance
+
+
+def test_rules_and_small_tensors_go_their_own_way(run, program):
+    run("--codec", "qsgdinf:bits=2", "--rule", "2.weight=none", "--min-size", "100", "-o", "log.jsonl", "train.py")
+    records = read_runlog(program / "log.jsonl")
+    assert records[0]["rules"] == [["2.weight", "none"]]
+    given = "--rule 2.weight=none --min-size 100 train.py"
+    assert records[0]["command"] == f"gtrace train --codec qsgdinf:bits=2 {given}"
+    whole = read_runlog_bits(run, program, "--codec", "qsgdinf:bits=2", "-o", "whole.jsonl")
+    # 204 values of 32 bits each are what the rule, the size and nothing else add.
+    assert records[1]["bits"] > 32 * 204
+    assert records[1]["bits"] > whole[1]["bits"]
+
+
+def read_runlog_bits(run, folder, *args):
+    assert run(*args, "train.py").exit_code == 0
+    return read_runlog(folder / args[-1])
+
+
+def test_several_encodings_of_one_gradient_average_and_are_called_optimistic(run, program):
+    one = read_runlog_bits(run, program, "--codec", "qsgdinf:bits=2", "-o", "one.jsonl")
+    result = run("--codec", "qsgdinf:bits=2", "--workers", "8", "-o", "eight.jsonl", "train.py")
+    eight = read_runlog(program / "eight.jsonl")
+    assert "optimistic" in result.stderr
+    ratio = one[1]["relative_variance"] / eight[1]["relative_variance"]
+    assert 5 < ratio < 12  # independent roundings: 8 in the mean
+    assert eight[1]["bits"] == pytest.approx(8 * one[1]["bits"], rel=0.05)
+
+
+def test_a_failing_program_keeps_its_log_and_says_its_code(run, program):
+    result = run("--codec", "qsgdinf", "train.py", "3")
+    assert result.exit_code == 5
+    assert "train.py failed with exit code 3" in result.stderr
+    assert read_runlog(program / "train-qsgdinf-bits4.jsonl")[-1]["type"] == "end"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--codec", "qsgdinf", "nothing.py"], 2, "there is no such script"),
+        (["--codec", "qsgdinf", "--lr", "0.1", "train.py"], 2, "--lr is for built-in tasks; train.py has its own"),
+        (["--codec", "qsgdinf", "--rule", "bias", "train.py"], 2, "write GLOB=CODEC"),
+        (["--codec", "qsgdinf", "--rule", "bias=nonsense", "train.py"], 2, "nonsense"),
+        (["--codec", "qsgdinf", "--rule", "bias=none"], 2, "--rule is for a SCRIPT"),
+        (["--codec", "qsgdinf", "-m"], 2, "name the module"),
+        (["--codec", "qsgdinf", "still.py"], 2, "it took no step of a torch optimizer"),
+        (["--codec", "qsgdinf", "empty.py"], 2, "it never imported torch"),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line(run, program, args, code, said):
+    (program / "still.py").write_text("import torch\n")
+    (program / "empty.py").write_text("x = 1\n")
+    result = run(*args)
+    if "never imported" in said:
+        # torch is loaded in this process already, so nothing can be told apart from a program without steps.
+        said = "nothing went through the codec"
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_existing_log_is_left_alone(run, program):
+    (program / "train-qsgdinf-bits4.jsonl").write_text("mine")
+    result = run("--codec", "qsgdinf", "train.py")
+    assert result.exit_code == 4
+    assert (program / "train-qsgdinf-bits4.jsonl").read_text() == "mine"
+    assert "weights" not in result.stdout
+
+
+@pytest.fixture
+def training(tmp_path):
+    """Starts hooks in this process, and takes them out."""
+    started = []
+
+    def start(codec="qsgdinf:bits=3", **options):
+        lines = []
+        one = ScriptTraining(ScriptOptions(str(tmp_path / "log.jsonl"), codec, **options), lines.append)
+        one.start()
+        started.append(one)
+        return one, lines
+
+    yield start
+    for one in started:
+        one.finish()
+
+
+def linear(**options):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(50, 8, **options)
+    x = torch.randn(16, 50, dtype=options.get("dtype", torch.float32))
+    return model, x
+
+
+def test_every_evaluation_of_a_closure_is_compressed(training):
+    model, x = linear()
+    one, _ = training()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    exact, used = [], []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        exact.append(model.weight.grad.clone())
+        return loss
+
+    original = optimizer._gather_flat_grad
+    optimizer._gather_flat_grad = lambda: used.append(model.weight.grad.clone()) or original()
+    optimizer.step(closure)
+    summary = one.finish()
+    assert summary.steps == 1
+    assert len(exact) >= 3
+    assert summary.tally.float32_bits == 32 * 408 * len(exact)
+    assert not any(torch.equal(a, b) for a in exact for b in used)
+
+
+def test_optimizers_inside_the_backward_pass_make_one_step(training):
+    model, x = linear()
+    one, _ = training()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter, optimizer in optimizers.items():
+
+        def hook(p, optimizer=optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        model(x).square().mean().backward()
+    summary = one.finish()
+    assert summary.steps == 3
+    assert summary.tally.float32_bits == 3 * 32 * 408
+
+
+def test_two_models_with_equal_names_keep_states_of_their_own(training):
+    first, x = linear()
+    second, _ = linear()
+    one, _ = training("ef:topk:ratio=0.1")
+    for model in (first, second):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(x).square().mean().backward()
+        optimizer.step()
+    summary = one.finish()
+    assert summary.optimizers == 2
+    assert summary.elements == 2 * 408
+    assert set(one._sizes) == {"weight", "bias", "Linear_2.weight", "Linear_2.bias"}
+
+
+def test_models_that_come_and_go_never_share_a_state(training):
+    """A later parameter may lie where one that is gone lay, and have another size."""
+    one, _ = training("ef:topk:ratio=0.1")
+    for width in (8, 9, 10, 11):
+        model = torch.nn.Linear(50, width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(4, 50)).square().mean().backward()
+        optimizer.step()
+        del model, optimizer
+    summary = one.finish()
+    assert summary.steps == 4
+    assert summary.elements == 51 * (8 + 9 + 10 + 11)
+
+
+def test_a_gradient_scaler_still_skips_what_is_not_finite(training):
+    model, x = linear()
+    one, _ = training()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = model.weight.detach().clone()
+    scaler.scale(model(x).square().mean() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.weight, before)
+    assert one.finish().steps == 0
+
+
+def test_sparse_gradients_go_uncompressed_with_one_warning(training):
+    embedding = torch.nn.Embedding(20, 4, sparse=True)
+    one, lines = training()
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        embedding(torch.tensor([1, 2])).sum().backward()
+        exact = embedding.weight.grad.clone()
+        optimizer.step()
+        assert torch.equal(embedding.weight.grad.to_dense(), exact.to_dense())
+    one.finish()
+    assert [line for line in lines if "sparse" in line] == lines[:1]
+
+
+def test_complex_and_double_gradients_keep_their_types(training):
+    for dtype in (torch.complex64, torch.float64, torch.bfloat16):
+        model, x = linear(dtype=dtype)
+        one, _ = training("qsgdinf:bits=6")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model(x.to(dtype)).abs().square().mean().backward()
+        exact = model.weight.grad.clone()
+        optimizer.step()
+        one.finish()
+        decoded = model.weight.grad
+        assert decoded.dtype == dtype
+        error = float((decoded - exact).abs().square().sum() / exact.abs().square().sum())
+        assert 0 < error < 0.1
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_training(training, tmp_path):
+    model, x = linear()
+    lines = []
+    one = ScriptTraining(ScriptOptions(str(tmp_path / "no" / "log.jsonl"), "qsgdinf:bits=3"), lines.append)
+    one.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+    summary = one.finish()
+    assert summary.steps == 2
+    assert summary.log is None
+    assert len(lines) == 1
+    assert "training goes on without a run log" in lines[0]
+
+
+def test_nothing_is_left_behind(training):
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    before = dict(vars(DistributedDataParallel)), len(_global_optimizer_pre_hooks), torch.autograd.backward
+    one, _ = training()
+    assert len(_global_optimizer_pre_hooks) > before[1]
+    one.finish()
+    assert (dict(vars(DistributedDataParallel)), len(_global_optimizer_pre_hooks), torch.autograd.backward) == before

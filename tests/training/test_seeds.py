@@ -1,0 +1,183 @@
+"""Studies of several seeds, their checkpoints, and simulated networks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from gtrace.cli.train_seeds import paired, spread, summarize
+from gtrace.costs import Network
+from gtrace.errors import TraceError, UsageError
+from gtrace.runlog import read_runlog
+from gtrace.training import Study
+from gtrace.training.checkpoint import path_of
+from gtrace.training.exchange import Tally
+from gtrace.training.network import simulated_step
+
+from ..helpers_online import Regression
+
+CODECS = ["ef:topk:ratio=0.2", "qsgdinf:bits=2"]
+
+
+def study(**options):
+    return Study(Regression(), CODECS, workers=2, steps=6, eval_every=2, **options)
+
+
+def without_times(records):
+    return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
+
+
+def weights(one):
+    return [run._model.state_dict() for run in one._runs]
+
+
+def test_seeds_are_run_one_after_the_other_and_each_as_alone(tmp_path):
+    several = study(seeds=3, seed=4)
+    several.run(tmp_path / "log.jsonl")
+    assert [(result.run, result.seed) for result in several.results] == [
+        (spec, seed) for seed in (4, 5, 6) for spec in ("none", *CODECS)
+    ]
+    for seed in (4, 6):
+        alone = study(seed=seed)
+        alone.run()
+        for one, other in zip(alone.results, several.results[3 * (seed - 4) :], strict=False):
+            assert (one.loss, one.tally.bits) == (other.loss, other.tally.bits)
+    steps = [record["seed"] for record in read_runlog(tmp_path / "log.jsonl") if record["type"] == "step"]
+    assert steps == sorted(steps)
+    assert len(steps) == 3 * 3 * 6
+    assert not path_of(tmp_path / "log.jsonl").exists()
+
+
+class StopError(Exception):
+    """Raised in the middle of a training."""
+
+
+@pytest.mark.parametrize("after", [14, 27, 41, 54])
+def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, after):
+    whole = study(seeds=2)
+    whole.run(tmp_path / "whole.jsonl")
+    log = tmp_path / "log.jsonl"
+    left = [after]
+
+    def interrupt(record):
+        left[0] -= 1
+        if not left[0]:
+            raise StopError
+
+    with pytest.raises(StopError):
+        study(seeds=2).run(log, on_record=interrupt)
+    assert path_of(log).exists()
+    again = study(seeds=2)
+    assert again.can_resume(log)
+    again.run(log)
+    for one, other in zip(weights(whole), weights(again), strict=True):
+        for name, value in one.items():
+            assert torch.equal(value, other[name])
+    assert without_times(read_runlog(log)) == without_times(read_runlog(tmp_path / "whole.jsonl"))
+    assert [r.loss for r in again.results] == [r.loss for r in whole.results]
+    assert [r.tally.bits for r in again.results] == [r.tally.bits for r in whole.results]
+    assert not path_of(log).exists()
+
+
+def test_another_study_does_not_go_on_with_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    left = [20]
+
+    def interrupt(record):
+        left[0] -= 1
+        if not left[0]:
+            raise StopError
+
+    with pytest.raises(StopError):
+        study().run(log, on_record=interrupt)
+    before = log.read_bytes()
+    for other in (study(seed=1), study(lr=0.5), Study(Regression(), CODECS[:1], workers=2, steps=6, eval_every=2)):
+        assert not other.can_resume(log)
+        with pytest.raises(Exception, match="left untouched"):
+            other.run(log)
+    assert log.read_bytes() == before
+    path_of(log).write_bytes(b"no checkpoint")
+    with pytest.raises(TraceError, match="no checkpoint, or a damaged one"):
+        study().run(log)
+    study().run(log, force=True)
+    assert read_runlog(log)[-1]["type"] == "end"
+
+
+def test_intervals_are_students():
+    values = [0.3, 0.5, 0.1, 0.9, math.nan]
+    found = spread(values)
+    low, high = stats.t.interval(0.95, 3, np.mean(values[:4]), stats.sem(values[:4]))
+    assert (found.mean - found.reach, found.mean + found.reach) == pytest.approx((low, high))
+    assert found.count == 4
+    assert math.isnan(spread([1.0]).reach)
+    assert math.isnan(spread([]).mean)
+
+
+def test_differences_are_paired_by_seed():
+    one = study(seeds=3)
+    one.run()
+    entries = {entry["run"]: entry for entry in summarize(one)}
+    losses = {(result.run, result.seed): result.loss for result in one.results}
+    spec = CODECS[1]
+    differences = [losses[spec, seed] - losses["none", seed] for seed in range(3)]
+    assert entries[spec]["loss_change"] == pytest.approx(np.mean(differences))
+    assert paired(one, spec, lambda result: result.loss).deviation == pytest.approx(np.std(differences, ddof=1))
+    assert entries["none"]["loss_change"] == 0
+    assert entries[spec]["loss"] == pytest.approx(np.mean([losses[spec, seed] for seed in range(3)]))
+
+
+def test_a_step_is_computed_once_and_decoded_for_all():
+    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000, codec_seconds=0.3, decode_seconds=0.1)
+    seconds = simulated_step(Network(1e3, 0.0, "allgather"), 4, tally, 1.1, exact=False)
+    assert seconds == pytest.approx((1.1 - 0.3) / 4 + 0.2 / 4 + 0.1 + 3 * 2000 / 1e3)
+
+
+def test_simulated_times_are_in_the_log(tmp_path):
+    one = study(network=Network.parse("1kbit/s", "1ms", "ps"))
+    one.run(tmp_path / "log.jsonl")
+    records = read_runlog(tmp_path / "log.jsonl")
+    for result in one.results:
+        steps = [r for r in records if r["type"] == "step" and r["run"] == result.run]
+        assert sum(r["sim_seconds"] for r in steps) == pytest.approx(result.sim_seconds)
+        # The link of a thousand bits a second is what costs time here.
+        assert all(r["sim_seconds"] > 2 * 13 * 32 / 1000 for r in steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seeds": 0}, "seeds: 0 is below 1"),
+        ({"optimizer": "adamm"}, "did you mean adam"),
+        ({"clip": -1.0}, "clip: -1 is no positive number"),
+        ({"kind": "neural", "network": Network(1e9)}, "do not travel"),
+        ({"kind": "neural", "nonfinite": "pass"}, "pass is for weight gradients"),
+    ],
+)
+def test_what_no_study_can_do_is_said(options, said):
+    with pytest.raises(UsageError, match=said):
+        Study(Regression(), ["int8"], **options)
+
+
+def test_optimizers_and_clipping_take_the_place_of_the_tasks_own():
+    losses = {}
+    for name in ("", "sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw"):
+        one = Study(Regression(), [], workers=1, steps=5, optimizer=name)
+        one.run()
+        losses[name] = one.results[0].loss
+    assert losses[""] == losses["sgd"]
+    assert len(set(losses.values())) >= 5
+    clipped = Study(Regression(), [], workers=1, steps=5, clip=1e-3)
+    clipped.run()
+    assert clipped.results[0].loss > losses[""]
+
+
+def test_messages_of_linear_codecs_are_added_up_on_the_way():
+    tally = Tally(payload_bits=8000, float32_bits=4 * 32 * 1000)
+    seconds = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False, linear=True)
+    assert seconds == pytest.approx(2 * 3 / 4 * 2000 / 1e3)
+    alone = simulated_step(Network(1e3, 0.0), 4, tally, 0.0, exact=False)
+    assert alone == pytest.approx(3 * 2000 / 1e3)

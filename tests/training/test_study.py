@@ -1,0 +1,304 @@
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from helpers_online import Faulty, Memory, Regression
+
+from gtrace.errors import EXIT_INPUT, OutputExistsError, UsageError
+from gtrace.runlog import read_runlog
+from gtrace.training import NonfiniteGradientError, Recipe, Study, load_task, train
+from gtrace.types import Key
+
+
+def records(study):
+    return list(study.records())
+
+
+def of(found, kind, run=None):
+    return [r for r in found if r["type"] == kind and run in (None, r.get("run"))]
+
+
+def without_times(found):
+    return [{k: v for k, v in record.items() if not k.endswith("seconds")} for record in found]
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "digits-mlp", "char-lstm"])
+def test_training_without_a_codec_is_plain_data_parallel_training(name):
+    """One backward pass over all workers' batches together gives the same weights, to rounding.
+
+    Dropout draws per worker, so the reference passes each worker's batch alone and averages in torch.
+    """
+    steps, workers, size = 5, 3, 4
+    study = Study(name, [], workers=workers, steps=steps, batch_size=size, seed=11)
+    records(study)
+
+    task = load_task(name)
+    lr, clip = task.recipe.lr, task.recipe.clip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Key.derive(11, tensor="model", role="sample").low)
+        model = task.model()
+        optimizer = task.optimizer(model, lr)
+        for step in range(steps):
+            if task.recipe.decay == "cosine":
+                optimizer.param_groups[0]["lr"] = lr / 2 * (1 + math.cos(math.pi * step / steps))
+            optimizer.zero_grad()
+            for worker in range(workers):
+                key = Key.derive(11, tensor="batch", step=step, worker=worker, role="sample")
+                batch = task.batch(np.random.default_rng(key), size)
+                torch.manual_seed(key.low)
+                (task.loss(model, batch) / workers).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+    trained = dict(study._runs[0]._model.named_parameters())
+    for parameter_name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[parameter_name], parameter, rtol=1e-4, atol=2e-6)
+
+
+def test_the_mean_of_gradients_is_the_gradient_of_the_joint_batch():
+    """The reference above, once more without its loop over workers: digits-cnn has no dropout."""
+    task = load_task("digits-cnn")
+    study = Study(task, [], workers=4, steps=1, batch_size=8)
+    records(study)
+    batches = [
+        task.batch(np.random.default_rng(Key.derive(0, tensor="batch", worker=w, role="sample")), 8) for w in range(4)
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(Key.derive(0, tensor="model", role="sample").low)
+        model = task.model()
+    joint = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert len({batch[0].numpy().tobytes() for batch in batches}) == 4
+    task.loss(model, joint).backward()
+    for (_, trained), parameter in zip(study._runs[0]._model.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(trained, parameter - task.recipe.lr * parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_averaged_gradient_is_clipped():
+    class Clipped(Regression):
+        recipe = Recipe(steps=1, batch_size=8, lr=0.5, clip=0.01)
+
+    study = Study(Clipped(), [])
+    before = [p.detach().clone() for p in study._runs[0]._model.parameters()]
+    records(study)
+    moved = sum(
+        ((p - old) ** 2).sum().item() for p, old in zip(study._runs[0]._model.parameters(), before, strict=True)
+    )
+    assert math.sqrt(moved) == pytest.approx(0.5 * 0.01, rel=1e-3)
+
+
+def test_both_runs_start_alike_on_the_same_batches():
+    found = records(Study(Regression(), ["qsgdinf:bits=3"], steps=2))
+    none, coded = of(found, "step", "none"), of(found, "step", "qsgdinf:bits=3")
+    assert none[0]["loss"] == coded[0]["loss"]
+    assert none[1]["loss"] != coded[1]["loss"]
+
+
+def test_a_fine_codec_trains_nearly_like_none():
+    study = Study(Regression(), ["qsgd:bits=15,coder=fixed"], steps=6)
+    found = records(study)
+    none, fine = (of(found, "step", run.run) for run in study.results)
+    assert [r["loss"] for r in fine] == pytest.approx([r["loss"] for r in none], rel=1e-3)
+
+
+def test_the_same_arguments_give_the_same_log(tmp_path):
+    for name in ("a", "b"):
+        train(Regression(), ["qsgd:bits=3", "natural"], log=tmp_path / f"{name}.jsonl", seed=3)
+    train(Regression(), ["qsgd:bits=3", "natural"], log=tmp_path / "c.jsonl", seed=4)
+    a, b, c = (without_times(read_runlog(tmp_path / f"{name}.jsonl")) for name in "abc")
+    assert a == b
+    assert a[1:] != [{**record, "seed": 3} if "seed" in record else record for record in c[1:]]
+
+
+def test_the_result_depends_on_nothing_around_it():
+    """The global generator and the number of threads change nothing, and are left as they were."""
+    before = without_times(records(Study(Regression(), ["terngrad"])))
+    threads = torch.get_num_threads()
+    torch.manual_seed(77)
+    torch.set_num_threads(2)
+    try:
+        state = torch.get_rng_state()
+        assert without_times(records(Study(Regression(), ["terngrad"]))) == before
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_log_says_everything(tmp_path):
+    path = tmp_path / "log.jsonl"
+    study = train("digits-mlp", ["qsgdinf:bits=3"], log=path, workers=2, steps=7, batch_size=4, eval_every=3)
+    found = read_runlog(path)
+    head = found[0]
+    assert head["task"] == "digits-mlp"
+    assert (head["workers"], head["steps"], head["batch_size"], head["lr"]) == (2, 7, 4, 2e-3)
+    assert head["parameters"] == sum(head["tensors"].values()) == 26_122
+    assert head["tensors"]["fc1.weight"] == 64 * 128
+    assert head["runs"] == ["none", "qsgdinf:bits=3"]
+    assert head["command"].startswith("gtrace train --codec qsgdinf:bits=3 --task digits-mlp --workers 2 --steps 7")
+    assert set(head["versions"]) == {"gtrace", "numpy", "python", "torch"}
+    for result in study.results:
+        steps = of(found, "step", result.run)
+        assert [r["step"] for r in steps] == list(range(7))
+        assert {r["bits_float32"] for r in steps} == {32 * 2 * 26_122}
+        assert {r["envelope_bits"] for r in steps} == {8 * 24 * 2 * 6}
+        assert [r["step"] for r in of(found, "eval", result.run)] == [2, 5, 6]
+        (end,) = of(found, "end", result.run)
+        assert end["steps"] == result.steps == 7
+        assert end["bits"] == result.tally.bits == sum(r["bits"] for r in steps)
+        assert end["ratio"] == pytest.approx(sum(r["bits_float32"] for r in steps) / end["bits"])
+        assert end["accuracy"] == result.accuracy == of(found, "eval", result.run)[-1]["accuracy"]
+        assert result.relative_variance == pytest.approx(np.mean([r["relative_variance"] for r in steps]))
+        assert 0 <= result.tally.fit_seconds <= result.tally.codec_seconds <= result.seconds
+        assert not end["diverged"]
+    assert study.results[0].tally.ratio == 1.0
+    assert study.results[1].tally.ratio > 8
+    assert [r["run"] for r in of(found, "step")] == ["none", "qsgdinf:bits=3"] * 7
+
+
+def test_training_through_a_codec_learns():
+    study = train("digits-cnn", ["qsgdinf:bits=3"], steps=60, lr=0.1)
+    none, coded = study.results
+    assert none.accuracy > 0.85
+    assert coded.accuracy > 0.85
+    assert coded.tally.bits_per_element < 2
+    assert 0 < coded.relative_variance < 2
+    assert study.warnings == []
+
+
+def test_codecs_with_memory_are_replayed_in_order():
+    found = records(Study(Regression(), [Memory()], steps=4, workers=2, refit="0,2"))
+    assert [r["shared_bits"] for r in of(found, "step", "test-memory")] == [256, 0, 256, 0]
+
+
+def test_bits_that_are_only_declared_are_called_so(monkeypatch):
+    assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
+    monkeypatch.setattr(Memory, "declared", True)
+    study = Study(Regression(), [Memory()], steps=1)
+    assert records(study)[0]["text"] == study.warnings[0]
+    assert study.warnings == ["test-memory: bits are what the method declares; its decoder needs more than these bytes"]
+
+
+def test_a_worker_with_bad_gradients_is_left_out_and_reported():
+    study = Study(Faulty(lambda batch: batch % 4 == 1), ["qsgdinf"], steps=5)
+    found = records(study)
+    assert all(math.isfinite(r["loss"]) for r in of(found, "step"))
+    assert [r["nonfinite"] for r in of(found, "step", "qsgdinf:bits=4")] == [13] * 5
+    texts = [r["text"] for r in of(found, "warning")]
+    assert texts == study.warnings
+    assert (
+        "qsgdinf:bits=4: step 0, worker 1, 1.weight: 12 gradient values are not finite; "
+        "this worker's tensor is left out of the mean"
+    ) in texts
+    assert texts[-1] == "qsgdinf:bits=4: 65 gradient values in 2 tensors were not finite, at 5 steps"
+    assert len(texts) == 2 * (3 + 1)
+    assert all(result.finished and result.tally.nonfinite == 65 for result in study.results)
+
+
+def test_zeros_instead_of_bad_gradients():
+    study = Study(Faulty(lambda batch: batch % 4 == 1), ["qsgdinf"], steps=2, nonfinite="zero")
+    found = records(study)
+    assert "zeros are sent in their place" in study.warnings[0]
+    assert {r["bits_float32"] for r in of(found, "step")} == {32 * 4 * 13}
+
+
+def test_bad_gradients_can_end_the_study_and_the_log_stays(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with pytest.raises(NonfiniteGradientError, match=r"step 1, worker 0, 1\.weight: 12 of 12 ") as error:
+        train(Faulty(lambda batch: batch == 8), [], steps=5, nonfinite="error", log=path, workers=8)
+    assert error.value.exit_code == EXIT_INPUT
+    assert [r["step"] for r in of(read_runlog(path), "step")] == [0]
+
+
+def test_divergence_is_said_in_words_and_stops_that_run_only():
+    """The batches of the second run's third step go bad, for all four workers."""
+    study = Study(Faulty(lambda batch: 20 <= batch < 24), ["terngrad"], steps=6)
+    found = records(study)
+    none, coded = study.results
+    assert (none.steps, none.diverged) == (6, "")
+    assert coded.steps == 3
+    assert coded.finished
+    assert coded.diverged == study.warnings[-1]
+    assert coded.diverged == (
+        "terngrad: diverged; no worker's training loss is finite at step 2, and the run stops there. "
+        "Try a lower learning rate than 0.05, or a codec with less error"
+    )
+    (end,) = of(found, "end", "terngrad")
+    assert end["diverged"]
+    assert end["steps"] == 3
+
+
+def test_a_run_that_learned_nothing_says_so():
+    study = Study(Regression(), [], steps=4, lr=1.5)
+    records(study)
+    assert "none: learned nothing; the test loss ends at " in study.warnings[0]
+    assert study.warnings[0].endswith("Try a lower learning rate than 1.5")
+
+
+def test_an_interruption_keeps_what_was_done(tmp_path):
+    path, seen = tmp_path / "log.jsonl", []
+
+    def stop(record):
+        seen.append(record)
+        if len(seen) == 8:
+            raise KeyboardInterrupt
+
+    study = Study(Regression(), ["qsgd"], steps=50)
+    with pytest.raises(KeyboardInterrupt):
+        study.run(path, on_record=stop)
+    assert read_runlog(path)[1:] == seen
+    assert [result.steps for result in study.results] == [4, 4]
+    assert not any(result.finished for result in study.results)
+    assert study.results[1].tally.bits > 0
+
+
+def test_an_existing_log_is_refused_before_training(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("mine")
+    study = Study(Regression(), [])
+    with pytest.raises(OutputExistsError):
+        study.run(path)
+    assert path.read_text() == "mine"
+    assert study.results[0].steps == 0
+    study.run(path, force=True)
+    assert json.loads(path.read_text().splitlines()[-1])["type"] == "end"
+
+
+def test_none_alone_has_no_twin():
+    assert [result.run for result in Study(Regression(), ["none"]).results] == ["none"]
+    assert [result.run for result in Study(Regression(), ["qsgd", "none"]).results] == ["none", "qsgd:bits=4"]
+
+
+def test_a_task_of_ones_own_has_no_command():
+    assert Study(Regression(), ["qsgd"]).command == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers: 0 is below 1"),
+        ({"steps": 0}, "steps: 0 is below 1"),
+        ({"batch_size": -1}, "batch size: -1 is below 1"),
+        ({"eval_every": 0}, "eval every: 0 is below 1"),
+        ({"seed": -1}, "seed: -1 is below 0"),
+        ({"lr": 0.0}, "lr: 0 is no positive number"),
+        ({"lr": math.nan}, "lr: nan is no positive number"),
+        ({"refit": "sometimes"}, "refit: 'sometimes' is not a schedule"),
+        ({"nonfinite": "zeros"}, "did you mean zero"),
+        ({"codecs": ["qsgd", "qsgd:bits=4"]}, "named twice"),
+        ({"codecs": ["qsgdimf"]}, "did you mean qsgdinf"),
+        ({"task": "digits-cmm"}, "no task 'digits-cmm'; did you mean digits-"),
+    ],
+)
+def test_bad_settings_are_refused(arguments, message):
+    task, codecs = arguments.pop("task", Regression()), arguments.pop("codecs", [])
+    with pytest.raises(UsageError, match=message):
+        Study(task, codecs, **arguments)
+
+
+def test_no_thread_is_left_behind():
+    before = threading.active_count()
+    records(Study(Regression(), ["qsgd"]))
+    assert threading.active_count() == before

@@ -1,0 +1,236 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gtrace.errors import UsageError
+from gtrace.fitting import objective
+from gtrace.runlog import read_runlog
+from gtrace.training import Study, train
+from gtrace.training.schedule import RefitSchedule
+from gtrace.training.weights import PLACEMENTS, QuantizedWeights, WeightLevels, inner_weights
+
+FIRST = RefitSchedule.parse("once")
+
+
+def model(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def skewed(n=4000, seed=0):
+    """Heavy tails, and more of them above zero."""
+    rng = np.random.default_rng(seed)
+    return (rng.laplace(size=n) + 0.3 * rng.exponential(size=n)).astype(np.float32)
+
+
+def small(**settings):
+    return {"workers": 1, "steps": 8, "batch_size": 8, "eval_every": 2, "weights": ["optimal5", "xnor5"], **settings}
+
+
+def plainly_rounded(values, levels):
+    """The nearest level of each value, by trying all of them."""
+    distances = np.abs(np.float64(values)[:, None] - np.float64(levels))
+    return levels[distances.argmin(1)]
+
+
+@pytest.mark.parametrize("count", [2, 5, 15, 40, 256])
+@pytest.mark.parametrize("placement", ["optimal", "uniform"])
+def test_weights_go_to_the_nearest_level(placement, count):
+    w, levels = skewed(), WeightLevels(placement, count)
+    scale = np.abs(w).max()
+    fitted = levels.fit(w / scale)
+    assert fitted.size == count
+    assert fitted[[0, -1]] == pytest.approx([w.min() / scale, w.max() / scale] if placement == "optimal" else [-1, 1])
+    np.testing.assert_array_equal(levels.round(w, fitted), plainly_rounded(w, (fitted * scale).astype(np.float32)))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 16, 31])
+def test_optimal_levels_cost_no_more_than_uniform_ones_on_the_range(count):
+    w = skewed()
+    w /= np.abs(w).max()
+    ours, uniform = (objective(w, WeightLevels(name, count).fit(w)) for name in ("optimal", "uniform"))
+    assert ours <= uniform * (1 + 1e-9)
+    assert count <= 3 or ours < 0.9 * uniform
+
+
+def test_two_levels_of_xnor_are_the_mean_magnitude():
+    """XNOR-Net, equation 6: the best factor of sign(W) is the mean of |W|."""
+    w = skewed()
+    levels = WeightLevels.parse("xnor2")
+    expected = np.where(w > 0, 1, -1) * np.abs(w).mean(dtype=np.float64)
+    np.testing.assert_allclose(levels.round(w, levels.fit(w)), expected, rtol=1e-6)
+
+
+def test_the_factor_of_xnor_leaves_the_least_error():
+    w, levels = skewed(), WeightLevels.parse("xnor5")
+    rounded = levels.round(w, levels.fit(w)).astype(np.float64)
+    errors = [np.square(factor * rounded - w).sum() for factor in (0.99, 1, 1.01)]
+    assert errors[1] == min(errors)
+
+
+def test_only_inner_weights_are_quantized():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.lstm, self.norm = nn.Embedding(9, 4), nn.LSTM(4, 4), nn.LayerNorm(4)
+            self.head = nn.Linear(4, 9)
+
+    assert list(inner_weights(model())) == ["2.weight"]
+    assert list(inner_weights(Text())) == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
+    with pytest.raises(UsageError, match="has 2 with weights"):
+        inner_weights(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    with pytest.raises(UsageError, match="float64"):
+        inner_weights(model().double())
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_step_is_the_straight_through_one(placement):
+    """Against a network written by hand, whose middle layer holds the levels themselves."""
+    net, lr = model(), 0.3
+    exact = {name: p.detach().clone() for name, p in net.named_parameters()}
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    weights = QuantizedWeights(net, WeightLevels(placement, 5), FIRST)
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+    with weights.in_place():
+        assert len(net[2].weight.unique()) == 5
+        nn.functional.cross_entropy(net(x), y).backward()
+        seen = net[2].weight.detach().clone()
+    for name, p in net.named_parameters():
+        assert torch.equal(p, exact[name]), name
+    optimizer.step()
+
+    flat = exact["2.weight"].numpy().reshape(-1)
+    levels = WeightLevels(placement, 5)
+    by_hand = torch.from_numpy(levels.round(flat, levels.fit(flat / np.abs(flat).max()))).view(8, 5)
+    torch.testing.assert_close(seen, by_hand)
+    hidden = nn.functional.relu(x @ exact["0.weight"].T + exact["0.bias"])
+    hand = by_hand.requires_grad_()
+    z = hidden @ hand.T + exact["2.bias"]
+    z = (z - z.mean(0)) / torch.sqrt(z.var(0, unbiased=False) + net[3].eps)
+    nn.functional.cross_entropy(z @ exact["4.weight"].T + exact["4.bias"], y).backward()
+    torch.testing.assert_close(net[2].weight.detach(), exact["2.weight"] - lr * hand.grad)
+    wrong = ((seen - exact["2.weight"]) ** 2).sum() / (exact["2.weight"] ** 2).sum()
+    assert weights.error == pytest.approx(wrong.item(), rel=1e-5)
+
+
+def test_weights_come_back_when_the_model_fails():
+    net = model()
+    before = net[2].weight.detach().clone()
+    with pytest.raises(RuntimeError), QuantizedWeights(net, WeightLevels.parse("uniform3"), FIRST).in_place():
+        net(torch.zeros(2, 99))
+    assert torch.equal(net[2].weight, before)
+
+
+def test_levels_are_fitted_on_schedule_and_follow_the_scale():
+    net = model()
+    weights = QuantizedWeights(net, WeightLevels.parse("optimal4"), RefitSchedule.parse("0,2"))
+
+    def levels():
+        with weights.in_place():
+            return net[2].weight.unique()
+
+    first = levels()
+    with torch.no_grad():
+        net[2].weight.copy_(2 * net[2].weight)
+    weights.fit(1)
+    torch.testing.assert_close(levels(), 2 * first)
+    with torch.no_grad():
+        net[2].weight.copy_(net[2].weight ** 3)
+    weights.fit(1)
+    fixed = levels()
+    torch.testing.assert_close(fixed / fixed.abs().max(), first / first.abs().max())
+    weights.fit(2)
+    assert not torch.allclose(levels(), fixed)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_weights_without_levels_stay(value):
+    net = model()
+    with torch.no_grad():
+        net[2].weight.fill_(value)
+    weights = QuantizedWeights(net, WeightLevels.parse("optimal5"), FIRST)
+    with weights.in_place():
+        assert torch.equal(net[2].weight.nan_to_num(7.0), torch.full((8, 5), value).nan_to_num(7.0))
+    assert np.isnan(weights.error)
+
+
+def test_a_study_has_a_run_for_all_levels_beside_the_exact_one(tmp_path):
+    log = tmp_path / "log.jsonl"
+    study = train("digits-mlp", [], log=log, **small())
+    names = ["none", "weights=optimal5", "weights=xnor5"]
+    assert [result.run for result in study.results] == names
+    found = read_runlog(log)
+    assert found[0]["runs"] == names
+    assert found[0]["weights"] == ["optimal5", "xnor5"]
+    assert found[0]["command"].endswith("--quantize model --levels optimal,xnor --weight-levels 5")
+    errors = {
+        name: [r["weight_error"] for r in found if r.get("run") == name and "weight_error" in r] for name in names
+    }
+    assert errors["none"] == []
+    assert all(len(errors[name]) == 8 and all(0 < e < 1 for e in errors[name]) for name in names[1:])
+    assert study.results[1].weight_error == errors[names[1]][-1]
+    assert study.quantized[0] == {
+        "levels": "optimal5",
+        "bits": pytest.approx(2.3219, abs=1e-4),
+        "elements": 128 * 128,
+        "tensors": ["fc2.weight"],
+    }
+    trained = study._runs[1]._model.fc2.weight
+    assert trained.dtype == torch.float32
+    assert len(trained.unique()) > 10_000
+
+
+def test_codecs_and_levels_combine():
+    study = Study("digits-mlp", ["qsgd:bits=3"], **small())
+    assert [r.run for r in study.results] == ["none", "qsgd:bits=3 weights=optimal5", "qsgd:bits=3 weights=xnor5"]
+
+
+def test_the_test_sees_quantized_weights():
+    study = Study("digits-mlp", [], **small(weights=["uniform2"]))
+    run, task = study._runs[1], study.task
+    run._model.eval()
+    with torch.no_grad():
+        exact = task.evaluate(run._model).loss
+    assert run.evaluate().loss != pytest.approx(exact, rel=1e-4)
+
+
+def test_an_interrupted_study_ends_as_if_nothing_had_happened(tmp_path):
+    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
+    settings = small(refit="0,3")
+    uninterrupted = train("digits-mlp", [], log=whole, **settings)
+
+    def stop(record):
+        if record["type"] == "step" and record["step"] == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Study("digits-mlp", [], **settings).run(broken, on_record=stop)
+    again = train("digits-mlp", [], log=broken, **settings)
+    plain = [
+        [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in read_runlog(p)] for p in (whole, broken)
+    ]
+    assert json.dumps(plain[0]) == json.dumps(plain[1])
+    for a, b in zip(uninterrupted._runs, again._runs, strict=True):
+        for p, q in zip(a._model.parameters(), b._model.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("text", ["optimal", "5", "best5", "optimal1", "uniform257", "optimal-5"])
+def test_levels_that_are_none(text):
+    with pytest.raises(UsageError, match="levels of weights"):
+        WeightLevels.parse(text)
+
+
+def test_studies_that_cannot_be():
+    with pytest.raises(UsageError, match="twice"):
+        Study("digits-mlp", [], **small(weights=["optimal5", "optimal5"]))
+    with pytest.raises(UsageError, match="kind neural"):
+        Study("digits-mlp", [], kind="neural", **small())
+
+
+def test_different_counts_have_no_command():
+    assert Study("digits-mlp", [], **small(weights=["optimal3", "optimal5"])).command == ""

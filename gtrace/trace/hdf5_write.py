@@ -20,8 +20,8 @@ from h5py import h5f, h5p, h5s
 
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, check_room, clear_leftovers, move_in
+from gtrace.trace.format import DIMENSION_SUFFIX
 from gtrace.trace.journal import hold
-from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.superblock import unmark
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Column, StreamKey, TensorSpec
-    from gtrace.trace.storage import Record
+    from gtrace.trace.format import Column, Record, StreamKey, TensorSpec
 
 #: What HDF5 1.10 and everything after it reads.
 _LIBVER = ("v110", "v110")

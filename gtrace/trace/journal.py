@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import OutputExistsError, TraceError
+from gtrace.errors import OutputExistsError, TraceError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import write_beside
-from gtrace.trace.names import printable
-from gtrace.trace.statistics import checksum_bytes
-from gtrace.trace.storage import Record
+from gtrace.trace.format import Record
+from gtrace.trace.rows import checksum_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

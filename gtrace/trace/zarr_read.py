@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.checks import (
+from gtrace.trace.chunks import CODEC, PIPELINES, ShardReader, decode_chunk, inner_chunks, most_encoded
+from gtrace.trace.files import LOCAL
+from gtrace.trace.format import StreamKey
+from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
+from gtrace.trace.sketches import stored_bytes
+from gtrace.trace.validate import (
     check_indices,
     check_root,
     committed_steps,
@@ -21,13 +26,6 @@ from gtrace.trace.checks import (
     refuse,
     tensor_spec,
 )
-from gtrace.trace.chunks import PIPELINES, decode_chunk, most_encoded
-from gtrace.trace.files import LOCAL
-from gtrace.trace.format import StreamKey
-from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
-from gtrace.trace.names import printable
-from gtrace.trace.shards import CODEC, ShardReader, inner_chunks
-from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import StreamKey, TensorSpec
-    from gtrace.trace.storage import Record
+    from gtrace.trace.format import Record, StreamKey, TensorSpec
 
 
 class MemoryStream:

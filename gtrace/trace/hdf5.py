@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import h5py
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.checks import (
+from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
+from gtrace.trace.sketches import stored_bytes
+from gtrace.trace.superblock import SUPERBLOCK_BYTES, MarkedFile, is_marked, read_superblock
+from gtrace.trace.validate import (
     check_indices,
     check_root,
     committed_steps,
@@ -24,10 +27,6 @@ from gtrace.trace.checks import (
     refuse,
     tensor_spec,
 )
-from gtrace.trace.format import StreamKey
-from gtrace.trace.names import DIMENSION_SUFFIX, printable
-from gtrace.trace.sketched import stored_bytes
-from gtrace.trace.superblock import SUPERBLOCK_BYTES, MarkedFile, is_marked, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace.format import Column, TensorSpec
+
 
 #: The filters that are read, all of them part of the library, and the most that each can inflate.
 _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}

@@ -20,13 +20,14 @@ from gtrace.trace.reader import lengths, open_source
 from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.sketches import SketchPlan, unpack_row
 from gtrace.trace.superblock import is_marked, read_superblock
+from gtrace.trace.zarr_write import ZarrSink, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Sink, Source, StreamSource, TensorSpec
+    from gtrace.trace.format import Sink, StreamSource, TensorSpec, TraceSource
 
 
 _NORM_TOLERANCE = 1e-6
@@ -145,7 +146,7 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
         source.close()
 
 
-def _unfinished(place: Path | str, source: Source) -> bool:
+def _unfinished(place: Path | str, source: TraceSource) -> bool:
     if isinstance(place, str):
         return False
     if place.is_file():
@@ -326,8 +327,6 @@ def open_sink(place: Path, attrs: dict[str, Any], *, is_file: bool) -> Sink:
         from gtrace.trace.hdf5_write import Hdf5Sink
 
         return Hdf5Sink(place, attrs, force=False)
-    from gtrace.trace.zarr_write import ZarrSink, start_folder
-
     start_folder(place, attrs, force=False)
     return ZarrSink(place)
 
@@ -407,7 +406,7 @@ def copy_right(found: StreamFindings, sink: Sink) -> None:
         sink.add_tensor(stream.key, spec)
     extras = found.extras
     columns = {**layout.statistics_of(stream.key.kind), **{name: layout.EXTRAS[name] for name in extras}}
-    blocks = Blocks(stream)
+    blocks = HeldRows(stream)
     for row, step in enumerate(stream.steps.tolist()):
         statistics = {name: np.full(len(specs), column.fill, column.dtype) for name, column in columns.items()}
         for index, place in enumerate(kept):
@@ -433,7 +432,7 @@ def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
     return replace(spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index})
 
 
-class Blocks:
+class HeldRows:
     """Rows of a stream in any order of tensors, each chunk decoded once as long as steps rise."""
 
     def __init__(self, stream: StreamSource) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
 from gtrace.trace import format as layout
-from gtrace.trace.check import Blocks, open_sink, renumbered
+from gtrace.trace.check import HeldRows, open_sink, renumbered
 from gtrace.trace.files import beside, check_place, move_in, remove
 from gtrace.trace.format import DIMENSION_SUFFIX, SECOND_MOMENT, SKETCH, Record
 from gtrace.trace.io.remote import RemoteFiles, place_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Column, Source, StreamKey, StreamSource, TensorSpec
+    from gtrace.trace.format import ColumnType, StreamKey, StreamSource, TensorSpec, TraceSource
     from gtrace.trace.reader import TensorInfo
     from gtrace.trace.writer import TraceWriter
 
@@ -102,18 +102,18 @@ def _columns(stream: StreamSource) -> dict[str, NDArray[Any]]:
     }
 
 
-def _extras(stream: StreamSource) -> dict[str, Column]:
+def _extras(stream: StreamSource) -> dict[str, ColumnType]:
     """Those of the further numbers that the stream has."""
     return {name: column for name, column in layout.EXTRAS.items() if stream.further(name) is not None}
 
 
-def _write_hdf5(source: Source, new: Path) -> None:
+def _write_hdf5(source: TraceSource, new: Path) -> None:
     sink = open_sink(new, {**source.attrs, "status": "writing"}, is_file=True)
     for stream in source.streams:
         specs = [renumbered(spec, index) for index, spec in enumerate(stream.tensors)]
         for spec in specs:
             sink.add_tensor(stream.key, spec)
-        tables, blocks = _columns(stream), Blocks(stream)
+        tables, blocks = _columns(stream), HeldRows(stream)
         for row, step in enumerate(stream.steps.tolist()):
             statistics = {name: np.ascontiguousarray(table[row]) for name, table in tables.items()}
             for index in np.flatnonzero(statistics["present"]).tolist():
@@ -123,7 +123,7 @@ def _write_hdf5(source: Source, new: Path) -> None:
     sink.close(source.attrs)
 
 
-def _write_shards(source: Source, root: str) -> None:
+def _write_shards(source: TraceSource, root: str) -> None:
     make_group(root, source.attrs)
     gathered: dict[str, Any] = {}
     for stream in source.streams:
@@ -163,7 +163,7 @@ def _write_stream(stream: StreamSource, folder: str) -> Iterator[ShardedArray]:
 
 
 def _write_table(
-    place: str, column: Column, table: NDArray[Any], chunks: tuple[int, ...], dimensions: tuple[str, ...]
+    place: str, column: ColumnType, table: NDArray[Any], chunks: tuple[int, ...], dimensions: tuple[str, ...]
 ) -> ShardedArray:
     array = ShardedArray(place, column, table.shape, chunks, dimensions, {})
     flat = table.reshape(len(table), -1)
@@ -179,7 +179,7 @@ def _blocks(
 
     Those of sketches, one each, are no longer than they have to be.
     """
-    blocks = Blocks(stream)
+    blocks = HeldRows(stream)
     for start in range(0, present.size, height):
         there = present[start : start + height]
         if not there.any() or spec.size == 0:
@@ -258,7 +258,7 @@ def sketch_trace(
         attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
         with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
             tensors_of = [
-                (key, [_Tensor(source, info, plan) for info in infos if _is_in(info, key)]) for key in source.streams
+                (key, [_Rewritten(source, info, plan) for info in infos if _is_in(info, key)]) for key in source.streams
             ]
             total = sum(tensor.size.size for _, members in tensors_of for tensor in members)
             done = 0
@@ -305,7 +305,7 @@ def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:
     return bool(info.sketches) or (plan.covers(info.size) and whole)
 
 
-class _Tensor:
+class _Rewritten:
     """One tensor's way into the new trace.
 
     Attributes:
@@ -370,7 +370,7 @@ class _Tensor:
         return {step: count for step, count in counts.items() if count != self._plan.merged}
 
 
-def _copy_stream(source: Trace, writer: TraceWriter, key: StreamKey, tensors: Sequence[_Tensor]) -> Iterator[int]:
+def _copy_stream(source: Trace, writer: TraceWriter, key: StreamKey, tensors: Sequence[_Rewritten]) -> Iterator[int]:
     """Write the rows of one stream in the order of their steps; yields how many rows of tensors each step took."""
     where = key._asdict()
     scalars = source.scalars(**where)

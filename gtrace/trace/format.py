@@ -33,7 +33,7 @@ SECOND_MOMENT = "second_moment"
 SCALARS = ("loss", "lr", "grad_scale", "found_inf", "clip_norm", "micro_batches", "time")
 
 
-class Column(NamedTuple):
+class ColumnType(NamedTuple):
     """How a (step, tensor) array is stored: its type, and what stands where a tensor is absent."""
 
     dtype: np.dtype[Any]
@@ -42,18 +42,18 @@ class Column(NamedTuple):
 
 #: Numbers about one tensor at one step, so that looking at a trace reads no gradient.
 STATISTICS = {
-    "present": Column(np.dtype("<u1"), 0),
-    "norm2": Column(np.dtype("<f8"), float("nan")),
-    "absmax": Column(np.dtype("<f8"), float("nan")),
-    "zeros": Column(np.dtype("<i8"), -1),
-    "nonfinite": Column(np.dtype("<i8"), -1),
-    "crc32c": Column(np.dtype("<u4"), 0),
+    "present": ColumnType(np.dtype("<u1"), 0),
+    "norm2": ColumnType(np.dtype("<f8"), float("nan")),
+    "absmax": ColumnType(np.dtype("<f8"), float("nan")),
+    "zeros": ColumnType(np.dtype("<i8"), -1),
+    "nonfinite": ColumnType(np.dtype("<i8"), -1),
+    "crc32c": ColumnType(np.dtype("<u4"), 0),
 }
 
 #: The same for kinds of gradient whose number of elements changes: elements stored, elements that there were.
 LENGTHS = {
-    "n_valid": Column(np.dtype("<i8"), -1),
-    "n_total": Column(np.dtype("<i8"), -1),
+    "n_valid": ColumnType(np.dtype("<i8"), -1),
+    "n_total": ColumnType(np.dtype("<i8"), -1),
 }
 
 #: Numbers about one tensor at one step that only some captures know. A stream has those that its first commit tells.
@@ -87,8 +87,8 @@ VALUES = np.dtype("<f4")
 BYTES = np.dtype("u1")
 #: Attribute of a tensor of which summaries are stored instead of values, and of the root where all large ones are so.
 SKETCH = "sketch"
-STEP = Column(np.dtype("<i8"), -1)
-SCALAR = Column(np.dtype("<f8"), float("nan"))
+STEP = ColumnType(np.dtype("<i8"), -1)
+SCALAR = ColumnType(np.dtype("<f8"), float("nan"))
 
 #: Bytes of a chunk that holds several rows, most rows in one, and bytes of a chunk of a long row.
 _CHUNK_BYTES = 256 * 1024
@@ -170,7 +170,7 @@ class TensorSpec:
         return SKETCH in self.attrs
 
     @property
-    def column(self) -> Column:
+    def column(self) -> ColumnType:
         """Type of the elements, and what stands where there are none."""
         return column_of(self.attrs)
 
@@ -180,17 +180,17 @@ class TensorSpec:
         return -(-self.size // self.chunk_elements)
 
 
-def column_of(attrs: Mapping[str, Any]) -> Column:
+def column_of(attrs: Mapping[str, Any]) -> ColumnType:
     """How the elements of a tensor with these attributes are stored, and what stands where there are none."""
-    return Column(BYTES, 0) if SKETCH in attrs else Column(VALUES, float("nan"))
+    return ColumnType(BYTES, 0) if SKETCH in attrs else ColumnType(VALUES, float("nan"))
 
 
-def statistics_of(kind: str) -> dict[str, Column]:
+def statistics_of(kind: str) -> dict[str, ColumnType]:
     """The (step, tensor) arrays that every stream of this kind has."""
     return STATISTICS | LENGTHS if kind == "neural" else STATISTICS
 
 
-def statistic_column(name: str) -> Column:
+def statistic_column(name: str) -> ColumnType:
     """How any (step, tensor) array is stored."""
     return (STATISTICS | LENGTHS | EXTRAS)[name]
 
@@ -300,7 +300,7 @@ class StreamSource(Protocol):
         """One row, part by part as it is stored; of a tensor that is not sketched."""
 
 
-class Source(Protocol):
+class TraceSource(Protocol):
     """A trace that can be read. Safe to use from several threads."""
 
     @property

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Column, TensorSpec
+    from gtrace.trace.format import ColumnType, TensorSpec
 
 
 #: The filters that are read, all of them part of the library, and the most that each can inflate.
@@ -90,7 +90,7 @@ class _Dataset:
     """A data set, checked, whose first axis is the step."""
 
     def __init__(
-        self, node: object, where: str, column: Column, ndim: int, *, most_bytes: int, file_bytes: int
+        self, node: object, where: str, column: ColumnType, ndim: int, *, most_bytes: int, file_bytes: int
     ) -> None:
         self.where = where
         self._file_bytes = file_bytes
@@ -205,7 +205,7 @@ class Hdf5Stream:
             found.append(spec)
             self._tensors[spec.index] = dataset
 
-    def _table(self, name: str, ndim: int, column: Column) -> _Dataset:
+    def _table(self, name: str, ndim: int, column: ColumnType) -> _Dataset:
         where = f"{self._where}/{name}"
         with _reported(where):
             if name not in self._group:

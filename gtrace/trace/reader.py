@@ -16,10 +16,12 @@ import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
-from gtrace.trace.io.remote import place_of
+from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
+from gtrace.trace.ram import source_of
 from gtrace.trace.rows import BlockSample, checksum, checksum_bytes, rechunk
 from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row, values_of
 from gtrace.trace.validate import refuse
+from gtrace.trace.zarr_read import ZarrSource
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
-    from gtrace.trace.format import Source, StreamSource
+    from gtrace.trace.format import StreamSource, TraceSource
     from gtrace.types import Norm
 
 
@@ -181,7 +183,7 @@ class Trace:
         tensors: what it holds, in that order and within it in the order in which they first appeared.
     """
 
-    def __init__(self, source: Source, location: str | None = None) -> None:
+    def __init__(self, source: TraceSource, location: str | None = None) -> None:
         self._source = source
         self.location = location
         self._streams = {stream.key: stream for stream in source.streams}
@@ -222,8 +224,6 @@ class Trace:
         >>> trace.steps("w").tolist(), trace.read("w", 5).tolist()
         ([0, 5], [0.0, 3.0])
         """
-        from gtrace.trace.ram import source_of
-
         return cls(source_of(tensors, scalars or {}, attrs or {}, kind))
 
     @property
@@ -573,7 +573,7 @@ def open_trace(path: str | PathLike[str]) -> Trace:
     return Trace(open_source(place), place if isinstance(place, str) else os.path.abspath(place))
 
 
-def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refuse) -> Source:
+def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refuse) -> TraceSource:
     """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
 
     Args:
@@ -593,8 +593,6 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
     if not there:
         raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
     if place.is_dir():
-        from gtrace.trace.zarr_read import ZarrSource
-
         return ZarrSource(place, tolerate)
     if place.is_file():
         from gtrace.trace.hdf5 import Hdf5Source
@@ -603,16 +601,12 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
     raise TraceError(f"{place}: neither a file nor a folder, so no trace")
 
 
-def _open_remote(address: str, tolerate: Callable[[TraceError], None]) -> Source:
-    from gtrace.trace.io.remote import RemoteFiles, is_hdf5
-
+def _open_remote(address: str, tolerate: Callable[[TraceError], None]) -> TraceSource:
     files = RemoteFiles(address)
     if is_hdf5(address):
         from gtrace.trace.hdf5 import Hdf5Source
 
         return Hdf5Source(address, tolerate, files.stream(address))
-    from gtrace.trace.zarr_read import ZarrSource
-
     if not files.read_root(address):
         raise TraceError(f"{address}: no such trace; a Zarr trace has a zarr.json there")
     return ZarrSource(address, tolerate, files)

@@ -280,7 +280,7 @@ def subsample(values: NDArray[np.float32], capacity: int) -> NDArray[np.float32]
     return values if values.size <= capacity else values[sample_indices(values.size, capacity)]
 
 
-def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: int | None) -> tuple[int, int]:
+def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: object) -> tuple[int, int]:
     """Width of the row of a tensor that appears with ``size`` elements, and how many its gradient had.
 
     Raises:
@@ -294,6 +294,8 @@ def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: in
         raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
     if n_total is not None and not size <= n_total < 2**63:
         raise UsageError(f"{what}: n_total is {n_total}, but {size} elements were given")
-    if capacity is not None and capacity < 1:
+    if capacity is None:
+        capacity = default_capacity(size)
+    if not isinstance(capacity, (int, np.integer)) or capacity < 1:
         raise UsageError(f"{what}: a capacity of {capacity} elements holds nothing; give at least 1")
-    return default_capacity(size) if capacity is None else int(capacity), size if n_total is None else int(n_total)
+    return int(capacity), size if n_total is None else int(n_total)

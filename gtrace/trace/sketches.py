@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.errors import PayloadError, TraceError, UsageError, suggest
+from gtrace.trace.rows import row_statistics
 from gtrace.types import NORMS, STORED_MANTISSA, SummarySpec
 
 if TYPE_CHECKING:
@@ -157,7 +158,6 @@ class SketchRow(NamedTuple):
         """Summarize contiguous float32[n]: one pass for each spec, and one for the rest."""
         from gtrace.kernels.norms import power_sum
         from gtrace.sketch import MomentSketch
-        from gtrace.trace.rows import row_statistics
 
         numbers = row_statistics(values)
         finite = values[np.isfinite(values)] if numbers.nonfinite else values

@@ -30,6 +30,7 @@ from gtrace.trace.journal import refuse_living
 from gtrace.trace.rows import SAMPLE, checksum_bytes, row_statistics, row_width, subsample
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
 from gtrace.trace.validate import attribute_fault, attributes, extras_of, float32_values, scalars_of
+from gtrace.trace.zarr_write import ZarrSink, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import Column, Sink
+    from gtrace.trace.format import ColumnType, Sink
 
 
 #: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
@@ -50,7 +51,7 @@ class StreamState:
     """Bookkeeping of one stream: its tensors, its committed rows, and the row that is being put together."""
 
     def __init__(self, kind: str) -> None:
-        self.columns: Mapping[str, Column] = statistics_of(kind)
+        self.columns: Mapping[str, ColumnType] = statistics_of(kind)
         self.specs: dict[str, TensorSpec] = {}
         self.rows = 0
         self.last_step = -1
@@ -178,7 +179,6 @@ class TraceWriter:
         optimizer: int = 0,
         rank: int = 0,
         n_total: int | None = None,
-        capacity: int | None = None,
         numbers: Mapping[str, float] | None = None,
         **attrs: object,
     ) -> None:
@@ -197,14 +197,13 @@ class TraceWriter:
             optimizer: number of the optimizer that steps this tensor; each has its own steps.
             rank: number of this process among those that train together.
             n_total: (neural) how many elements the gradient had, where ``array`` is a part of it.
-            capacity: (neural) elements that a row can hold, told at the tensor's first appearance; a quarter
-                more than it has then by default. A gradient may have fewer; of one that has more, a sample
-                is kept (``rows.sample_indices``).
             numbers: further numbers about the gradient at this step, which ``Trace.statistics`` tells: names of
                 ``format.EXTRAS``. The first step of a stream decides which it has; NaN stands for unknown.
             **attrs: told at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` where
                 they are not the array's, ``aliases``, ``module_type``, ``stage`` (``local`` or
-                ``reduced``), ``sample``, or any JSON value.
+                ``reduced``), ``sample``, or any JSON value. Of a neural gradient also ``capacity``: elements
+                that a row can hold, by default a quarter more than it has then. A gradient may have fewer;
+                of one that has more, a sample is kept (``rows.sample_indices``).
 
         Raises:
             UsageError: a wrong argument, a step that is committed already, a tensor given twice, or a
@@ -217,6 +216,7 @@ class TraceWriter:
             values, shape, dtype = float32_values(array, name)
             further = extras_of(numbers or {}, name)
             told = {"shape": shape, "dtype": dtype} | attrs
+            capacity = told.pop("capacity", None)
             spec = stream.specs.get(name)
             # Buckets of a sample of a weight's gradient are none of the gradient's: it keeps its values.
             whole = kind == "neural" or told.get("sample") is None
@@ -524,8 +524,6 @@ def create_trace(
     sink: Sink
     try:
         if place.suffix == ".zarr":
-            from gtrace.trace.zarr_write import ZarrSink, start_folder
-
             start_folder(place, start, force=force)
             sink = ZarrSink(place)
         elif place.suffix in (".h5", ".hdf5"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace.files import Files
-    from gtrace.trace.format import Column, TensorSpec
+    from gtrace.trace.format import ColumnType, TensorSpec
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
 _TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layout.SCALARS))
@@ -251,7 +251,7 @@ class ZarrStream:
         elif entry in _TABLES:
             self._tables[entry] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
 
-    def _table(self, name: str, ndim: int, column: Column) -> _ArrayFile:
+    def _table(self, name: str, ndim: int, column: ColumnType) -> _ArrayFile:
         array = self._tables.get(name)
         if array is None or len(array.shape) != ndim or array.dtype != column.dtype:
             raise TraceError(f"{os.path.join(self._folder, name)}: missing or of another type; the trace is damaged")
@@ -320,7 +320,7 @@ class ZarrStream:
         """(committed rows, tensors) of one of the further numbers, None where there is no such array."""
         return self.statistic(name) if name in self._tables or name in self._journal.names else None
 
-    def _read_statistic(self, name: str, column: Column) -> NDArray[Any]:
+    def _read_statistic(self, name: str, column: ColumnType) -> NDArray[Any]:
         rows = self._base
         if rows == 0:
             return np.empty((0, 0), column.dtype)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Column, Record, StreamKey, TensorSpec
+    from gtrace.trace.format import ColumnType, Record, StreamKey, TensorSpec
 
 
 _LEVEL = 5
@@ -98,7 +98,7 @@ class Array:
     def __init__(
         self,
         folder: str,
-        column: Column,
+        column: ColumnType,
         chunks: tuple[int, ...],
         dimensions: tuple[str, ...],
         attributes: Mapping[str, Any],
@@ -148,7 +148,7 @@ class ShardedArray(Array):
     def __init__(
         self,
         folder: str,
-        column: Column,
+        column: ColumnType,
         shape: tuple[int, ...],
         chunks: tuple[int, ...],
         dimensions: tuple[str, ...],
@@ -287,7 +287,7 @@ class _TensorArray(Array):
 class _Table(Array):
     """A small array over steps, or over steps and tensors, with its last rows in memory."""
 
-    def __init__(self, folder: str, column: Column, chunks: tuple[int, ...], dimensions: tuple[str, ...]) -> None:
+    def __init__(self, folder: str, column: ColumnType, chunks: tuple[int, ...], dimensions: tuple[str, ...]) -> None:
         super().__init__(folder, column, chunks, dimensions, {})
         self._block = -1
         self._rows = np.empty((0, 0), column.dtype)
@@ -321,7 +321,7 @@ class _Table(Array):
         self._dirty = False
 
 
-class _Stream:
+class _StreamFolder:
     """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end."""
 
     def __init__(self, folder: str, kind: str) -> None:
@@ -448,16 +448,16 @@ class ZarrSink:
 
     def __init__(self, path: Path) -> None:
         self._root = str(path)
-        self._streams: dict[StreamKey, _Stream] = {}
+        self._streams: dict[StreamKey, _StreamFolder] = {}
 
-    def _stream(self, key: StreamKey) -> _Stream:
+    def _stream(self, key: StreamKey) -> _StreamFolder:
         if key not in self._streams:
             rank = os.path.join(self._root, key.rank_group)
             if not os.path.isdir(rank):
                 make_group(rank, {"rank": key.rank})
             folder = os.path.join(rank, key.group)
             make_group(folder, key._asdict())
-            self._streams[key] = _Stream(folder, key.kind)
+            self._streams[key] = _StreamFolder(folder, key.kind)
         return self._streams[key]
 
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:

@@ -15,7 +15,7 @@ from gtrace.capture.buffers import as_real_dense
 from gtrace.capture.layout import Slot
 from gtrace.torch_hooks.modules import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
-from gtrace.trace.variable_length import SAMPLE, default_capacity, sample_indices
+from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -20,8 +20,8 @@ from gtrace.capture.state import moments_of, second_moments
 from gtrace.capture.writer import AsyncWriter, Row
 from gtrace.errors import size_text
 from gtrace.torch_hooks.naming import Names
-from gtrace.trace.blocks import BLOCK
 from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.rows import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

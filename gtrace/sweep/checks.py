@@ -12,9 +12,8 @@ import sqlite3
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, printable
 from gtrace.sweep.schema import FORMAT, TABLES, VERSION
-from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from gtrace.sweep.replay import Totals
 from gtrace.sweep.sampled import Whole
 from gtrace.sweep.sketched import total
 from gtrace.trace.format import SECOND_MOMENT
-from gtrace.trace.pieces import rechunk
+from gtrace.trace.rows import rechunk
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gtrace.sweep.results import Table
     from gtrace.sweep.rows import Row
     from gtrace.sweep.sampled import Whole
-    from gtrace.trace.blocks import BlockSample
+    from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
 
 Refit = Literal["pooled", "previous", "each", "once"]

@@ -20,7 +20,7 @@ from gtrace.metrics import ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.replay import Replay
 from gtrace.sweep.results import EXPECTATION
-from gtrace.trace.blocks import BlockSample
+from gtrace.trace.rows import BlockSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from gtrace.buckets import MANTISSA
 from gtrace.codecs import Codec, expecting
 from gtrace.errors import UsageError
 from gtrace.sweep.sampled import sample_obstacle, sample_of
-from gtrace.trace.sketched import sketch_name
+from gtrace.trace.sketches import sketch_name
 from gtrace.types import STORED_MANTISSA, SummarySpec
 
 if TYPE_CHECKING:

@@ -41,9 +41,9 @@ from gtrace.runlog import RunLogWriter
 from gtrace.sweep import ResultStore, expand
 from gtrace.testing import fitted
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.foreign import NpyFile, NpzFile, SafetensorsFile
+from gtrace.trace.io.foreign import NpyFile, NpzFile, SafetensorsFile
 from gtrace.trace.journal import parse_journal
-from gtrace.trace.sketched import SketchPlan
+from gtrace.trace.sketches import SketchPlan
 from gtrace.training.schedule import RefitSchedule
 from gtrace.types import Key
 from gtrace.workflows.reproduce.runner import read_result

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.:-]*://.*", re.DOTALL)
 _THIS_MACHINE = ("file", "local")

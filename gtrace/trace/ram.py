@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.trace import format as layout
+from gtrace.trace.writer import TraceWriter, root_attrs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import StreamKey, TensorSpec
-    from gtrace.trace.storage import Record
+    from gtrace.trace.format import Record, StreamKey, TensorSpec
 
 
 class MemoryStream:
@@ -133,8 +133,6 @@ def source_of(
     kind: str,
 ) -> MemorySource:
     """A finished trace of arrays; see :meth:`gtrace.trace.Trace.from_arrays`."""
-    from gtrace.trace.writer import TraceWriter, root_attrs
-
     by_step: dict[int, dict[str, ArrayLike]] = {step: {} for step in scalars}
     for name, given in tensors.items():
         rows = given if hasattr(given, "items") else {0: given}

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import h5py
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.checks import (
+from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
+from gtrace.trace.sketches import stored_bytes
+from gtrace.trace.superblock import SUPERBLOCK_BYTES, MarkedFile, is_marked, read_superblock
+from gtrace.trace.validate import (
     check_indices,
     check_root,
     committed_steps,
@@ -24,10 +27,6 @@ from gtrace.trace.checks import (
     refuse,
     tensor_spec,
 )
-from gtrace.trace.format import StreamKey
-from gtrace.trace.names import DIMENSION_SUFFIX, printable
-from gtrace.trace.sketched import stored_bytes
-from gtrace.trace.superblock import SUPERBLOCK_BYTES, MarkedFile, is_marked, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Column, TensorSpec
+    from gtrace.trace.format import ColumnType, TensorSpec
+
 
 #: The filters that are read, all of them part of the library, and the most that each can inflate.
 _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}
@@ -90,7 +90,7 @@ class _Dataset:
     """A data set, checked, whose first axis is the step."""
 
     def __init__(
-        self, node: object, where: str, column: Column, ndim: int, *, most_bytes: int, file_bytes: int
+        self, node: object, where: str, column: ColumnType, ndim: int, *, most_bytes: int, file_bytes: int
     ) -> None:
         self.where = where
         self._file_bytes = file_bytes
@@ -205,7 +205,7 @@ class Hdf5Stream:
             found.append(spec)
             self._tensors[spec.index] = dataset
 
-    def _table(self, name: str, ndim: int, column: Column) -> _Dataset:
+    def _table(self, name: str, ndim: int, column: ColumnType) -> _Dataset:
         where = f"{self._where}/{name}"
         with _reported(where):
             if name not in self._group:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.errors import PayloadError, TraceError, UsageError, suggest
+from gtrace.trace.rows import row_statistics
 from gtrace.types import NORMS, STORED_MANTISSA, SummarySpec
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from gtrace.sketch import MomentSketch
     from gtrace.trace.format import TensorSpec
+
 
 #: What every codec with closed forms needs at its default parameters.
 DEFAULT_SKETCHES = "l2:8192,linf:8192,none"
@@ -156,7 +158,6 @@ class SketchRow(NamedTuple):
         """Summarize contiguous float32[n]: one pass for each spec, and one for the rest."""
         from gtrace.kernels.norms import power_sum
         from gtrace.sketch import MomentSketch
-        from gtrace.trace.statistics import row_statistics
 
         numbers = row_statistics(values)
         finite = values[np.isfinite(values)] if numbers.nonfinite else values

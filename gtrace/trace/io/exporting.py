@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
-from gtrace.trace.foreign import write_safetensors_header
-from gtrace.trace.names import printable
+from gtrace.trace.io.foreign import write_safetensors_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.info import TensorInfo
-    from gtrace.trace.reader import Trace
+    from gtrace.trace.reader import TensorInfo, Trace
+
 
 FORMATS = ("npz", "safetensors", "parquet")
 #: What a folder of exported files says about itself; only such a folder is ever replaced.

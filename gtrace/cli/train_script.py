@@ -48,11 +48,9 @@ def run_script(
     """
     from gtrace.cli.train import file_name
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.torch_hooks.children import watch_no_more
-    from gtrace.torch_hooks.exits import before_abrupt_exit
-    from gtrace.torch_hooks.imports import after_import
+    from gtrace.torch_hooks.children import after_import, watch_no_more
     from gtrace.torch_hooks.launcher import Outcome, Program, run_program
-    from gtrace.torch_hooks.processes import launch_token, launched_place
+    from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place
 
     if isinstance(chosen, CodecTable) and (rules or options["min_size"]):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")

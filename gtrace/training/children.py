@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtrace.codecs.plugin import load_plugin
-from gtrace.torch_hooks.exits import before_abrupt_exit, before_shutdown
+from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown
 from gtrace.training.script import ScriptOptions, ScriptTraining
 
 if TYPE_CHECKING:

@@ -21,13 +21,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
-from gtrace.torch_hooks.compiled import never_compiled
-from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks
+from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.rounds import Rounds
 from gtrace.torch_hooks.sharded import local_part
-from gtrace.torch_hooks.steps import grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.closures import after_closure
 from gtrace.training.exchange import Exchange, Nonfinite, Tally
 from gtrace.training.gradients import is_dense, read_gradient, write_gradient

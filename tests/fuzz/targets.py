@@ -27,7 +27,7 @@ from helpers_variants import VARIANTS
 from rich.console import Console
 
 import gtrace
-from gtrace.capture.policy import parse_size, parse_steps
+from gtrace.capture.options import parse_size, parse_steps
 from gtrace.cli.options import parse_range
 from gtrace.codecs import codec_names, parse_spec, wrapper_names
 from gtrace.codecs.registry import split_specs

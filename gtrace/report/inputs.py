@@ -18,7 +18,7 @@ from gtrace.report.seeds import RunPool, pool_runs
 from gtrace.report.side_by_side import SideBySide, side_by_side
 from gtrace.report.traces import TraceSummary, summarize_trace
 from gtrace.runlog import read_runlog
-from gtrace.sweep.results import ResultStore, SweepResult
+from gtrace.sweep.store import ResultStore, SweepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

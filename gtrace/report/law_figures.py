@@ -16,7 +16,7 @@ from gtrace.report.labels import Label, label_curves, make_room
 from gtrace.report.laws import SCALE, LawSection, Picture, judged_layers, mean_over_layers
 from gtrace.report.names import literal, shorten_all
 from gtrace.report.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, styled
-from gtrace.sweep.pruning import ASKED
+from gtrace.sweep.laws import ASKED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

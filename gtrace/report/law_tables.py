@@ -11,8 +11,7 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import MISSING, listed, number
 from gtrace.report.tables import Cell, Column, Mark, Table
-from gtrace.sweep.laws import FEW
-from gtrace.sweep.pruning import ASKED
+from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
     from gtrace.report.laws import LawSection

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.report.svg import FigureKind
-    from gtrace.sweep.results import SweepResult
+    from gtrace.sweep.store import SweepResult
 
 KINDS = (".html", ".md", ".csv", ".jsonl", ".parquet", ".tex")
 PAGE = ".report.html"

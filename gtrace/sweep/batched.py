@@ -8,28 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
-from gtrace.sweep.results import EXPECTATION
 from gtrace.sweep.rows import expectation_table, identity
+from gtrace.sweep.schema import EXPECTATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec, LevelCodec
+    from gtrace.codecs import LevelCodec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sketch import MomentSketch
-    from gtrace.sweep.jobs import Fitting
-    from gtrace.sweep.results import Table
-    from gtrace.sweep.rows import Row
+    from gtrace.sweep.jobs import Fitting, Wanted
+    from gtrace.sweep.store import Row, Table
     from gtrace.types import SummarySpec
 
 #: what the table of times says instead of a codec where many share the time
 MANY = "*"
-
-
-#: the codecs of a step with the draws that are missing
-Wanted = tuple[tuple["Codec", tuple[int, ...]], ...]
 
 
 class Group(NamedTuple):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.sweep.allocation import Allocation
-    from gtrace.sweep.replay import Block, Job, Settings, Source
+    from gtrace.sweep.jobs import Block, Job, Settings, Source
 
 
 #: seconds after which finished blocks are handed over though no job has ended

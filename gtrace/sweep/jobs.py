@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import numpy as np
 
 from gtrace.fitting.pooling import WINDOW, poolable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, TensorSums
+    from gtrace.codecs.assignment import Coding
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
-    from gtrace.sweep.results import Table
-    from gtrace.sweep.rows import Row
-    from gtrace.sweep.sampled import Whole
+    from gtrace.sweep.store import Row, Table
     from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
+
 
 Refit = Literal["pooled", "previous", "each", "once"]
 #: a step that a codec is fitted to, by index, or the steps that are pooled for it, the latest one last
@@ -30,6 +33,8 @@ Nonfinite = Literal["skip", "zero", "error"]
 Among: TypeAlias = "tuple[str, ...] | None"
 #: the columns that say whose rows they are
 Name: TypeAlias = "Mapping[str, Any]"
+#: the codecs of a step with the draws that are missing
+Wanted: TypeAlias = "tuple[tuple[Codec, tuple[int, ...]], ...]"
 #: tensor, step, what, JSON-ready value
 Detail = tuple[str, int, str, object]
 #: tensor, step, codec, draw, stage, seconds
@@ -54,6 +59,21 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """What is known exactly of a gradient of which a sample is stored.
+
+    Attributes:
+        size: number of its values.
+        energy: ||g||^2 over the finite ones.
+        mean_abs: mean |g|, non-finite ones taken as zero.
+    """
+
+    size: int
+    energy: float
+    mean_abs: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One tensor's share of a sweep.
 
@@ -67,7 +87,7 @@ class Job:
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
         shape: of the gradient in training, None if it is not one parameter's or not all of it is stored.
-        windows: first and last index of each window, see :func:`gtrace.sweep.windows.windows_of`.
+        windows: first and last index of each window, see :func:`windows_of`.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
         among: of its codecs that allocate.
         names: spec -> the names under which its rows are wanted, when these are not only the codec's own.
@@ -206,3 +226,75 @@ class Source(Protocol):
 
     def noise(self, name: str, step: int) -> Noise | None:
         """Gradient noise of the tensor at a step, None where it cannot be told."""
+
+
+#: how the warning about codecs that were left out begins
+LEFT_OUT = "left out: "
+_MOST_NAMED = 4
+
+
+def start_of(steps: Sequence[int], index: int) -> int:
+    """Index of the first step of the burst that the step at ``index`` belongs to; steps rise."""
+    while index > 0 and steps[index] - steps[index - 1] == 1:
+        index -= 1
+    return index
+
+
+def any_burst(tensors: Iterable[Sequence[int]], wanted: Container[int]) -> bool:
+    """Whether a wanted step of any tensor has a neighbour: the step before it, or after it, was captured too.
+
+    Args:
+        tensors: the captured steps of each, rising.
+        wanted: the steps that are swept.
+    """
+    return any(
+        after - before == 1 and (before in wanted or after in wanted)
+        for steps in tensors
+        for before, after in pairwise(steps)
+    )
+
+
+def gaps_line(codecs: Sequence[Coding]) -> str:
+    """One line about codecs with memory on a trace without consecutive steps, and what to capture instead."""
+    specs = [str(item) for item in codecs]
+    more = f" and {len(specs) - _MOST_NAMED} more" if len(specs) > _MOST_NAMED else ""
+    keep = "keeps" if len(specs) == 1 else "keep"
+    return (
+        f"{', '.join(specs[:_MOST_NAMED])}{more} {keep} memory from step to step, and no two of these steps are "
+        "consecutive: capture bursts with `gtrace capture --steps 1000+50`, or leave out --steps, which records bursts"
+    )
+
+
+#: the most steps in a window
+LENGTH = 10
+
+
+def windows_of(steps: Sequence[int], wanted: Container[int]) -> tuple[tuple[int, int], ...]:
+    """The indices of each window's first and last step.
+
+    Windows start at a burst's first captured step and then every ten steps. A step that is not wanted cuts a window.
+
+    Args:
+        steps: the captured steps of a tensor, rising.
+        wanted: the steps that are swept.
+
+    >>> windows_of(range(13), range(13))
+    ((0, 9), (10, 12))
+    >>> windows_of((0, 1, 2, 3, 7, 8, 20), {0, 1, 3, 7, 8, 20})
+    ((0, 1), (4, 5))
+    """
+    found: list[tuple[int, int]] = []
+    start, first = 0, None
+    for index, step in enumerate(steps):
+        if index and step != steps[index - 1] + 1:
+            start, first = index, None
+        if (index - start) % LENGTH == 0 or step not in wanted:
+            first = None
+        if step in wanted:
+            if first is None:
+                first = index
+            elif found and found[-1][0] == first:
+                found[-1] = first, index
+            else:
+                found.append((first, index))
+    return tuple(found)

@@ -19,25 +19,34 @@ from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import count_nonfinite, power_sum
 from gtrace.metrics import Reference, relative
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.batched import MANY, Schedule, Together, Wanted
-from gtrace.sweep.bursts import start_of
-from gtrace.sweep.details import convergence, density, levels_of, spec_name
+from gtrace.sweep.batched import MANY, Schedule, Together
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.jobs import (
     Block,
     Detail,
     Fitting,
     Job,
-    Nonfinite,
-    Refit,
     Settings,
     Source,
     Timing,
     Totals,
+    Wanted,
     fitting_steps,
+    start_of,
 )
-from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Drawn, Row, draw_row, drawn_bias, expectation_row, identity, relate_to_noise
+from gtrace.sweep.rows import (
+    Drawn,
+    convergence,
+    density,
+    draw_row,
+    drawn_bias,
+    expectation_row,
+    identity,
+    levels_of,
+    relate_to_noise,
+    spec_name,
+)
+from gtrace.sweep.schema import EXPECTATION
 from gtrace.sweep.windows import RunningSums, Window
 from gtrace.types import Key
 
@@ -47,22 +56,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.sweep.allocation import Allocation
-    from gtrace.sweep.results import Table
+    from gtrace.sweep.store import Row, Table
     from gtrace.types import State, SummarySpec
-
-__all__ = [
-    "Block",
-    "Detail",
-    "Job",
-    "Nonfinite",
-    "Refit",
-    "Replay",
-    "Settings",
-    "Source",
-    "Timing",
-    "Totals",
-    "has_optimum",
-]
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
 

@@ -9,7 +9,6 @@ standard error, each as it would be if its group had not been there (HC3).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.replay import Replay
-from gtrace.sweep.results import EXPECTATION
-from gtrace.trace.rows import BlockSample
+from gtrace.sweep.schema import EXPECTATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.metrics import Reference
-    from gtrace.sweep.replay import Totals
-    from gtrace.sweep.rows import Row
-    from gtrace.trace import TensorInfo
+    from gtrace.sweep.jobs import Totals, Whole
+    from gtrace.sweep.store import Row
+    from gtrace.trace.rows import BlockSample
 
 #: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.
 _GROUPS, _FEWEST_GROUPS = 16, 4
@@ -39,48 +37,6 @@ _LEAST = 1e-3
 _DOMINATED = 0.5
 #: standard errors of the energy beyond which the sample lacks something
 _UNEXPLAINED = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """What is known exactly of a gradient of which a sample is stored.
-
-    Attributes:
-        size: number of its values.
-        energy: ||g||^2 over the finite ones.
-        mean_abs: mean |g|, non-finite ones taken as zero.
-    """
-
-    size: int
-    energy: float
-    mean_abs: float
-
-
-def sample_of(info: TensorInfo) -> BlockSample | None:
-    """The blocks that are stored of a tensor, None where all of it is."""
-    return BlockSample.read(None if info.sample is None else dict(info.sample))
-
-
-def sample_obstacle(item: Codec, sample: BlockSample) -> str | None:
-    """Why a codec cannot be judged from a sample of blocks, None where it can."""
-    more = "capture without --max-elements"
-    needs = item.needs
-    if item.stateful:
-        return f"what they remember of the whole tensor is not there: {more}"
-    if needs is None or not expecting(item) or type(item).view is not Codec.view or item.allocates:
-        return f"they look at the whole tensor at once (thresholds, ranges, signs): {more}"
-    if needs.scope == "model":
-        return f"buckets of the whole model run from tensor to tensor: {more}"
-    if needs.norm == "none":
-        block = item.parameters.get("block") or 1
-        if item.whole_tensor:
-            return f"their scale or threshold hangs on the whole tensor: {more}"
-        return f"blocks of {block} do not fit into those of {sample.block}: {more}" if sample.block % block else None
-    if needs.bucket_size is None:
-        return f"their norm is that of the whole tensor: {more}, or give a bucket size that divides {sample.block}"
-    if sample.block % needs.bucket_size:
-        return f"buckets of {needs.bucket_size} do not fit into blocks of {sample.block}: give one that divides it"
-    return None
 
 
 class _Scatter(NamedTuple):

@@ -12,9 +12,10 @@ from gtrace.codecs import Part, PartwiseCodec
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
 from gtrace.metrics import Histogram, RunningComparison
-from gtrace.sweep.replay import Replay, Totals, Weighed
-from gtrace.sweep.results import EXPECTATION
+from gtrace.sweep.jobs import Totals
+from gtrace.sweep.replay import Replay, Weighed
 from gtrace.sweep.rows import Drawn
+from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.metrics import Reference
     from gtrace.sketch import MomentSketch
-    from gtrace.sweep.batched import Wanted
-    from gtrace.sweep.replay import Block, Ready
+    from gtrace.sweep.jobs import Block, Wanted
+    from gtrace.sweep.replay import Ready
     from gtrace.types import Key, SummarySpec
 
 #: Encodings that share a pass over a tensor; each holds a histogram of 8 MiB.

@@ -11,7 +11,7 @@ from gtrace.report import load_report, to_html, to_json, to_markdown
 from gtrace.report.gallery import law_plates, report_plates
 from gtrace.report.law_tables import cosine_table, format_table, law_table, law_tables, sparsity_table
 from gtrace.report.laws import law_sections, mean_over_layers
-from gtrace.sweep.pruning import ASKED
+from gtrace.sweep.laws import ASKED
 from gtrace.trace import Trace, create_trace, open_trace
 
 

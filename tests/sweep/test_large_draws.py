@@ -8,7 +8,7 @@ import gtrace
 from gtrace.codecs import PartwiseCodec
 from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
 from gtrace.sweep import sources
-from gtrace.sweep.chunking import MOST_CHUNKS, drawn_in_chunks
+from gtrace.sweep.limits import MOST_CHUNKS, drawn_in_chunks
 from gtrace.trace import Trace
 from gtrace.types import Key, State
 

@@ -1,33 +1,33 @@
-"""The store of a sweep: one SQLite file, resumable, safe under kill -9, readable by any SQL tool."""
+"""The store of a sweep: one SQLite file with one writer, resumable, safe under kill -9, readable by any SQL tool."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
+import os
 import sqlite3
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.sweep.checks import bounded, check_ends, content_bytes, read_meta, reading, restrict
-from gtrace.sweep.loading import read_details, read_rows, read_times
-from gtrace.sweep.owner import own
-from gtrace.sweep.schema import (
-    COLUMNS,
-    EXPECTATION,
-    FORMAT,
-    KEY,
-    MEASURED,
-    OF_CODEC,
-    ROWS,
-    TEXTS,
-    VERSION,
-    create,
+from gtrace.sweep.reading import (
+    bounded,
+    check_ends,
+    content_bytes,
+    read_details,
+    read_meta,
+    read_rows,
+    read_times,
+    reading,
+    restrict,
 )
+from gtrace.sweep.schema import EXPECTATION, FORMAT, KEY, MEASURED, OF_CODEC, ROWS, TEXTS, VERSION, create
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,9 +35,54 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "Table"]
+
+# File systems that have no such locks (some networks') are written without.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextmanager
+def own(path: Path) -> Iterator[bool]:
+    """Make a file this process's own until the block is left, or the process dies; an empty one where there is none.
+
+    The lock is one of the whole file (flock), of which those that SQLite takes on parts of it know nothing. The file
+    must not be closed by this process while SQLite has it open: that would drop SQLite's own locks.
+
+    Yields:
+        whether the file was made here.
+
+    Raises:
+        OutputExistsError: another process, or another thread of this one, owns it.
+        OSError: it cannot be opened for writing.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        descriptor, new = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        if not path.is_file():
+            raise OutputExistsError(f"{path}: exists already and is no file; choose another -o") from None
+        descriptor, new = os.open(path, flags), False
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise _taken(path) from None
+            if error.errno not in _NO_LOCKS:
+                raise
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise _taken(path)
+        yield new
+    finally:
+        os.close(descriptor)
+
+
+def _taken(path: Path) -> OutputExistsError:
+    return OutputExistsError(f"{path}: another sweep is writing it; wait for its end, or choose another -o")
+
 
 _MEASURED = frozenset(MEASURED)
+#: a row by column name
+Row: TypeAlias = dict[str, Any]
 #: what SQLite says about the disk and what is on it, without the detail in the upper bits
 _DISK = (
     sqlite3.SQLITE_FULL,
@@ -62,7 +107,7 @@ class SweepResult:
         times: columns of the table of times, apart so that the rows are reproducible.
         details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
             ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
-            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.details``. At every step where it is
+            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.rows``. At every step where it is
             known, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
     """
 

@@ -17,8 +17,8 @@ from gtrace.cli.train_measures import measure_options
 from gtrace.cli.train_options import script_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.linear import LINEAR_TASKS
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.tasks import describe_task, task_names
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from gtrace.training.requirement import require_torch
 
 if TYPE_CHECKING:
     from gtrace.codecs.assignment import CodecTable
+    from gtrace.schedule import RefitSchedule
     from gtrace.training.clock import ParameterServerClock
     from gtrace.training.comparison import Study, train
     from gtrace.training.compression import Compression, compress
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from gtrace.training.plain import PlainTraining
     from gtrace.training.ranks import State
     from gtrace.training.run import RunResult
-    from gtrace.training.schedule import RefitSchedule
     from gtrace.training.tasks import load_task, task_names
     from gtrace.training.tasks.base import Evaluation, Recipe, Task
 
@@ -43,7 +43,7 @@ _HOMES = {
     "NonfiniteGradientError": "exchange",
     "ParameterServerClock": "clock",
     "Recipe": "tasks.base",
-    "RefitSchedule": "schedule",
+    "RefitSchedule": "gtrace.schedule",
     "Tally": "exchange",
     "Task": "tasks.base",
     "load_task": "tasks",

@@ -16,6 +16,7 @@ from gtrace.codecs import Identity, codec
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import checkpoint
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.plain import one_thread
@@ -23,7 +24,6 @@ from gtrace.training.plans import plan_runs, run_name, timed_network
 from gtrace.training.policy import FIXED, PolicySpec
 from gtrace.training.repeat import repeat_command
 from gtrace.training.run import Run, RunResult
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.settings import Settings
 from gtrace.training.tasks import load_task
 from gtrace.training.weights import WeightLevels

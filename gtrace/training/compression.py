@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.errors import UsageError
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.naming import name_parameters
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.closures import after_closure
 from gtrace.training.exchange import Exchange, Nonfinite, Tally
 from gtrace.training.gradients import is_dense, read_gradient, write_gradient
-from gtrace.training.schedule import DEFAULT_REFIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,6 +16,7 @@ import torch
 
 from gtrace.codecs import codec as build_codec
 from gtrace.codecs.base import Averaged, advance
+from gtrace.codecs.link import LinkOptions, Message, Receiver, Sender, allocate, sharing
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError
@@ -23,7 +24,6 @@ from gtrace.training import vectors
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Tally
 from gtrace.training.frames import HEADER_BYTES, NOT_FINITE, NotFinite, join, pack, split, unpack
-from gtrace.training.links import Message, Receiver, Sender, allocate, sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec
     from gtrace.codecs.assignment import CodecTable
     from gtrace.codecs.base import Rounds
+    from gtrace.schedule import RefitSchedule
     from gtrace.sketch import MomentSketch
     from gtrace.training.collectives import Collectives
-    from gtrace.training.schedule import RefitSchedule
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
@@ -86,7 +86,8 @@ class Shots:
 
     def __init__(self, rules: CodecTable, seed: int, refit: RefitSchedule, *, common: bool) -> None:
         self.tally = Tally()
-        self._rules, self._seed, self._refit, self._common = rules, seed, refit, common
+        self._rules, self._common = rules, common
+        self._options = LinkOptions(refit, seed, vectors)
         self._senders: dict[tuple[Role, str], Sender] = {}
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
@@ -203,7 +204,7 @@ class Shots:
     ) -> list[Piece]:
         """Tensors in one piece each."""
         return [
-            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), _place(like), shape)
+            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), vectors.place_of(like), shape)
             for name, like, shape in zip(names, likes, shapes or [None] * len(names), strict=True)
         ]
 
@@ -283,7 +284,7 @@ class Shots:
 
     def _split(self, name: str, like: Vector, ranks: int) -> list[Piece]:
         """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name."""
-        size, place = len(like), _place(like)
+        size, place = len(like), vectors.place_of(like)
         codec = self._rules.choose(name, size)
         bucket = (codec.needs.bucket_size if codec.needs is not None else None) or 1
         blocks = -(-size // bucket)
@@ -301,10 +302,9 @@ class Shots:
             sender = self._senders[role, piece.name] = Sender(
                 piece.codec,
                 piece.size,
+                self._options,
                 tensor=piece.name,
                 worker=rank,
-                seed=self._seed,
-                refit=self._refit,
                 shape=piece.shape,
                 role=role,
             )
@@ -313,7 +313,7 @@ class Shots:
     def _receiver(self, piece: Piece, role: Role, rank: int) -> Receiver:
         receiver = self._receivers.get((role, piece.name, rank))
         if receiver is None:
-            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size)
+            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size, vectors)
         return receiver
 
     def _encode(
@@ -432,10 +432,6 @@ def _mean(piece: Piece, arrived: Sequence[Values]) -> Vector:
     if piece.device is None:
         return np.full(piece.size, value, np.float32)
     return torch.full((piece.size,), value, device=piece.device)
-
-
-def _place(like: Vector) -> torch.device | None:
-    return None if isinstance(like, np.ndarray) else like.device
 
 
 def _sendable(values: Values) -> TypeGuard[Vector]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.codecs.link import Message
 from gtrace.errors import PayloadError
-from gtrace.training.links import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

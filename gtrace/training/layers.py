@@ -8,47 +8,37 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gtrace.codecs.base import Codec
+from gtrace.codecs.link import LinkOptions, Receiver, Sender, fit_spec, refitted
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError
-from gtrace.fitting.pooling import Pool, poolable
 from gtrace.sketch import MomentSketch
-from gtrace.training.links import refitted
-from gtrace.types import Key, State
+from gtrace.types import State
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from gtrace.codecs import Codec
+    from gtrace.schedule import RefitSchedule
     from gtrace.training.exchange import Tally
-    from gtrace.training.schedule import RefitSchedule
 
 
 @dataclass(slots=True)
-class _Ends:
-    """Both ends of a connection: the sender's state (None: not fitted yet), and the shared bytes that were sent."""
-
-    state: State | None
-    known: bytes = b""
-
-
-@dataclass(slots=True)
-class _Tensor:
-    """One tensor: its connection, the scheduled step of its last summary, that summary, its share, and what is pooled.
+class _Layer:
+    """One tensor's link, and the last scheduled summary of what it encodes, until all tensors of a batch are there.
 
     A codec that allocates does so from the gradient's own ``sketch``, and is fitted to the ``summary`` of what it
     encodes.
     """
 
-    ends: _Ends
-    due: int = -1
+    sender: Sender
+    receiver: Receiver
     summary: MomentSketch | None = None
     sketch: MomentSketch | None = None
     share: float | None = None
-    pool: Pool = field(default_factory=Pool)
 
 
 class LayerCodecs:
@@ -76,50 +66,54 @@ class LayerCodecs:
                 f"kind neural: {codec} keeps memory of each value between steps, and every batch has other values; "
                 "choose a codec without memory"
             )
-        self._codec, self._worker, self._seed, self._refit = codec, worker, seed, refit
-        # A sketch that nobody reads would be charged to the codec as its own time.
-        self._spec = codec.needs if type(codec).fit is not Codec.fit else None
-        self._pools = refit.pooled and poolable(self._spec)
-        self._common = _Ends(None) if self._spec is not None and self._spec.scope == "model" else None
-        self._tensors: dict[str, _Tensor] = {}
+        self._codec, self._worker, self._options = codec, worker, LinkOptions(refit, seed)
+        spec = fit_spec(codec)
+        #: the one receiver of all tensors under scope=model, and the state that they share, once it is fitted
+        self._common = Receiver(codec, 0) if spec is not None and spec.scope == "model" else None
+        self._fitted: State | None = None
+        self._tensors: dict[str, _Layer] = {}
         self._fresh = False
 
     def carry(self, name: str, array: NDArray[np.float32], step: int, tally: Tally) -> NDArray[np.float32]:
-        """Fit where the schedule says so, encode float32 of any shape, decode from the bytes alone, and count.
+        """Fit if the schedule says so, encode float32 of any shape, decode from the bytes alone, and count.
 
         Returns:
-            float32[n]; the values themselves where nothing can be encoded yet.
+            float32[n]; the values themselves as long as nothing can be encoded.
         """
         values = array.reshape(-1)
         start = time.thread_time()
-        tensor = self._tensor(name)
-        self._sketch(tensor, array, step, tally)
-        ends = tensor.ends
+        tensor = self._tensor(name, array)
+        sender, receiver = tensor.sender, tensor.receiver
+        before = sender.fit_seconds
+        if self._common is not None or self._codec.allocates:
+            self._note(tensor, values, step)
         decoded = values
-        if ends.state is None:
-            tally.payload_bits += 32 * values.size
-        else:
-            state = State(values.size, ends.state.arrays, array.shape)
-            payload, shared, decoded = self._through(state, name, values, step)
-            tally.payload_bits += 8 * (len(payload) - ENVELOPE_BYTES)
+        if self._encodes:
+            # Tensors of one receiver send it the shared bytes once.
+            sender.known = receiver.shared
+            message = sender.send(values, step)
+            decoded = receiver.receive(message)
+            tally.payload_bits += message.payload_bits
+            tally.shared_bits += message.shared_bits
             tally.envelope_bits += 8 * ENVELOPE_BYTES
-            tally.shared_bits += 8 * len(shared) if shared != ends.known else 0
-            ends.known = shared
+        else:
+            tally.payload_bits += 32 * values.size
         tally.float32_bits += 32 * values.size
+        tally.fit_seconds += sender.fit_seconds - before
         tally.codec_seconds += time.thread_time() - start
         return decoded
 
     def preview(self, name: str, array: NDArray[np.float32], step: int) -> NDArray[np.float32]:
         """What :meth:`carry` would return with the codec as it is; nothing is fitted and nothing is counted."""
-        state, values = self._tensor(name).ends.state, array.reshape(-1)
-        if state is None:
+        sender, values = self._tensor(name, array).sender, array.reshape(-1)
+        if not self._encodes:
             return values
-        return self._through(State(values.size, state.arrays, array.shape), name, values, step)[2]
+        return self._codec.decode(self._codec.shared(sender.state), sender.encode(values, step), values.size)
 
     def settle(self, step: int, tally: Tally) -> None:
         """The batch is over: fit what needs all of its tensors."""
         fresh, self._fresh = self._fresh, False
-        if not fresh or (self._common is None and not self._codec.allocates):
+        if not fresh:
             return
         start = time.thread_time()
         tensors = [tensor for tensor in self._tensors.values() if tensor.summary is not None]
@@ -127,52 +121,46 @@ class LayerCodecs:
         if self._common is not None:
             merged = functools.reduce(MomentSketch.merge, sketches)
             size = round(merged.size)
-            before = self._common.state or self._codec.init(size)
-            self._common.state = refitted(self._codec, State(size, before.arrays), merged, step)
+            before = self._fitted or self._codec.init(size)
+            self._fitted = refitted(self._codec, State(size, before.arrays), merged, step)
         else:
             shares = self._codec.allocate([tensor.sketch for tensor in tensors if tensor.sketch is not None])
             for tensor, sketch, share in zip(tensors, sketches, shares, strict=True):
-                assert tensor.ends.state is not None
                 tensor.share = share
-                tensor.ends.state = refitted(self._codec, tensor.ends.state, sketch, step, tensor.share)
+                tensor.sender.state = refitted(self._codec, tensor.sender.state, sketch, step, share)
         spent = time.thread_time() - start
         tally.codec_seconds += spent
         tally.fit_seconds += spent
 
-    def _tensor(self, name: str) -> _Tensor:
-        if name not in self._tensors:
-            self._tensors[name] = _Tensor(self._common or _Ends(self._codec.init(0)))
-        return self._tensors[name]
+    @property
+    def _encodes(self) -> bool:
+        return self._common is None or self._fitted is not None
 
-    def _sketch(self, tensor: _Tensor, array: NDArray[np.float32], step: int, tally: Tally) -> None:
-        due = self._refit.latest(step)
-        fits = due > tensor.due
-        if self._spec is None or not (fits or self._codec.fits_itself or (self._pools and self._refit.watches(step))):
+    def _tensor(self, name: str, array: NDArray[np.float32]) -> _Layer:
+        """A tensor's link, with a state of the array's size and what was fitted so far."""
+        if name not in self._tensors:
+            sender = Sender(self._codec, 0, self._options, tensor=name, worker=self._worker)
+            self._tensors[name] = _Layer(sender, self._common or Receiver(self._codec, 0))
+        tensor = self._tensors[name]
+        fitted = self._fitted or tensor.sender.state
+        tensor.sender.state = State(array.size, fitted.arrays, array.shape)
+        tensor.receiver.size = array.size
+        return tensor
+
+    def _note(self, tensor: _Layer, values: NDArray[np.float32], step: int) -> None:
+        """Keep the summary of a scheduled fit for the end of the batch."""
+        sender = tensor.sender
+        sender.watch(values, step)
+        if not sender.due(step):
             return
         start = time.thread_time()
-        values = array.reshape(-1)
-        state = State(values.size, tensor.ends.state.arrays if tensor.ends.state is not None else {}, array.shape)
-        sketch = MomentSketch.from_spec(self._codec.view(state, values), self._spec)
-        if self._pools:
-            tensor.pool.add(sketch)
-        if fits or self._codec.fits_itself:
-            summary = tensor.pool.mean() if self._pools else sketch
-            if fits:
-                tensor.summary, tensor.due, self._fresh = summary, due, True
-            if fits and self._codec.allocates:
-                own = type(self._codec).view is Codec.view
-                tensor.sketch = sketch if own else MomentSketch.from_spec(values, self._spec)
-            if self._common is None:
-                tensor.ends.state = refitted(self._codec, state, summary, step, tensor.share)
-            if not self._refit.watches(step + 1):
-                tensor.pool = Pool()
-        tally.fit_seconds += time.thread_time() - start
-
-    def _through(
-        self, state: State, name: str, values: NDArray[np.float32], step: int
-    ) -> tuple[bytes, bytes, NDArray[np.float32]]:
-        """Payload, shared bytes, and what they decode to."""
-        key = Key.derive(self._seed, tensor=name, step=step, worker=self._worker)
-        payload = self._codec.encode(state, values, key)
-        shared = self._codec.shared(state)
-        return payload, shared, self._codec.decode(shared, payload, values.size)
+        scheduled, summary = sender.scheduled(step), sender.summary(values, step)
+        if scheduled:
+            tensor.summary, self._fresh = summary, True
+            if self._codec.allocates:
+                tensor.sketch = sender.sketch(values, step) if sender.looks_further else summary
+        sender.fit_seconds += time.thread_time() - start
+        if self._common is None:
+            sender.fit(summary, step, share=tensor.share)
+        else:
+            sender.skip(step)

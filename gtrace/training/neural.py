@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from gtrace.codecs import Codec
-    from gtrace.training.schedule import RefitSchedule
+    from gtrace.schedule import RefitSchedule
 
 #: whose output gradients are compressed: those of all layers but the last, or of all
 Layers: TypeAlias = Literal["inner", "all"]

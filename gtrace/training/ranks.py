@@ -18,13 +18,13 @@ import torch
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import UsageError, suggest
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.torch_hooks.naming import name_parameters
 from gtrace.training import vectors
 from gtrace.training.collectives import Collectives
 from gtrace.training.ddp import Shots
 from gtrace.training.exchange import NONFINITE, Nonfinite, NonfiniteGradientError, Tally
 from gtrace.training.frames import NOT_FINITE
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

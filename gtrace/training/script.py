@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.processes import process_place
@@ -31,7 +32,6 @@ from gtrace.training.exchange import Exchange, Nonfinite, Tally
 from gtrace.training.gradients import is_dense, read_gradient, write_gradient
 from gtrace.training.hook import ddp_comm_hook
 from gtrace.training.ranks import Comparison, ExchangeKind, Levels, State
-from gtrace.training.schedule import DEFAULT_REFIT
 from gtrace.training.scriptlog import ScriptLog
 
 if TYPE_CHECKING:

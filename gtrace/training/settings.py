@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gtrace.costs import Network
+    from gtrace.schedule import RefitSchedule
     from gtrace.training.exchange import Nonfinite
     from gtrace.training.neural import Layers
-    from gtrace.training.schedule import RefitSchedule
 
 #: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
 Kind: TypeAlias = Literal["weight", "neural"]

@@ -38,13 +38,13 @@ from gtrace.report import markup
 from gtrace.report.inputs import make_report
 from gtrace.report.text import print_report
 from gtrace.runlog import RunLogWriter
+from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand
 from gtrace.testing import fitted
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace.io.foreign import NpyFile, NpzFile, SafetensorsFile
 from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketches import SketchPlan
-from gtrace.training.schedule import RefitSchedule
 from gtrace.types import Key
 from gtrace.workflows.reproduce.runner import read_result
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import Message
 from gtrace.errors import PayloadError, UsageError
 from gtrace.training import frames
-from gtrace.training.links import Message
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 

@@ -13,11 +13,11 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import UsageError, suggest
 from gtrace.runlog import RunLogWriter
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.linear.data import Data, load
 from gtrace.training.linear.precision import Precision, precisions
 from gtrace.training.linear.problems import TASKS, Problem, Prox
 from gtrace.training.linear.training import Traffic, Training, columns_of
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,10 +11,10 @@ import numpy as np
 
 from gtrace.errors import UsageError
 from gtrace.kernels import linear as kernels
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.linear.levels import Columns, column_levels, place
 from gtrace.training.linear.precision import FLOAT_BITS
-from gtrace.training.schedule import DEFAULT_REFIT
 from gtrace.types import Key
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 import pytest
 
 from gtrace.errors import UsageError
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 
 
 def fits(text, steps):

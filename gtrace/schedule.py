@@ -1,4 +1,7 @@
-"""When codecs adapt to the gradients: the steps at which levels and codes are fitted anew."""
+"""When codecs adapt to the gradients: the steps at which levels and codes are fitted again.
+
+Commands check a schedule before anything heavy is loaded, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ _STEPS = "0,10,20,50,100,200,500,+1000"
 _POOLED = "pooled"
 #: those steps, with pooled sketches
 DEFAULT_REFIT = _POOLED
+#: steps that a pool of sketches looks back; the next one would weigh a tenth of the latest
+WINDOW = 10
 _WORDS = {"every": "0,+1", "once": "0"}
 _FORM = re.compile(r"\d{1,18}(,\d{1,18})*(,\+[1-9]\d{0,17})?")
 
@@ -82,9 +87,6 @@ class RefitSchedule:
         >>> [step for step in range(200) if schedule.watches(step)]
         [0, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]
         """
-        # Schedules are read before anything heavy is loaded; pools are numpy.
-        from gtrace.fitting.pooling import WINDOW
-
         return self.pooled and self.latest(step + WINDOW - 1) >= step
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import AdaptiveCodec, Codec, expecting
+from gtrace.codecs import Codec, LevelCodec, expecting
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.codecs.installed import package_versions
 from gtrace.errors import UsageError
@@ -146,7 +146,7 @@ def run_sweep(
             seed,
             refit if isinstance(refit, str) else tuple(sorted(refit)),
             nonfinite,
-            optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
+            optimal and any(isinstance(c, LevelCodec) and c.adaptive for c in chosen),
         )
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None

@@ -2,28 +2,23 @@
 
 from gtrace.codecs.accumulate import Accumulate
 from gtrace.codecs.adacomp import AdaComp
-from gtrace.codecs.adaptive import AdaptiveCodec
-from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
-from gtrace.codecs.amq import Amq, AmqN
 from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16
 from gtrace.codecs.chunked import Part, PartwiseCodec, TensorSums
 from gtrace.codecs.dgc import Dgc
 from gtrace.codecs.dropping import Dropping
+from gtrace.codecs.engine import LevelCodec
 from gtrace.codecs.feedback import ErrorFeedback
 from gtrace.codecs.fp import Fp
 from gtrace.codecs.identity import Identity
 from gtrace.codecs.int8 import Int8
-from gtrace.codecs.levels import LevelCodec
+from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
 from gtrace.codecs.mcgq import Mcgq
 from gtrace.codecs.minmax import MinMax
 from gtrace.codecs.momentum import Momentum
-from gtrace.codecs.natural import Natural
-from gtrace.codecs.nuqsgd import Nuqsgd
 from gtrace.codecs.onebit import OneBit
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
-from gtrace.codecs.qsgd import Qsgd, QsgdInf
 from gtrace.codecs.randomk import RandomK
 from gtrace.codecs.registry import (
     codec,
@@ -36,14 +31,11 @@ from gtrace.codecs.registry import (
 )
 from gtrace.codecs.rotate import Rotate
 from gtrace.codecs.signs import EfSignSgd, SignSgd, Signum
-from gtrace.codecs.terngrad import TernGrad
 from gtrace.codecs.topk import MemSgd, TopK
-from gtrace.codecs.zipml import ZipMl
 
 __all__ = [
     "Accumulate",
     "AdaComp",
-    "AdaptiveCodec",
     "Alq",
     "AlqG",
     "AlqGN",

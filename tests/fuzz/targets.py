@@ -46,7 +46,7 @@ from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketched import SketchPlan
 from gtrace.training.schedule import RefitSchedule
 from gtrace.types import Key
-from gtrace.workflows.reproduce.runner import read_result
+from gtrace_experiments.reproduce.runner import read_result
 
 if TYPE_CHECKING:
     from gtrace.errors import TraceError

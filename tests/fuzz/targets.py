@@ -46,7 +46,7 @@ from gtrace.trace.io.foreign import NpyFile, NpzFile, SafetensorsFile
 from gtrace.trace.journal import parse_journal
 from gtrace.trace.sketches import SketchPlan
 from gtrace.types import Key
-from gtrace.workflows.reproduce.runner import read_result
+from gtrace_experiments.reproduce.runner import read_result
 
 if TYPE_CHECKING:
     from gtrace.errors import TraceError

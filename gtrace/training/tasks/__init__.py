@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
-from gtrace.training.linear import LINEAR_TASKS
 from gtrace.training.requirement import require_torch
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def describe_task(name: str) -> str:
         UsageError: unknown; the nearest names are suggested.
     """
     if name not in _TASKS:
-        raise UsageError(f"no task '{name}'; {suggest(name, [*_TASKS, *LINEAR_TASKS])}")
+        raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
     return _TASKS[name][2]
 
 

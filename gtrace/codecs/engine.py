@@ -51,13 +51,13 @@ C = TypeVar("C", bound=type[Codec])
 
 @dataclass(frozen=True)
 class Parts:
-    """A method: one of each word; without others stochastic rounding, a code that both sides hold, and no memory."""
+    """A method: one of each word. What is not named is nothing, and rounding is stochastic."""
 
     memory: Memory = field(default_factory=Memory)
     scale: Scale = field(default_factory=Scale)
     grid: Grid = field(default_factory=Grid)
     rounding: Rounding = field(default_factory=Stochastic)
-    coder: Part = field(default_factory=SharedCode)
+    coder: Part = field(default_factory=Part)
 
     @property
     def each(self) -> dict[str, Part]:
@@ -89,8 +89,20 @@ def method(cls: C) -> C:
     return register(assembled(cls))
 
 
-class Machine(PartwiseCodec):
-    """A codec made of parts. ``parts`` of the class is the row, ``parts`` of a codec has its own parameters."""
+def own_parts(codec: Codec, row: Parts) -> Parts:
+    """The parts of a row with the parameters of one codec."""
+    made = {
+        word: dataclasses.replace(part, **{item.name: getattr(codec, item.name) for item in part.own_parameters()})
+        for word, part in row.each.items()
+    }
+    return Parts(**made)  # type: ignore[arg-type]
+
+
+class Engine(Codec):
+    """A codec with the parts of a row: its memory before, its envelope around what :meth:`write` makes.
+
+    ``parts`` of the class is the row; ``parts`` of a codec has the codec's own parameters.
+    """
 
     parts: ClassVar[Parts] = Parts()
     #: workers' signs are put to the vote; otherwise decoded gradients are averaged
@@ -98,22 +110,26 @@ class Machine(PartwiseCodec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        made = {
-            word: dataclasses.replace(part, **{item.name: getattr(self, item.name) for item in part.own_parameters()})
-            for word, part in type(self).parts.each.items()
-        }
-        # What the row says of every codec of its class; a frozen instance shadows it once, here.
-        object.__setattr__(self, "parts", Parts(**made))  # type: ignore[arg-type]
-        self.parts.grid.check(self.name)
         kind = type(self)
+        parts = own_parts(self, kind.parts)
+        parts.grid.check(self.name)
+        # What the class says of the row; a frozen codec shadows it once, here.
+        object.__setattr__(self, "parts", parts)
         for fact in ("unbiased", "deterministic"):
-            holds = getattr(kind, fact) and all(getattr(part, fact) for part in made.values())
-            object.__setattr__(self, fact, holds)
+            holds = all(getattr(part, fact) for part in parts.each.values())
+            object.__setattr__(self, fact, getattr(kind, fact) and holds)
 
-    @property
-    def whole_tensor(self) -> bool:
-        """Whether one scale is fitted to all values."""
-        return self.parts.scale.whole_tensor
+    @abstractmethod
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+        """Body and flags of the payload of finite float32[n], the memory in it."""
+
+    @abstractmethod
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`: float32[size].
+
+        Raises:
+            PayloadError: no body or flags of this codec and size.
+        """
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """What is remembered before the first step."""
@@ -128,7 +144,7 @@ class Machine(PartwiseCodec):
         return self.parts.memory.given(state.arrays, checked_values(state, values))
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """Scales, then coded symbols, in an envelope."""
+        """What :meth:`write` makes of the values, in an envelope."""
         x = self.given(state, values)
         body, flags = self.write(state, x, key)
         return seal(body, codec=self.name, size=x.size, shared=self.shared(state), flags=flags)
@@ -149,18 +165,23 @@ class Machine(PartwiseCodec):
         mean = super().aggregate(decoded)
         return vote(decoded) if self.votes else mean
 
+
+class Machine(Engine, PartwiseCodec):
+    """Scales, symbols of a fixed grid, and a coder that needs nothing but them."""
+
+    @property
+    def whole_tensor(self) -> bool:
+        """Whether one scale is fitted to all values."""
+        return self.parts.scale.whole_tensor
+
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
-        """Body and flags of the payload of float32[n]."""
-        scales, symbols = self._rounded(state, x, key, 0)
+        """Scales, then coded symbols."""
+        scales, symbols = self.rounded(state, x, key, 0)
         coded, flags = self._coder.write(symbols, self._grid)
         return self.parts.scale.pack(scales) + coded, flags | self._grid.mark
 
     def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`write`.
-
-        Raises:
-            PayloadError: no body of this codec and size.
-        """
+        """Undo :meth:`write`."""
         scale, grid = self.parts.scale, self._grid
         if flags & grid.mark != grid.mark:
             raise PayloadError(f"payload has the flags {flags:#x}, those of another codec than {self}")
@@ -173,7 +194,7 @@ class Machine(PartwiseCodec):
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """As :meth:`encode` and :meth:`decode`, without bytes where the coder can count them."""
         scale, grid, x = self.parts.scale, self._grid, self.given(state, values)
-        scales, symbols = self._rounded(state, x, key, 0)
+        scales, symbols = self.rounded(state, x, key, 0)
         head, found = 8 * len(scale.pack(scales)), self._coder.measure(symbols, grid)
         coded = CodedBits(*((head + bits) / max(1, x.size) for bits in (found.fixed, found.entropy, found.huffman)))
         size = ENVELOPE_BYTES + head // 8 + -(-int(found.sent) // 8)
@@ -192,13 +213,13 @@ class Machine(PartwiseCodec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part as :meth:`encode` does it; a scale of the whole tensor counts with the first part."""
         x = checked_values(state, values)
-        scales, symbols = self._rounded(state, x, key, start)
+        scales, symbols = self.rounded(state, x, key, start)
         head = self.parts.scale.pack(scales)
         coded, flags = self._coder.write(symbols, self._grid)
         payload = seal(head + coded, codec=self.name, size=x.size, shared=b"", flags=flags | self._grid.mark)
         return EncodedPart(payload, 0 if start else 8 * len(head), self._coder.part_bits(coded, x.size))
 
-    def _rounded(
+    def rounded(
         self, state: State, x: NDArray[np.float32], key: tuple[int, int], start: int
     ) -> tuple[NDArray[np.float32], Any]:
         """Scales and symbols of values whose first one is number ``start`` of the tensor."""
@@ -247,7 +268,7 @@ class Symbols(NamedTuple):
 
 
 @assembled
-class LevelCodec(Machine, ExpectingCodec):
+class LevelCodec(Engine, PartwiseCodec, ExpectingCodec):
     """Buckets divided by their norm, rounded stochastically to magnitudes in [0, 1], symbols coded.
 
     A method says which magnitudes: a row by its grid, a codec of your own by its one abstract method, :meth:`levels`.
@@ -255,7 +276,7 @@ class LevelCodec(Machine, ExpectingCodec):
     adopted).
     """
 
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), coder=SharedCode())
 
     scope: Scope = parameter(
         "tensor", "buckets run over one tensor or over the whole model", choices=("tensor", "model")
@@ -452,6 +473,11 @@ class LevelCodec(Machine, ExpectingCodec):
     def part_multiple(self) -> int | None:
         """A bucket; clipping takes the deviation of all values first, and memory belongs to all of them."""
         return None if self._scale.clip is not None or self.parts.memory.keeps else self._scale.bucket_size or 1
+
+    def prepare(self, state: State, sums: TensorSums) -> State:
+        """The norm of a tensor that is one bucket as the array ``scale``."""
+        whole = self._scale.whole(sums)
+        return state if whole is None else state.with_arrays(scale=whole)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part as :meth:`encode` does it; one norm of the whole tensor counts with the first part."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import LevelMethod, Parts, method
 from gtrace.codecs.grids import (
     Exponents,
@@ -61,7 +62,7 @@ class Qsgd(LevelMethod):
     """QSGD with the l2 norm."""
 
     name: ClassVar[str] = "qsgd"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=Uniform())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=Uniform(), coder=SharedCode())
     summary: ClassVar[str] = "uniform levels, buckets scaled by their l2 norm"
     formula: ClassVar[str] = (
         "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
@@ -85,7 +86,7 @@ class QsgdInf(LevelMethod):
     """QSGD with the max norm."""
 
     name: ClassVar[str] = "qsgdinf"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Uniform())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Uniform(), coder=SharedCode())
     summary: ClassVar[str] = "uniform levels, buckets scaled by their largest magnitude"
     formula: ClassVar[str] = (
         "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
@@ -108,7 +109,7 @@ class TernGrad(LevelMethod):
     """Levels {0, 1} times the largest magnitude, whatever the bits."""
 
     name: ClassVar[str] = "terngrad"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Ternary())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Ternary(), coder=SharedCode())
     summary: ClassVar[str] = "levels 0 and 1, buckets scaled by their largest magnitude"
     formula: ClassVar[str] = "Q(v) = max|v_b| sign(v) b, b = 1 with probability |v| / max|v_b|"
     paper: ClassVar[str] = "Wen et al., TernGrad: Ternary Gradients to Reduce Communication, 2017"
@@ -128,7 +129,7 @@ class Nuqsgd(LevelMethod):
     """Exponential levels 1, p, p^2, ... (and 0)."""
 
     name: ClassVar[str] = "nuqsgd"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=Powers())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=Powers(), coder=SharedCode())
     summary: ClassVar[str] = "levels at powers of 1/2, buckets scaled by their l2 norm"
     formula: ClassVar[str] = (
         "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
@@ -150,7 +151,7 @@ class Natural(LevelMethod):
     """Stochastic rounding to powers of two; no scale is sent."""
 
     name: ClassVar[str] = "natural"
-    parts: ClassVar[Parts] = Parts(scale=NoNorm(), grid=Exponents())
+    parts: ClassVar[Parts] = Parts(scale=NoNorm(), grid=Exponents(), coder=SharedCode())
     summary: ClassVar[str] = "values rounded to powers of two, no scale"
     formula: ClassVar[str] = "Q(v) = sign(v) 2^e or sign(v) 2^(e+1), 2^e <= |v| < 2^(e+1), rounded stochastically"
     paper: ClassVar[str] = "Horvath et al., Natural Compression for Distributed Deep Learning, 2022"
@@ -173,7 +174,7 @@ class Alq(LevelMethod):
     """ALQ: coordinate descent on the variance, buckets weighted by their squared norm."""
 
     name: ClassVar[str] = "alq"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVariance())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVariance(), coder=SharedCode())
     summary: ClassVar[str] = "levels of least variance by coordinate descent, buckets weighted by squared norm"
     formula: ClassVar[str] = _ALQ_FORMULA
     paper: ClassVar[str] = f"{_ALQ}, Eq. 5"
@@ -192,7 +193,7 @@ class AlqN(LevelMethod):
     """ALQ-N: the same on the normalized variance."""
 
     name: ClassVar[str] = "alq-n"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVariance(weighted=False))
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVariance(weighted=False), coder=SharedCode())
     summary: ClassVar[str] = "as alq, every bucket weighted alike"
     formula: ClassVar[str] = _ALQ_FORMULA
     paper: ClassVar[str] = f"{_ALQ}, Eq. 5 with equal weights"
@@ -211,7 +212,7 @@ class AlqG(LevelMethod):
     """ALQG: gradient descent instead of coordinate descent."""
 
     name: ClassVar[str] = "alqg"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVarianceByGradient())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVarianceByGradient(), coder=SharedCode())
     summary: ClassVar[str] = "as alq, by gradient descent"
     formula: ClassVar[str] = _ALQ_FORMULA
     paper: ClassVar[str] = f"{_ALQ}, Eq. 7"
@@ -230,7 +231,7 @@ class AlqGN(LevelMethod):
     """ALQG-N: gradient descent on the normalized variance."""
 
     name: ClassVar[str] = "alqg-n"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVarianceByGradient(weighted=False))
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVarianceByGradient(weighted=False), coder=SharedCode())
     summary: ClassVar[str] = "as alq-n, by gradient descent"
     formula: ClassVar[str] = _ALQ_FORMULA
     paper: ClassVar[str] = f"{_ALQ}, Eq. 7 with equal weights"
@@ -246,7 +247,7 @@ class Amq(LevelMethod):
     """AMQ: buckets weighted by their squared norm."""
 
     name: ClassVar[str] = "amq"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=FittedPowers())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=FittedPowers(), coder=SharedCode())
     summary: ClassVar[str] = "levels at powers of a fitted multiplier, buckets weighted by squared norm"
     formula: ClassVar[str] = _AMQ_FORMULA
     paper: ClassVar[str] = f"{_ALQ}, Eq. 8"
@@ -265,7 +266,7 @@ class AmqN(LevelMethod):
     """AMQ-N: every bucket weighted alike."""
 
     name: ClassVar[str] = "amq-n"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=FittedPowers(weighted=False))
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=FittedPowers(weighted=False), coder=SharedCode())
     summary: ClassVar[str] = "as amq, every bucket weighted alike"
     formula: ClassVar[str] = _AMQ_FORMULA
     paper: ClassVar[str] = f"{_ALQ}, Eq. 8 with equal weights"
@@ -281,7 +282,7 @@ class ZipMl(LevelMethod):
     """Optimal levels by dynamic programming on the moment sketch."""
 
     name: ClassVar[str] = "zipml"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Optimal())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Optimal(), coder=SharedCode())
     summary: ClassVar[str] = "optimal levels for the data, buckets scaled by their largest magnitude"
     formula: ClassVar[str] = (
         "Q(v) = max|v_b| sign(v) l, rounded stochastically; l minimizes sum max|v_b|^2 (l+ - r)(r - l) exactly"

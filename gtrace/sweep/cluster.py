@@ -26,10 +26,11 @@ from gtrace.codecs import codec, expecting
 from gtrace.codecs.installed import origin_of, require_installed, source_digest
 from gtrace.codecs.plugin import load_plugin, plugin_of
 from gtrace.errors import GtraceError, TraceError, UsageError
-from gtrace.sweep.allocation import Allocation
-from gtrace.sweep.engine import Gate, replay_of
+from gtrace.sweep.engine import Gate
+from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import start_of
+from gtrace.sweep.replay import Replay
 from gtrace.sweep.schema import EXPECTATION
 from gtrace.trace import open_trace
 
@@ -291,7 +292,7 @@ def work(session: Session, task: Sequence[Part]) -> Iterator[Block]:
     for part in task:
         job = part.to_job()
         with bench.gate.held(0 if job.sketched else job.size):
-            yield from replay_of(job)(bench.gradients, job, session.settings, bench.allocation).blocks()
+            yield from Replay(bench.gradients, job, session.settings, bench.allocation).blocks()
 
 
 #: Seconds to wait for a scheduler, and then for a first worker.

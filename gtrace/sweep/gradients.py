@@ -248,8 +248,8 @@ class Gradients:
     def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
         """Totals, how many values are not finite, and sketches, in one pass that holds one chunk of values at a time.
 
-        The sketches are sums over chunks: what :func:`gtrace.sweep.limits.in_chunks` admits. Non-finite values are
-        taken as zero. Norms of the whole tensor take a pass before the one over its bins.
+        The sketches are sums over chunks, see :func:`gtrace.sweep.limits.in_chunks`. Non-finite values are taken as
+        zero. Norms of the whole tensor take a pass before the one over its bins.
         """
         sketches = self._partial(name, step, specs)
         running, bad = _Sums(), 0

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gtrace.fitting.pooling import WINDOW, poolable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from gtrace.codecs import Codec, TensorSums
     from gtrace.codecs.assignment import Coding
-    from gtrace.noise import Noise
-    from gtrace.sketch import MomentSketch
     from gtrace.sweep.store import Row, Table
     from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
 
 
 Refit = Literal["pooled", "previous", "each", "once"]
-#: a step that a codec is fitted to, by index, or the steps that are pooled for it, the latest one last
-Fitting: TypeAlias = int | tuple[int, ...]
 Nonfinite = Literal["skip", "zero", "error"]
 #: the tensors that a codec shares something out among; None for all of the sweep
 Among: TypeAlias = "tuple[str, ...] | None"
@@ -39,6 +30,18 @@ Wanted: TypeAlias = "tuple[tuple[Codec, tuple[int, ...]], ...]"
 Detail = tuple[str, int, str, object]
 #: tensor, step, codec, draw, stage, seconds
 Timing = tuple[str, int, str, int, str, float]
+
+
+class Fitting(NamedTuple):
+    """The steps that fit a codec.
+
+    Attributes:
+        steps: their indices, the latest one last.
+        pooled: whether their decayed mean does, even if it is one step; otherwise it is one step itself.
+    """
+
+    steps: tuple[int, ...]
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +164,6 @@ class Settings:
     nonfinite: Nonfinite = "skip"
     optimal: bool = False
 
-    def source_of(self, codec: Codec, index: int, steps: Sequence[int]) -> Fitting:
-        """As :meth:`source`, for one codec: some are fitted to every tensor itself."""
-        return index if codec.fits_itself else self.source(index, steps, codec.needs)
-
     def source(self, index: int, steps: Sequence[int], spec: SummarySpec | None) -> Fitting:
         """What fits the codec that encodes step ``index`` and looks at the summary ``spec``.
 
@@ -174,58 +173,16 @@ class Settings:
         that is then encoded flatters every adaptive codec; the first step has only itself. ``each``: the step itself.
         ``once``: the first one. A list of steps: the last listed step so far (the first one where there is none).
         """
-        if self.refit == "pooled" and poolable(spec):
-            return tuple(range(max(0, index - WINDOW), index)) or 0
+        if self.refit == "pooled" and index > 0 and poolable(spec):
+            return Fitting(tuple(range(max(0, index - WINDOW), index)), pooled=True)
         if self.refit in ("pooled", "previous"):
-            return max(0, index - 1)
+            return Fitting((max(0, index - 1),))
         if self.refit == "each":
-            return index
+            return Fitting((index,))
         if self.refit == "once":
-            return 0
-        due = [k for k in range(index + 1) if steps[k] in self.refit]
-        return due[-1] if due else 0
-
-
-def fitting_steps(source: Fitting) -> tuple[int, ...]:
-    """All steps of a source, by index."""
-    return (source,) if isinstance(source, int) else source
-
-
-class Source(Protocol):
-    """What a replay needs of a trace."""
-
-    def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """The tensor at a step, flat."""
-
-    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
-        """Its sketch, non-finite values taken as zero: the stored one where the trace keeps sketches."""
-
-    def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
-        """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
-
-    def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Its values, a chunk or ``size`` at a time, non-finite ones taken as zero."""
-
-    def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """How much each of its values counts in Adam's update, None where that is not known."""
-
-    def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
-        """What ``chunks`` and ``update_weights`` give, a chunk at a time."""
-
-    def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
-        """sum w g^2 and weighted sketches, one chunk of values at a time; None without weights."""
-
-    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
-        """||sum of its gradients at several steps||^2; None if there is no such sum."""
-
-    def totals(self, name: str, step: int) -> tuple[Totals, int]:
-        """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
-
-    def whole(self, name: str, step: int) -> Whole:
-        """What the trace knows of a tensor of which it keeps a sample of blocks."""
-
-    def noise(self, name: str, step: int) -> Noise | None:
-        """Gradient noise of the tensor at a step, None where it cannot be told."""
+            return Fitting((0,))
+        due = [k for k, step in enumerate(steps[: index + 1]) if step in self.refit]
+        return Fitting((due[-1] if due else 0,))
 
 
 #: how the warning about codecs that were left out begins

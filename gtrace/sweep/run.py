@@ -31,8 +31,8 @@ from gtrace.codecs import (
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.codecs.installed import package_versions
 from gtrace.errors import UsageError
-from gtrace.sweep.allocation import Allocation
 from gtrace.sweep.engine import run_jobs
+from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
 from gtrace.sweep.limits import CHUNK, Large, Limits, sample_of

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.kernels.compare import add_error
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
@@ -68,6 +70,22 @@ class RunningSums:
         if total is not None:
             self._held[key] = index + 1, total
         return total
+
+    def add(
+        self,
+        key: Hashable,
+        index: int,
+        values: NDArray[np.float32],
+        arrived: NDArray[np.float32],
+        *,
+        always: bool = True,
+    ) -> bool:
+        """Add a step's error where its sum is kept, see :meth:`at`, and say whether it is."""
+        total = self.at(key, index, values.size, always=always)
+        if total is None:
+            return False
+        add_error(values, arrived, total)
+        return True
 
     def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
         """The sum up to and with a step, which is forgotten; None if it was not kept or a step is missing."""

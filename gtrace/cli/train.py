@@ -322,8 +322,8 @@ def run(
     del plugin
     task = task or DEFAULT_TASK
     describe_task(task)
-    from gtrace.training.plans import run_name
-    from gtrace.training.policy import FIXED, PolicySpec
+    from gtrace.training.policies import FIXED, PolicySpec
+    from gtrace.training.settings import run_name
 
     choosing = [PolicySpec.parse(text) for text in policies or (FIXED,)]
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.savings import Savings
     from gtrace.torch_hooks.launcher import Outcome, Program
-    from gtrace.training.script import ScriptSummary, ScriptTraining
+    from gtrace.training.scriptlog import ScriptSummary
+    from gtrace.training.unmodified import ScriptTraining
 
 
 def run_script(
@@ -76,7 +77,7 @@ def run_script(
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
-        from gtrace.training.children import training
+        from gtrace.training.unmodified import training
 
         trainings.append(training(told, _live() if not as_json else None))
         trainings[0].start()
@@ -94,7 +95,7 @@ def run_script(
     from gtrace.torch_hooks.children import children_call
 
     with before_abrupt_exit(leave):
-        with after_import("torch", start), children_call("gtrace.training.children", told):
+        with after_import("torch", start), children_call("gtrace.training.unmodified", told):
             outcome = run_program(program)
         return conclude(outcome)
 

@@ -12,7 +12,7 @@ from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange, Tally
-from gtrace.training.layers import LayerCodecs
+from gtrace.training.neural import LayerCodecs
 
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 SIZES = {"heavy": 6000, "light": 2000, "bias": 30}
@@ -118,7 +118,7 @@ def test_a_fit_does_not_depend_on_what_was_fitted_before():
 
 
 def test_several_optimizers_of_a_script_are_told_that_they_share_apart(tmp_path):
-    from gtrace.training.script import ScriptOptions, ScriptTraining
+    from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
     said = []
     training = ScriptTraining(ScriptOptions(str(tmp_path / "log.jsonl"), MIXED), said.append)

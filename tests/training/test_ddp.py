@@ -16,7 +16,7 @@ from gtrace.errors import PayloadError
 from gtrace.fitting.pooling import pooled
 from gtrace.schedule import RefitSchedule
 from gtrace.training import Exchange, ddp
-from gtrace.training.frames import NOT_FINITE
+from gtrace.training.wire import NOT_FINITE
 from gtrace.types import Key
 
 SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")

@@ -12,10 +12,10 @@ from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.link import LinkOptions, Receiver, Sender
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device, vectors
+from gtrace.training.compression import read_gradient, write_gradient
 from gtrace.training.ddp import Shots
 from gtrace.training.exchange import Exchange
-from gtrace.training.frames import NOT_FINITE
-from gtrace.training.gradients import read_gradient, write_gradient
+from gtrace.training.wire import NOT_FINITE
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.training import Exchange, NonfiniteGradientError, RefitSchedule
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Tally
-from gtrace.training.layers import LayerCodecs
+from gtrace.training.neural import LayerCodecs
 from gtrace.types import Key
 
 SPECS = ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural"]

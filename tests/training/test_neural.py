@@ -19,15 +19,14 @@ from gtrace.fitting.pooling import pooled
 from gtrace.sketch import MomentSketch
 from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, train
 from gtrace.training.exchange import Tally
-from gtrace.training.layers import LayerCodecs
-from gtrace.training.neural import NeuralGradients
+from gtrace.training.neural import LayerCodecs, NeuralCompression
 from gtrace.types import Key, SummarySpec
 
 
 def compressed(model, codec, *, refit="once", workers=1, nonfinite="skip", seed=7, layers="all"):
     chosen = gtrace.codec(codec) if isinstance(codec, str) else codec
     schedule = RefitSchedule.parse(refit)
-    return NeuralGradients(
+    return NeuralCompression(
         model, chosen, workers=workers, seed=seed, refit=schedule, nonfinite=nonfinite, layers=layers
     )
 

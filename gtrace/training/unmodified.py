@@ -12,7 +12,8 @@ import os
 import sys
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -21,101 +22,24 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
-from gtrace.schedule import DEFAULT_REFIT
+from gtrace.codecs.plugin import load_plugin
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names
-from gtrace.torch_hooks.processes import process_place
+from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
 from gtrace.torch_hooks.sharded import local_part
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
-from gtrace.training.closures import after_closure
-from gtrace.training.exchange import Exchange, Nonfinite, Tally
-from gtrace.training.gradients import is_dense, read_gradient, write_gradient
-from gtrace.training.hook import ddp_comm_hook
-from gtrace.training.ranks import Comparison, ExchangeKind, Levels, State
-from gtrace.training.scriptlog import ScriptLog
+from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
+from gtrace.training.ddp import AllReduceComparison, State, ddp_comm_hook
+from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     import torch
     from torch.optim import Optimizer
 
 _WARNINGS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptOptions:
-    """What to do to a program, in JSON values, so that a process that it launches can be told.
-
-    Attributes:
-        log: path of the run log.
-        codec: spec; of a table its name.
-        rules: (pattern, spec) for some tensors.
-        min_size: tensors with fewer elements go uncompressed.
-        workers: independently keyed encodings of the same gradient that are averaged.
-        seed: of the rounding.
-        refit: schedule of the fits.
-        nonfinite: what to do with a gradient that holds NaN or infinity.
-        exchange: how ranks exchange.
-        levels: whose levels ranks use.
-        compare_every: steps between comparisons with plain all-reduces.
-        argv: the program, for the log.
-        launch: tells this launch from others, so that its processes do not overwrite each other's logs.
-        plugins: files with codecs of the user's own.
-        table: what ``CodecTable.describe`` says of a table; None where there is one codec.
-        plan: the file that it is from.
-    """
-
-    log: str
-    codec: str
-    rules: tuple[tuple[str, str], ...] = ()
-    min_size: int = 0
-    workers: int = 1
-    seed: int = 0
-    refit: str = DEFAULT_REFIT
-    nonfinite: Nonfinite = "pass"
-    exchange: ExchangeKind = "allgather"
-    levels: Levels = "own"
-    compare_every: int = 100
-    argv: tuple[str, ...] = ()
-    launch: str = ""
-    plugins: tuple[str, ...] = ()
-    table: dict[str, Any] | None = None
-    plan: str = ""
-
-
-@dataclass(slots=True)
-class ScriptSummary:
-    """What a program's training came to.
-
-    Attributes:
-        steps: optimizer steps that used gradients from the codec.
-        optimizers: how many optimizers took them.
-        elements: values of all tensors.
-        tally: summed over the steps, of this process.
-        codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
-        seconds: CPU time of this process after the first step.
-        rank: of this process, None where there is only one.
-        world_size: processes that trained together.
-        exchanged: gradients travelled between ranks as bytes.
-        comparisons: with plain all-reduces of the same gradients.
-        log: where the run log is; None where this process wrote none.
-        warnings: that were printed.
-    """
-
-    steps: int = 0
-    optimizers: int = 0
-    elements: int = 0
-    tally: Tally = field(default_factory=Tally)
-    seconds: float = 0.0
-    codec_seconds: float = 0.0
-    rank: int | None = None
-    world_size: int = 1
-    exchanged: bool = False
-    comparisons: list[Comparison] = field(default_factory=list)
-    log: Path | None = None
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -167,7 +91,7 @@ class ScriptTraining:
         self._arrived: dict[int, Tally] = {}
         self._step: OptimizerStep | None = None
         self._pending = Tally()
-        self._comparison: Comparison | None = None
+        self._comparison: AllReduceComparison | None = None
         self._cpu = 0.0
 
     def start(self) -> None:
@@ -354,3 +278,46 @@ class ScriptTraining:
         summary.rank, summary.world_size = place.rank, place.world_size
         comparison, self._comparison = self._comparison, None
         self._log.step(step, tally, comparison, seconds, self._sizes, summary)
+
+
+def training(told: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:
+    """The hooks for what the command line said, as JSON values.
+
+    Raises:
+        UsageError: a codec that cannot be had here.
+    """
+    known = {item.name for item in fields(ScriptOptions)}
+    options = ScriptOptions(**{name: _plain(value) for name, value in told.items() if name in known})
+    return ScriptTraining(options, _say, on_record)
+
+
+def start(told: Mapping[str, Any]) -> None:
+    """Train with the codec in this process until it ends; called when it has imported torch."""
+    for file in told["plugins"]:
+        load_plugin(Path(file))
+    child = training(told)
+    child.start()
+
+    def end() -> None:
+        child.finish()
+
+    def leave(exit_code: int) -> int:
+        end()
+        return exit_code
+
+    # Held open until the process ends.
+    _open.append(before_abrupt_exit(leave))
+    _open[-1].__enter__()
+    before_shutdown(end)
+
+
+_open: list[Any] = []
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

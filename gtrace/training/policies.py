@@ -8,11 +8,19 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from gtrace.codecs import Identity
 from gtrace.errors import UsageError, suggest
 from gtrace.training.mqgrad import MQGrad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.training.exchange import Exchange
 
 #: bits that a policy chooses from, unless told otherwise
 DEFAULT_BITS = (2, 8)
@@ -74,7 +82,7 @@ class _Memoryless:
         del saved
 
 
-class Schedule(_Memoryless):
+class BitSchedule(_Memoryless):
     """Bits that are set in advance.
 
     Args:
@@ -254,7 +262,7 @@ class PolicySpec:
         """
         given = dict(self.given)
         if self.name == "schedule":
-            return Schedule({int(step): bits for step, bits in given.items()})
+            return BitSchedule({int(step): bits for step, bits in given.items()})
         if self.name == "adaptive":
             return Adaptive(**given)
         return Learned(MQGrad(**{"seed": seed, **given})) if self.name == "mqgrad" else None
@@ -287,3 +295,113 @@ def _value(name: str, key: str, text: str) -> Any:
         return options[key](text)
     except ValueError:
         raise UsageError(f"policy {name}: {key}={text} cannot be read, as in {_EXAMPLES[name]}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServerClock:
+    """A server whose single link carries every worker's push, and then every worker's pull.
+
+    Computing and communicating do not overlap. :class:`~gtrace.costs.Network` with the topology ``ps`` is the
+    same for the bytes that really travel.
+
+    Attributes:
+        workers: P.
+        bandwidth: of the server's link, in bits per second.
+        compute_seconds: of an iteration.
+        n_quantized: elements that are sent in ``bits`` each.
+        n_full: elements that are sent in 32 bits each.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+
+    workers: int
+    bandwidth: float
+    compute_seconds: float
+    n_quantized: int
+    n_full: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"clock: {self.workers} workers; it must be at least 1")
+        if not 0 < self.bandwidth < math.inf:
+            raise UsageError(f"clock: a bandwidth of {self.bandwidth:g} bit/s is no speed")
+        for name in ("compute_seconds", "n_quantized", "n_full"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"clock: {name}={getattr(self, name):g} is out of range; it must not be negative")
+
+    def message_bits(self, bits: float) -> float:
+        """V, what one worker sends, or is sent, in an iteration: 32 ``n_full`` + bits ``n_quantized``."""
+        return 32 * self.n_full + bits * self.n_quantized
+
+    def communication(self, bits: float) -> float:
+        """Seconds of all pushes and pulls of an iteration: 2 P V / bandwidth."""
+        return 2 * self.workers * self.message_bits(bits) / self.bandwidth
+
+    def iteration(self, bits: float) -> float:
+        """Seconds of an iteration.
+
+        >>> round(ParameterServerClock(18, 8e7, 5.0, 16_072_704).iteration(1), 2)
+        12.23
+        """
+        return self.compute_seconds + self.communication(bits)
+
+
+class BitControl:
+    """Asks a policy before every exchange.
+
+    Args:
+        policy: that chooses.
+        codec: whose bits it chooses.
+        exchange: that uses the codec.
+
+    Attributes:
+        seconds: simulated, of the step before; whoever knows them writes them here.
+    """
+
+    def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
+        self.seconds = math.nan
+        self._policy, self._codec, self._exchange = policy, codec, exchange
+        self._bits = 0
+
+    def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
+        """Choose the bits of a step; returns what the run log says about it.
+
+        Args:
+            step: number of the step.
+            loss: mean of the workers'.
+            gradients: per worker, tensor -> float32 of any shape.
+        """
+
+        def rms() -> list[float]:
+            return [self._rms(tensors) for tensors in gradients]
+
+        self._use(self._policy.choose(Observation(step, loss, self.seconds, rms)))
+        return {"codec_bits": self._bits, **self._policy.record()}
+
+    def _use(self, bits: int) -> None:
+        if bits and bits != self._bits:
+            self._bits = bits
+            self._exchange.use(self._codec.at_bits(bits))
+
+    def _rms(self, tensors: Mapping[str, NDArray[np.float32]]) -> float:
+        """Of all values that go through the codec; NaN where there are none."""
+        choose = self._exchange.rules.choose
+        chosen = [array for name, array in tensors.items() if choose(name, array.size) != Identity()]
+        count = sum(array.size for array in chosen)
+        energy = sum(float(np.vdot(wide := array.astype(np.float64), wide)) for array in chosen)
+        return math.sqrt(energy / count) if count else math.nan
+
+    def warning(self) -> str:
+        """That of the policy."""
+        return self._policy.warning()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later choices depend on: numbers and arrays."""
+        return {"seconds": self.seconds, "bits": self._bits, "policy": self._policy.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`, before the exchange is loaded."""
+        self.seconds = saved["seconds"]
+        self._policy.load_state_dict(saved["policy"])
+        self._use(saved["bits"])

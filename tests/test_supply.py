@@ -15,7 +15,7 @@ from helpers_trace import write_trace
 
 import gtrace
 from gtrace.cli import main
-from gtrace.report.write import put
+from gtrace.report.render.files import put
 from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 

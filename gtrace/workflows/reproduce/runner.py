@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import gtrace
 from gtrace.errors import TraceError
-from gtrace.report.write import put
+from gtrace.report.render.files import put
 from gtrace.trace.names import printable
 from gtrace.workflows.reproduce.experiment import Context, Result
 

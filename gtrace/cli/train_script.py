@@ -18,7 +18,7 @@ from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_te
 if TYPE_CHECKING:
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
-    from gtrace.report.savings import Savings
+    from gtrace.report.analysis.savings import Savings
     from gtrace.torch_hooks.launcher import Outcome, Program
     from gtrace.training.scriptlog import ScriptSummary
     from gtrace.training.unmodified import ScriptTraining
@@ -258,7 +258,7 @@ def _near(path: Path) -> Path:
 
 
 def _as_dict(summary: ScriptSummary, told: dict[str, Any], savings: Savings | None) -> dict[str, Any]:
-    from gtrace.report.savings_tables import savings_json
+    from gtrace.report.sections.savings import savings_json
 
     tally = summary.tally
     return {

@@ -34,9 +34,9 @@ from gtrace.codecs.registry import split_specs
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
 from gtrace.planning import Budget, make_plan, save_plan
-from gtrace.report import markup
 from gtrace.report.inputs import make_report
-from gtrace.report.text import print_report
+from gtrace.report.render import markup
+from gtrace.report.render.text import print_report
 from gtrace.runlog import RunLogWriter
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand

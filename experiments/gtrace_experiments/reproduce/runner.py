@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import gtrace
 from gtrace.errors import TraceError, printable
-from gtrace.report.write import put
+from gtrace.report.render.files import put
 from gtrace_experiments.reproduce.experiment import Context, Result
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gtrace.codecs.wrapper import saturating
 from gtrace.coding import open_envelope, seal
 from gtrace.coding.positions import decode_positions, encode_positions
 from gtrace.errors import PayloadError
-from gtrace.kernels import select as _select
+from gtrace.kernels import elementwise as _elementwise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class AdaComp(ResidualCodec):
         # The gradient once more is what it was without the residual: p + v = 2 p - e.
         again = saturating(x, state.arrays["residual"], 2.0, -1.0)
         chosen = np.empty(x.size, np.bool_)
-        total = _select.above_local_peak(x, again, self.bin_size, chosen)
+        total = _elementwise.above_local_peak(x, again, self.bin_size, chosen)
         scale = total / max(1, -(-x.size // self.bin_size))
         positions = np.flatnonzero(chosen)
         numbers = 2 * positions + np.signbit(x[positions])

@@ -13,7 +13,7 @@ from gtrace.codecs.chunked import Part, PartwiseCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
-from gtrace.kernels import casts as _casts
+from gtrace.kernels import elementwise as _elementwise
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -99,7 +99,7 @@ class Bf16(CastCodec):
     def narrowed(x: NDArray[np.float32]) -> NDArray[np.uint16]:
         """The upper halves of float32[n]."""
         out = np.empty(x.size, np.uint16)
-        _casts.to_bfloat16(x.view(np.uint32), out)
+        _elementwise.to_bfloat16(x.view(np.uint32), out)
         return out
 
     @staticmethod

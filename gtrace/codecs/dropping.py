@@ -11,7 +11,7 @@ from gtrace.codecs.base import parameter
 from gtrace.codecs.feedback import UNITS, ResidualCodec
 from gtrace.codecs.registry import register
 from gtrace.codecs.sparse import SparseCodec, kept, magnitudes
-from gtrace.kernels import select as _select
+from gtrace.kernels import elementwise as _elementwise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Dropping(SparseCodec, ResidualCodec):
         seen = ranks
         if self.sample < 1:
             words = np.empty(kept(self.sample, x.size), np.uint32)
-            _select.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
+            _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
             seen = ranks[(words * np.float64(x.size / 2**32)).astype(np.int64)]
         count = kept(self.ratio, seen.size)
         threshold = max(1, int(np.partition(seen, seen.size - count)[-count]))

@@ -12,7 +12,7 @@ from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, code
 from gtrace.codecs.registry import register
 from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, tally
 from gtrace.errors import PayloadError
-from gtrace.kernels import affine as _affine
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class MinMax(Codec):
         low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
         codes = np.zeros(x.size, np.uint16)
         if high > low:
-            _affine.round_affine(x, low, high - low, self._steps, codes)
+            _elementwise.round_affine(x, low, high - low, self._steps, codes)
         return low, high, codes, Block.of(tally(codes, self._steps + 1), coder=self.coder)
 
     def _restored(self, low: float, high: float, codes: NDArray[np.uint16]) -> NDArray[np.float32]:

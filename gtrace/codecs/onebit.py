@@ -12,7 +12,7 @@ from gtrace.codecs.feedback import UNITS, ResidualCodec
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
-from gtrace.kernels import signs as _signs
+from gtrace.kernels import elementwise as _elementwise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class OneBit(ResidualCodec):
         del state, key
         bucket = self._bucket(x.size)
         means = np.empty((-(-x.size // bucket), 2), np.float32)
-        _signs.two_means(x, bucket, means)
+        _elementwise.two_means(x, bucket, means)
         bits = np.packbits(x < 0, bitorder="little")
         return seal(means.astype("<f4").tobytes() + bits.tobytes(), codec=self.name, size=x.size, shared=b"")
 
@@ -65,7 +65,7 @@ class OneBit(ResidualCodec):
         if size % 8 and bits[-1] >> (size % 8):
             raise PayloadError("padding after the last bit is not zero")
         out = np.empty(size, np.float32)
-        _signs.restore(bits, bucket, means, out)
+        _elementwise.restore(bits, bucket, means, out)
         return out
 
     def _bucket(self, size: int) -> int:

@@ -16,7 +16,7 @@ from gtrace.codecs.sparse import kept, largest
 from gtrace.codecs.wrapper import FLOAT32_MAX
 from gtrace.coding import ENVELOPE_BYTES, Block, Floats, decode_floats, expected_floats, open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import select as _select
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -124,5 +124,5 @@ class RandomK(ExpectingCodec):
         digest = hashlib.blake2b(_SEED.pack(seed), digest_size=16, person=b"randomk").digest()
         words = np.empty(size, np.uint32)
         high, low = (np.uint64(int.from_bytes(half, "little")) for half in (digest[:8], digest[8:]))
-        _select.fill_words(high, low, words)
+        _elementwise.fill_words(high, low, words)
         return largest(words, kept(self.ratio, size))

@@ -16,7 +16,7 @@ from gtrace.codecs.momentum import averaged
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import signs as _signs
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels.norms import power_sum
 from gtrace.types import Expectation, State, SummarySpec
 
@@ -53,7 +53,7 @@ class _SignCodec(Codec):
         body = b""
         if magnitude is not None or x.any():
             negative = np.signbit(x)
-            _signs.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
+            _elementwise.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
             if magnitude is None and scale != "none":
                 magnitude = _scale(scale, _sums(x), x.size)
             head = b"" if scale == "none" else _SCALE.pack(magnitude)
@@ -74,7 +74,7 @@ class _SignCodec(Codec):
                 raise PayloadError(f"payload holds the scale {magnitude}")
             if size % 8 and bits[-1] >> (size % 8):
                 raise PayloadError("padding after the last sign is not zero")
-            _signs.restore(bits, size, np.array([[magnitude, -magnitude]], np.float32), out)
+            _elementwise.restore(bits, size, np.array([[magnitude, -magnitude]], np.float32), out)
         return out
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.buckets import Bins
+from gtrace.kernels.compare import weighted_sums
 from gtrace.kernels.norms import power_sum
-from gtrace.kernels.weighting import weighted_sums
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:

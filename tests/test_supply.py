@@ -16,7 +16,7 @@ from helpers_trace import write_trace
 import gtrace
 import gtrace_experiments
 from gtrace.cli import main
-from gtrace.report.write import put
+from gtrace.report.render.files import put
 from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 

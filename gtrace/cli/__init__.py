@@ -233,7 +233,7 @@ def _refused_by_the_system(error: OSError, stderr: TextIO) -> int:
 def _say(message: str, stderr: TextIO) -> None:
     """One line on stderr, in which nothing that a file said can act on a terminal."""
     if not message.isprintable():
-        from gtrace.trace.names import printable
+        from gtrace.errors import printable
 
         message = printable(message)
     click.echo(f"gtrace: {message}", file=stderr)

@@ -17,7 +17,7 @@ from gtrace.cli.train_measures import measure_options
 from gtrace.cli.train_options import script_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
@@ -322,8 +322,8 @@ def run(
     del plugin
     task = task or DEFAULT_TASK
     describe_task(task)
-    from gtrace.training.plans import run_name
-    from gtrace.training.policy import FIXED, PolicySpec
+    from gtrace.training.policies import FIXED, PolicySpec
+    from gtrace.training.settings import run_name
 
     choosing = [PolicySpec.parse(text) for text in policies or (FIXED,)]
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"

@@ -16,7 +16,7 @@ import click
 from gtrace.cli.completion import complete_spec, complete_specs
 from gtrace.cli.options import check_output, load_plugins, print_json
 from gtrace.errors import UsageError
-from gtrace.training.schedule import DEFAULT_REFIT
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace_experiments.linear import LINEAR_TASKS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from gtrace import __version__
 from gtrace.errors import UsageError, suggest
 from gtrace.runlog import RunLogWriter
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace_experiments.linear.data import Data, load
 from gtrace_experiments.linear.precision import Precision, precisions
 from gtrace_experiments.linear.problems import TASKS, Problem, Prox

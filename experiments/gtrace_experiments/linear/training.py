@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace.training.exchange import Exchange, Tally
-from gtrace.training.schedule import DEFAULT_REFIT
 from gtrace.types import Key
 from gtrace_experiments.linear import kernels
 from gtrace_experiments.linear.levels import Columns, column_levels, place

@@ -11,10 +11,10 @@ import numpy as np
 
 from gtrace.costs import Network
 from gtrace.errors import TraceError
-from gtrace.report.policies import WINDOW, running_mean, seconds_to_loss
-from gtrace.report.runs import Run, analyze_runs
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.runs import WINDOW, Run, running_mean, seconds_to_loss
 from gtrace.training import ParameterServerClock, Study, load_task
-from gtrace.training.network import simulated_step
+from gtrace.training.run import simulated_step
 
 if TYPE_CHECKING:
     from gtrace.training.tasks.base import Task

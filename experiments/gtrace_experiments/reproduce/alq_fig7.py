@@ -10,7 +10,7 @@ from gtrace_experiments.reproduce._training import FEW, small_task, train_each
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
 if TYPE_CHECKING:
-    from gtrace.sweep.replay import Refit
+    from gtrace.sweep.jobs import Refit
 
 BUCKETS = (32, 100, 512, 2048, 8192, 16384, 65536)
 BITS = (2, 3, 4, 5, 6, 8)

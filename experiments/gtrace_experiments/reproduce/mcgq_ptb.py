@@ -21,7 +21,7 @@ CODECS = {
 
 def run(context: Context) -> Outcome:
     """Three codecs and float32."""
-    from gtrace.training.tasks.words import Words
+    from gtrace.training.tasks.text import Words
 
     task, data = first_task(context, "ptb-lstm", "word-lstm")
     assert isinstance(task, Words)

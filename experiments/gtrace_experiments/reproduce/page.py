@@ -6,13 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 import gtrace
-from gtrace.report import markup
-from gtrace.report.charts import draw_chart
-from gtrace.report.html import document
-from gtrace.report.svg import inline_svg, render
+from gtrace.report.figures.charts import draw_chart
+from gtrace.report.figures.svg import inline_svg, render
+from gtrace.report.render import markup
+from gtrace.report.render.files import put
+from gtrace.report.render.html import document
 from gtrace.report.tables import Cell, Column
 from gtrace.report.tables import Table as Cells
-from gtrace.report.write import put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,9 +12,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import gtrace
-from gtrace.errors import TraceError
-from gtrace.report.write import put
-from gtrace.trace.names import printable
+from gtrace.errors import TraceError, printable
+from gtrace.report.render.files import put
 from gtrace_experiments.reproduce.experiment import Context, Result
 
 if TYPE_CHECKING:

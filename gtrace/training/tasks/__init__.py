@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
-from gtrace.training.requirement import require_torch
 
 if TYPE_CHECKING:
     from gtrace.training.tasks.base import Task
@@ -34,12 +34,12 @@ _TASKS = {
         "character-level transformer on Shakespeare's sonnets, AdamW, clipped gradients",
     ),
     "word-lstm": (
-        "gtrace.training.tasks.words",
+        "gtrace.training.tasks.text",
         "WordLSTM",
         "word-level LSTM on Shakespeare's sonnets, SGD, clipped gradients",
     ),
     "ptb-lstm": (
-        "gtrace.training.tasks.words",
+        "gtrace.training.tasks.text",
         "TreebankLSTM",
         "word-level LSTM on the Penn Treebank, where that is at hand, SGD, clipped gradients",
     ),
@@ -54,6 +54,16 @@ _TASKS = {
         "convolutional network with large linear layers on Fashion-MNIST, SGD",
     ),
 }
+
+
+def require_torch() -> None:
+    """Check that PyTorch is there, without importing it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("training needs PyTorch, which is not installed: pip install 'gtrace[torch]'")
 
 
 def task_names() -> tuple[str, ...]:

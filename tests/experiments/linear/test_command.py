@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gtrace.cli import main
-from gtrace.report.runs import analyze_runs
+from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
 
 SMALL = ["--data", "synthetic-10x200", "--epochs", "4"]

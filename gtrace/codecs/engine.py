@@ -81,7 +81,8 @@ def assembled(cls: C) -> C:
                 found[item.name] = str(item.type)
                 setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**found, **own}
-    return dataclass(frozen=True)(cls)
+    made: C = dataclass(frozen=True)(cls)
+    return made
 
 
 def method(cls: C) -> C:

@@ -108,6 +108,20 @@ class Fp(PartwiseCodec, ExpectingCodec):
         "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
         "a format is chosen where its own scale rule puts the values",
     )
+    about: ClassVar[str] = (
+        "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the "
+        "one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split"
+        " into exponent and mantissa is chosen for the data, too."
+    )
+    sends: ClassVar[str] = (
+        "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
+        "must hold already: the exponent's width, where it was chosen."
+    )
+    behavior: ClassVar[str] = (
+        "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
+        "biased. At 2 and 3 bits most values become zero."
+    )
+    related: ClassVar[tuple[str, ...]] = ("int8", "bf16", "natural")
     unbiased: ClassVar[bool] = False
     word: ClassVar[str] = "format"
 

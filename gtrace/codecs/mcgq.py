@@ -288,6 +288,20 @@ class Mcgq(Codec):
         "that distance is of the order of 1 / n, so useful delta_k are of the order of n",
         "with accumulation the scheme is not unbiased over time",
     )
+    about: ClassVar[str] = (
+        "Samples coordinates in proportion to their magnitude and sends how often each was hit. The amount of "
+        "samples sets the error; zeros come in runs and are counted."
+    )
+    sends: ClassVar[str] = (
+        "B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0 "
+        "followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm,"
+        " then codes."
+    )
+    behavior: ClassVar[str] = (
+        "Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail costs "
+        "little, an even gradient many samples."
+    )
+    related: ClassVar[tuple[str, ...]] = ("randomk", "prune", "accumulate")
 
     amount: float = parameter(1.0, "samples per element, K; not used with bits", minimum=1e-9)
     bits: int | None = parameter(

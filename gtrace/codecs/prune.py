@@ -226,6 +226,18 @@ class Prune(_PruningCodec):
         "Eq. 8 loses all digits for large sigma; it is evaluated by scaled complementary error functions",
         "allocation=heterogeneous maximizes the mean cosine of the data, which for finite tensors the law overstates",
     )
+    about: ClassVar[str] = (
+        "For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the "
+        "mean is right. The threshold is solved for the sparsity that is asked for, on each tensor itself."
+    )
+    sends: ClassVar[str] = (
+        "The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a "
+        "float32 for what is larger."
+    )
+    behavior: ClassVar[str] = (
+        "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each."
+    )
+    related: ClassVar[tuple[str, ...]] = ("topk-prune", "randomk")
 
     threshold: Rule = parameter(
         "exact",
@@ -288,6 +300,14 @@ class TopKPrune(_PruningCodec):
     corrections: ClassVar[tuple[str, ...]] = (
         "the threshold is fitted like that of prune, to 0.1%, and cuts at most as many values as asked for there",
     )
+    about: ClassVar[str] = "The deterministic counterpart of prune: everything below a threshold is dropped."
+    sends: ClassVar[str] = (
+        "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
+    )
+    behavior: ClassVar[str] = (
+        "Less error than prune at the same sparsity, all of it bias, which averaging over workers does not shrink."
+    )
+    related: ClassVar[tuple[str, ...]] = ("prune", "topk")
     unbiased: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
 

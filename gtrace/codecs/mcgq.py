@@ -99,7 +99,7 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     return _sample(x, total, samples, xi).reshape(np.shape(g))
 
 
-class Moments(NamedTuple):
+class SampleMoments(NamedTuple):
     """Exact moments of one MCGQ encoding over its offset.
 
     Attributes:
@@ -117,7 +117,7 @@ class Moments(NamedTuple):
     absolute_error: NDArray[np.float64]
 
 
-def moments(g: ArrayLike, amount: float) -> Moments:
+def moments(g: ArrayLike, amount: float) -> SampleMoments:
     """Mean, variance and mean error of every coordinate in closed form.
 
     Coordinate by coordinate MCGQ is stochastic rounding to multiples of ||g||_1 / N; only the joint law differs.
@@ -139,7 +139,7 @@ def moments(g: ArrayLike, amount: float) -> Moments:
     mean = (x.astype(np.float64) * (samples / total if total else 0.0)).reshape(np.shape(g))
     part = np.abs(mean) % 1.0
     spread = part * (1.0 - part)
-    return Moments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
+    return SampleMoments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
 
 
 def expected_error(g: ArrayLike, amount: float) -> float:

@@ -77,12 +77,12 @@ def describe(name: str) -> dict[str, Any]:
     """
     from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
     from gtrace.codecs.installed import origin_of
-    from gtrace.codecs.pages import PAGES
     from gtrace.codecs.plugin import plugin_of
 
     cls = codec_class(name)
     origin, file = origin_of(cls), plugin_of(cls)
-    own = PAGES.get(name) if origin is None and file is None else None
+    # Words about a class are not about one that extends it.
+    own = {word: vars(cls).get(word, "") for word in ("about", "sends", "behavior", "related")}
     prefix = name in wrapper_names()
     parameters = parameter_fields(cls)
     names = [item.name for item in parameters]
@@ -94,7 +94,7 @@ def describe(name: str) -> dict[str, Any]:
         "summary": cls.summary,
         "synopsis": f"{cls.name}{f'[:{defaults}]' if defaults else ''}{':CODEC' if prefix else ''}",
         "word": cls.word,
-        "description": [*([own.about] if own else []), *_paragraphs(cls.__doc__ or "")],
+        "description": [*filter(None, [own["about"]]), *_paragraphs(cls.__doc__ or "")],
         "formula": cls.formula,
         "paper": cls.paper,
         "corrections": list(cls.corrections),
@@ -103,10 +103,10 @@ def describe(name: str) -> dict[str, Any]:
         "declared": cls.declared,
         "closed_forms": issubclass(cls, ExpectingCodec),
         "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
-        "payload": own.payload if own else "",
-        "expect": own.expect if own else "",
+        "payload": own["sends"],
+        "expect": own["behavior"],
         "examples": _examples(name, names, prefix=prefix),
-        "see": list(own.see) if own else [],
+        "see": list(own["related"]),
         "parameters": [
             {
                 "name": item.name,

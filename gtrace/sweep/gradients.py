@@ -26,7 +26,7 @@ from gtrace.sweep.gradient_noise import Yardstick
 from gtrace.sweep.jobs import Totals, Whole
 from gtrace.sweep.limits import spec_in_chunks
 from gtrace.trace.format import SECOND_MOMENT
-from gtrace.trace.pieces import rechunk
+from gtrace.trace.rows import rechunk
 from gtrace.types import WHOLE_MODEL, SummarySpec
 
 if TYPE_CHECKING:

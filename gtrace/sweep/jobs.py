@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gtrace.codecs import Codec, TensorSums
     from gtrace.codecs.assignment import Coding
     from gtrace.sweep.store import Row, Table
-    from gtrace.trace.blocks import BlockSample
+    from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
 
 

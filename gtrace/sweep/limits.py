@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gtrace.buckets import MANTISSA
 from gtrace.codecs import Codec, PartwiseCodec, expecting
 from gtrace.errors import UsageError
-from gtrace.trace.blocks import BlockSample
-from gtrace.trace.sketched import sketch_name
+from gtrace.trace.rows import BlockSample
+from gtrace.trace.sketches import sketch_name
 from gtrace.types import STORED_MANTISSA, SummarySpec
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, printable
 from gtrace.sweep.schema import COLUMNS, FORMAT, KEY, MEASURED, OF_CODEC, TABLES, TEXTS, VERSION
-from gtrace.trace.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

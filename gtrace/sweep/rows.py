@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import AdaptiveCodec, LevelCodec
+from gtrace.codecs import LevelCodec
+from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
 from gtrace.metrics import ratio, relative, snr_db
@@ -330,18 +331,17 @@ def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketc
 
     For the ALQ codec with the fewest bits from 3 up among ``codecs``; None where there is none.
     """
-    chosen = [c for c in codecs if isinstance(c, AdaptiveCodec) and c.name in ("alq", "alq-n") and c.bits >= 3]
+    grids = {str(c): (c, c.parts.grid) for c in codecs if isinstance(c, LevelCodec)}
+    chosen = [(g.bits, str(c), c, g) for c, g in grids.values() if isinstance(g, LeastVariance) and g.bits >= 3]
     if not chosen:
         return None
-    codec = min(chosen, key=lambda c: (c.bits, str(c)))
+    _, _, codec, grid = min(chosen, key=lambda item: item[:2])
     sketch = sketches.get(codec.needs)
     if sketch is None or not sketch.sums.size:
         return None
     curves = {}
     for start in STARTS:
-        _, history = alq_levels(
-            sketch, codec.bits, codec.zero, codec.weighted, "cd", start, history=True, sweeps=SWEEPS
-        )
+        _, history = alq_levels(sketch, grid.bits, grid.zero, grid.weighted, "cd", start, history=True, sweeps=SWEEPS)
         curves[start] = history.tolist()
-    _, best = alq_levels(sketch, codec.bits, codec.zero, codec.weighted, history=True)
+    _, best = alq_levels(sketch, grid.bits, grid.zero, grid.weighted, history=True)
     return {"codec": str(codec), "objective": curves, "best": float(best[-1])}

@@ -18,8 +18,8 @@ import numpy as np
 
 from gtrace import __version__
 from gtrace.codecs import (
-    AdaptiveCodec,
     Codec,
+    LevelCodec,
     codec,
     codec_class,
     codec_names,
@@ -219,7 +219,7 @@ def run_sweep(
             seed,
             refit if isinstance(refit, str) else tuple(sorted(refit)),
             nonfinite,
-            optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
+            optimal and any(isinstance(c, LevelCodec) and c.adaptive for c in chosen),
         )
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None

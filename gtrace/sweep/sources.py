@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job, Totals, Whole
     from gtrace.sweep.store import Row
-    from gtrace.trace.blocks import BlockSample
+    from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
 
 #: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.

@@ -6,12 +6,12 @@ from helpers_variants import VARIANTS
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import Sender
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import Reference
 from gtrace.sweep import sources
 from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange
-from gtrace.training.links import Sender
 
 SHAPES = {"conv": (16, 6, 5, 5), "fc": (20, 30), "bias": (17,)}
 STEPS = 4

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.savings import Savings
     from gtrace.torch_hooks.launcher import Outcome, Program
-    from gtrace.training.unmodified import ScriptSummary, ScriptTraining
+    from gtrace.training.scriptlog import ScriptSummary
+    from gtrace.training.unmodified import ScriptTraining
 
 
 def run_script(

@@ -398,7 +398,7 @@ class Shots:
     def __init__(self, rules: CodecTable, seed: int, refit: RefitSchedule, *, common: bool) -> None:
         self.tally = Tally()
         self._rules, self._common = rules, common
-        self._options = LinkOptions(refit, seed, vectors)
+        self._options = LinkOptions(refit, seed, vectors.ENGINE)
         self._senders: dict[tuple[Role, str], Sender] = {}
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
@@ -624,7 +624,7 @@ class Shots:
     def _receiver(self, piece: Piece, role: Role, rank: int) -> Receiver:
         receiver = self._receivers.get((role, piece.name, rank))
         if receiver is None:
-            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size, vectors)
+            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size, vectors.ENGINE)
         return receiver
 
     def _encode(

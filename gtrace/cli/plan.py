@@ -134,7 +134,7 @@ def run(*, trace: Path | str, output: Path | None, force: bool, as_json: bool, *
     from gtrace.cli.options import check_output
     from gtrace.cli.plan_weights import weigh
     from gtrace.planning import make_plan, save_plan
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.remote import stem_of
 
     load_plugins(options["plugin"])
     check_budget(options)
@@ -284,7 +284,7 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
     """Tensor -> its group, of those that have one."""
     if not groups:
         return {}
-    from gtrace.report.groups import OTHERS, assign
+    from gtrace.report.analysis.groups import OTHERS, assign
 
     return {tensor: group for tensor, group in assign(tensors, groups).items() if group != OTHERS}
 

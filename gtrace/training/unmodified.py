@@ -23,14 +23,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.plugin import load_plugin
-from gtrace.torch_hooks.compiled import never_compiled
-from gtrace.torch_hooks.exits import before_abrupt_exit, before_shutdown
-from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks
+from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names
-from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.rounds import Rounds
+from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
 from gtrace.torch_hooks.sharded import local_part
-from gtrace.torch_hooks.steps import grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
 from gtrace.training.ddp import AllReduceComparison, State, ddp_comm_hook
 from gtrace.training.exchange import Exchange, Tally

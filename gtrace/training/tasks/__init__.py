@@ -7,7 +7,6 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
-from gtrace.training.linear import LINEAR_TASKS
 
 if TYPE_CHECKING:
     from gtrace.training.tasks.base import Task
@@ -79,7 +78,7 @@ def describe_task(name: str) -> str:
         UsageError: unknown; the nearest names are suggested.
     """
     if name not in _TASKS:
-        raise UsageError(f"no task '{name}'; {suggest(name, [*_TASKS, *LINEAR_TASKS])}")
+        raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
     return _TASKS[name][2]
 
 

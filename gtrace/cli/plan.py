@@ -284,7 +284,7 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
     """Tensor -> its group, of those that have one."""
     if not groups:
         return {}
-    from gtrace.report.groups import OTHERS, assign
+    from gtrace.report.analysis.groups import OTHERS, assign
 
     return {tensor: group for tensor, group in assign(tensors, groups).items() if group != OTHERS}
 

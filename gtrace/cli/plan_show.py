@@ -104,6 +104,6 @@ def print_plan(plan: Plan) -> None:
     """A plan on a terminal."""
     from gtrace.cli.report import wide_console
     from gtrace.report.inputs import Report
-    from gtrace.report.text import print_report
+    from gtrace.report.render.text import print_report
 
     print_report(Report(plan.name, plans=(plan,)), wide_console())

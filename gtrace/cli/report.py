@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gtrace.costs import Cluster
-    from gtrace.report.cells import Coder
+    from gtrace.report.analysis.cells import Coder
 
 #: Columns of a pipe or a file, where nothing says how wide it is.
 PIPE_WIDTH = 160
@@ -147,8 +147,8 @@ def draw(
     force: bool,
 ) -> None:
     """One figure into a file, its path on standard output."""
-    from gtrace.report.figure_files import write_figure
     from gtrace.report.inputs import load_report
+    from gtrace.report.render.files import write_figure
 
     report = load_report(_given(results), batch=batch, cluster=cluster, workers=workers, coder=coder)
     click.echo(str(write_figure(report, figure, output or Path(f"{figure}.svg"), force=force)))
@@ -185,7 +185,7 @@ def run(
     """
     from gtrace.errors import GtraceError
     from gtrace.report.inputs import load_report
-    from gtrace.report.write import default_page, folder_in_words, output_kind, write_report
+    from gtrace.report.render.files import default_page, folder_in_words, output_kind, write_report
 
     if output is not None:
         output_kind(output)
@@ -203,11 +203,11 @@ def run(
         except GtraceError as error:
             refused = error
     if as_json:
-        from gtrace.report.export import to_json
+        from gtrace.report.render.records import to_json
 
         print_json(to_json(report))
     else:
-        from gtrace.report.text import print_report
+        from gtrace.report.render.text import print_report
 
         print_report(report, wide_console())
     if refused is not None:

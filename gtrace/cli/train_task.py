@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.costs import Cluster
-    from gtrace.report.runs import Run as Logged
+    from gtrace.report.analysis.runs import Run as Logged
     from gtrace.training import RunResult, Study
+    from gtrace.training.neural import ShadowSummary
     from gtrace.training.settings import Kind
-    from gtrace.training.shadow import ShadowSummary
 
 
 #: what stands below the table: column -> what it says; columns that are not shown are left out
@@ -55,8 +55,8 @@ def show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: b
     settings, savings = study.settings, savings_of_log(path, cluster)
     from gtrace.cli.train_seeds import print_seeds, summarize
     from gtrace.report import analyze_runs
-    from gtrace.report.policies import chosen_bits, common_loss
-    from gtrace.report.savings_tables import savings_json
+    from gtrace.report.analysis.runs import chosen_bits, common_loss
+    from gtrace.report.sections.savings import savings_json
     from gtrace.runlog import read_runlog
 
     logged = {(run.spec, run.seed): run for run in analyze_runs(read_runlog(path)).runs}
@@ -101,7 +101,7 @@ def show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: b
 
 
 def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: float) -> dict[str, Any]:
-    from gtrace.report.policies import seconds_to_loss
+    from gtrace.report.analysis.runs import seconds_to_loss
 
     tally = result.tally
     shadow, worst = result.shadow, result.shadow.worst
@@ -156,7 +156,7 @@ def _print_table(study: Study, logged: dict[tuple[str, int], Logged], target: fl
     from rich.console import Console
     from rich.table import Table
 
-    from gtrace.report.policies import seconds_to_loss
+    from gtrace.report.analysis.runs import seconds_to_loss
 
     settings, results = study.settings, study.results
     has_accuracy = any(result.accuracy is not None for result in results)

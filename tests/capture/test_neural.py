@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from gtrace.capture.neural import MOST_CALLS
-from gtrace.capture.policy import parse_steps
+from gtrace.capture.options import parse_steps
 from gtrace.trace.rows import sample_indices
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession, record
-from gtrace.capture.policy import EveryStep, step_policy
+from gtrace.capture.options import EveryStep, step_policy
 from gtrace.capture.session import print_line
 from gtrace.trace.check import check_trace
 from gtrace.trace.rows import BLOCK, BlockSample

@@ -11,7 +11,7 @@ from helpers_sweep import rows_of
 import gtrace
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import EXPECTATION, expand
-from gtrace.sweep.sketched import _WITHIN
+from gtrace.sweep.limits import _WITHIN
 from gtrace.trace import SketchPlan, Trace, create_trace
 from gtrace.trace.sketches import DEFAULT_SKETCHES
 

@@ -55,7 +55,7 @@ def command(
     """
     from gtrace.report.names import count, literal
     from gtrace.trace import open_trace
-    from gtrace.trace.io.exporting import export_trace
+    from gtrace.trace.io.exporting import ExportChoice, export_trace
     from gtrace.trace.io.remote import stem_of
 
     with open_trace(trace) as opened, step_progress("export", quiet=as_json) as progress:
@@ -63,11 +63,7 @@ def command(
             opened,
             output or Path(f"{stem_of(trace)}.{to}"),
             to,
-            tensors=tensors,
-            steps=steps_option(steps),
-            kind=kind,
-            optimizer=optimizer,
-            rank=rank,
+            ExportChoice(tensors, steps_option(steps), kind, optimizer, rank),
             force=force,
             progress=progress,
         )

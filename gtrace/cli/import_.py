@@ -60,21 +60,18 @@ def command(
       gtrace import grads/ -o run.zarr
       gtrace import grads/ -o run.zarr --pattern '{step}/{tensor}.npy'
     """
-    from gtrace.trace.io.importing import import_trace
+    from gtrace.trace.io.importing import ImportRules, import_trace
 
     with step_progress("import", quiet=as_json) as progress:
-        made = import_trace(
-            sources,
-            output,
+        rules = ImportRules(
             pattern=pattern,
             step_axis=step_axis,
             steps=steps_option(steps),
             tensors=tensors,
             kind=kind,
-            force=force,
             openers={".pt": _open_state_dict, ".pth": _open_state_dict},
-            progress=progress,
         )
+        made = import_trace(sources, output, rules, force=force, progress=progress)
     if as_json:
         print_json(_document(made))
     else:

@@ -7,128 +7,98 @@ import math
 import os
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean as mean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.cluster import CLUSTER
-from gtrace.cli.options import check_output, load_plugins, print_json
+from gtrace.cli.options import all_fields, check_output, file_name, load_plugins, option_name, print_json, refuse
 from gtrace.errors import UsageError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gtrace.cli.train_seeds import Spread
+    from gtrace.cli.train_settings import TrainSettings
+    from gtrace.cli.train_tables import Spread
     from gtrace.codecs import Codec
     from gtrace.training.linear import LinearResult, LinearStudy
 
-F = TypeVar("F", bound="Callable[..., Any]")
 
 #: longest spec that is shown on one line
 _NAME = 18
 #: losses from here on are those of models that blew up
 _HUGE = 1e5
 
-#: options that only linear models have, with the values that mean "not given"
-OF_LINEAR: dict[str, Any] = {
-    "data": None,
-    "target": None,
-    "sampling": None,
-    "chebyshev": None,
-    "radius": None,
-    "refetch": None,
-    "failure": None,
-    "prox": None,
-    "epochs": None,
-}
-#: options of other tasks that they have no use for
-_OF_OTHERS: dict[str, Any] = {
-    "plans": (),
-    "error_feedback": False,
-    "kind": "weight",
-    "layers": "inner",
-    "workers": None,
-    "steps": None,
-    "optimizer": None,
-    "clip": None,
-    **dict.fromkeys(CLUSTER),
-    "topology": "ring",
-    "compute_time": None,
-    "policies": (),
-    "down": None,
-    "min_size": 0,
-    "nonfinite": None,
-    "eval_every": None,
-    "shadow": None,
-    "measure": None,
-    "weight_levels": None,
-    "is_module": False,
-}
 #: options that are parameters of a precision
 _PRECISION = ("bits", "quantize", "levels", "chebyshev", "radius", "refetch", "failure")
 _SAMPLINGS = ("naive", "nearest", "double", "symmetrized")
 
 
-def linear_options(function: F) -> F:
-    """The options that only linear models have."""
-    for decorate in reversed(
-        (
-            click.option(
-                "--data",
-                metavar="DATA",
-                help="For a linear task: synthetic-100 (features; x60000 for so many samples), heavy-8, or a .csv, "
-                ".libsvm or .npz file.  [default: synthetic-100]",
-            ),
-            click.option("--target", metavar="NAME", help="Column of the CSV file to predict.  [default: the last]"),
-            click.option(
-                "--sampling",
-                type=click.Choice(_SAMPLINGS),
-                help="How often a sample is quantized for one gradient.  [default: double; naive with --refetch]",
-            ),
-            click.option(
-                "--chebyshev",
-                type=click.IntRange(min=1),
-                metavar="DEGREE",
-                help="For logistic and svm: a polynomial in the place of the derivative, estimated without bias.",
-            ),
-            click.option("--radius", type=float, help="Margins up to which the polynomial holds.  [default: 16]"),
-            click.option(
-                "--refetch",
-                type=click.Choice(["l1", "jl"]),
-                help="For svm: fetch the exact sample where bounds (l1) or random projections (jl) leave the side of "
-                "the hinge open.",
-            ),
-            click.option("--failure", type=float, help="Probability of the wrong side with jl.  [default: 0.01]"),
-            click.option("--prox", metavar="TERM", help="l1=0.01, l2=0.01, ball=10 or none beside the loss."),
-            click.option(
-                "--epochs", type=click.IntRange(min=1), default=None, help="For a linear task.  [default: 30]"
-            ),
-        )
-    ):
-        function = decorate(function)
-    return function
+@dataclass(frozen=True)
+class LinearSettings:
+    """The options of ``gtrace train`` that only linear models have."""
+
+    data: str | None = option(
+        None,
+        only="linear",
+        metavar="DATA",
+        help="For a linear task: synthetic-100 (features; x60000 for so many samples), heavy-8, or a .csv, .libsvm or "
+        ".npz file.  [default: synthetic-100]",
+    )
+    target: str | None = option(
+        None, only="linear", metavar="NAME", help="Column of the CSV file to predict.  [default: the last]"
+    )
+    sampling: str | None = option(
+        None,
+        only="linear",
+        choices=_SAMPLINGS,
+        help="How often a sample is quantized for one gradient.  [default: double; naive with --refetch]",
+    )
+    chebyshev: int | None = option(
+        None,
+        only="linear",
+        minimum=1,
+        metavar="DEGREE",
+        help="For logistic and svm: a polynomial in the place of the derivative, estimated without bias.",
+    )
+    radius: float | None = option(None, only="linear", help="Margins up to which the polynomial holds.  [default: 16]")
+    refetch: str | None = option(
+        None,
+        only="linear",
+        choices=("l1", "jl"),
+        help="For svm: fetch the exact sample where bounds (l1) or random projections (jl) leave the side of the hinge "
+        "open.",
+    )
+    failure: float | None = option(None, only="linear", help="Probability of the wrong side with jl.  [default: 0.01]")
+    prox: str | None = option(
+        None, only="linear", metavar="TERM", help="l1=0.01, l2=0.01, ball=10 or none beside the loss."
+    )
+    epochs: int | None = option(None, only="linear", minimum=1, help="For a linear task.  [default: 30]")
 
 
-def run_linear(
-    options: dict[str, Any],
-    *,
-    refuse: Callable[[dict[str, Any], dict[str, Any], str], None],
-    codec_of: Callable[[str, dict[str, float | None]], Codec],
-    of_scripts: dict[str, Any],
-) -> None:
+#: options of tasks that linear models have, too
+_SHARED = {"task", "quantize", "batch_size", "lr", "seeds"}
+
+
+def run_linear(settings: TrainSettings, *, codec_of: Callable[[str, dict[str, float | None]], Codec]) -> None:
     """Train a linear model with the options of ``gtrace train``.
 
     Args:
-        options: all of them.
-        refuse: raises where one of a table is given.
+        settings: all of them.
         codec_of: builds the codec of a spec with ``--bits`` and ``--sparsity``.
-        of_scripts: options of scripts; --levels has words for linear models too.
     """
-    task = options["task"]
-    refuse(options, _OF_OTHERS, f"is not for the linear model {task}")
-    refuse(options, {name: value for name, value in of_scripts.items() if name != "levels"}, "is for a SCRIPT")
+    task = settings.task
+    options = {field.name: _value(settings, field.name) for field in all_fields(type(settings))}
+    for field in all_fields(type(settings)):
+        name, about = field.name, field.metadata
+        foreign = about.get("only") == "task" or "example" in about
+        foreign = foreign or name in ("plans", "error_feedback", "workers", "policies", "min_size", "nonfinite")
+        if (foreign or name == "is_module") and name not in _SHARED and options[name] != field.default:
+            raise UsageError(f"{option_name(field)} is not for the linear model {task}")
+    refuse(settings, "script", "is for a SCRIPT")
     if options["levels"] not in (None, "uniform", "optimal"):
         raise UsageError(f"--levels {options['levels']} is not for a linear task, which has uniform and optimal")
     load_plugins(options["plugin"])
@@ -138,7 +108,7 @@ def run_linear(
 
     items = _precisions(options, codec_of)
     if output is None:
-        output = Path(f"{task}-{_file_name(str(items[0])) if len(items) == 1 else 'compare'}.jsonl")
+        output = Path(f"{task}-{file_name(str(items[0])) if len(items) == 1 else 'compare'}.jsonl")
     check_output(output, force=options["force"])
     study = LinearStudy(
         task,
@@ -194,10 +164,10 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.replace("+", ",").split(","))
 
 
-def _file_name(spec: str) -> str:
-    from gtrace.cli.train import file_name
-
-    return file_name(spec)
+def _value(settings: TrainSettings, name: str) -> Any:
+    """An option, in whichever nested class it is."""
+    places = (settings, settings.codecs, settings.cluster, settings.linear)
+    return next(getattr(place, name) for place in places if hasattr(place, name))
 
 
 def _show(study: LinearStudy, path: Path, *, as_json: bool) -> None:
@@ -253,7 +223,7 @@ def _print_table(study: LinearStudy) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gtrace.cli.train_seeds import spread
+    from gtrace.cli.train_tables import spread
 
     seeds = len(study.seeds)
     by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}

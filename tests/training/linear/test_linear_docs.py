@@ -30,8 +30,14 @@ def test_every_task_and_option_is_explained():
     assert all(f"| `{name}` |" in PAGE for name in TASKS)
     assert set(LINEAR_TASKS) == set(TASKS)
     command = gtrace.get_command(None, "train")
-    from gtrace.cli.train_linear import OF_LINEAR
+    from dataclasses import fields
+
+    from gtrace.cli.train_linear import LinearSettings
 
     for option in command.params:
-        if option.name in OF_LINEAR and option.name not in ("radius", "failure", "target"):
+        if option.name in {field.name for field in fields(LinearSettings)} and option.name not in (
+            "radius",
+            "failure",
+            "target",
+        ):
             assert f"`{option.opts[0]}" in PAGE, option.name

@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gtrace.report.analysis import analyze
-from gtrace.report.ranking import leaders, ranking
+from gtrace.report.analysis.results import leaders, ranking
+from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import ResultStore
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"

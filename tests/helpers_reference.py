@@ -15,11 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imsave
 
 from gtrace.report import draw, figure_names, make_report
-from gtrace.report.analysis import analyze
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.analysis.traces import TraceSummary, law_sections
 from gtrace.report.inputs import Report
-from gtrace.report.laws import law_sections
-from gtrace.report.runs import analyze_runs
-from gtrace.report.traces import TraceSummary
 from gtrace.runlog import read_runlog
 
 FOLDER = Path(__file__).parent / "report" / "reference"

@@ -16,7 +16,7 @@ from gtrace.capture.layout import Slot
 from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.torch_hooks.naming import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
-from gtrace.trace.variable_length import SAMPLE, default_capacity, sample_indices
+from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

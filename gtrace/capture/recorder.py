@@ -18,8 +18,8 @@ from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.torch_hooks.naming import Names
-from gtrace.trace.blocks import BLOCK
 from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.rows import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gtrace.capture.layout import Slot
     from gtrace.capture.neural import NeuralRow
     from gtrace.trace import TraceWriter
-    from gtrace.trace.blocks import BlockSample
+    from gtrace.trace.rows import BlockSample
 
 
 #: Loggers of what reads and writes traces: each tells at level DEBUG what it does when it is imported and used.
@@ -218,7 +218,7 @@ class AsyncWriter:
         self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]
     ) -> NDArray[Any]:
         """The blocks of a weight's gradient that are kept; adds what the trace is told about the rest."""
-        from gtrace.trace.blocks import UNKNOWN, BlockSample, whole_numbers
+        from gtrace.trace.rows import UNKNOWN, BlockSample, whole_numbers
 
         numbers |= UNKNOWN
         key = slot.name, gradient.size

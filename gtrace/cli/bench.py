@@ -57,9 +57,9 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     load_plugins(settings.plugin)
     from gtrace.codecs import split_specs
     from gtrace.codecs.plugin import load_plugin
-    from gtrace.report.export import markdown_table
-    from gtrace.report.latex import latex_comment, latex_preamble, latex_table
-    from gtrace.report.write import put
+    from gtrace.report.render.files import put
+    from gtrace.report.render.latex import latex_comment, latex_preamble, latex_table
+    from gtrace.report.render.markdown import markdown_table
     from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, run_bench
 
     specs = []
@@ -82,7 +82,7 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
         return
     from rich.console import Console
 
-    from gtrace.report.text import print_tables
+    from gtrace.report.render.text import print_tables
 
     print_tables(tables, lines, Console())
     for path in settings.output:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.costs import Cluster
-    from gtrace.report.savings import Savings
+    from gtrace.report.analysis.savings import Savings
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def savings_of_log(path: Path, cluster: Cluster | None) -> Savings | None:
     """What the codecs of a run log save; None without a cluster, or where nothing travels between ranks."""
     if cluster is None:
         return None
-    from gtrace.report.runs import analyze_runs
-    from gtrace.report.savings import savings_of_runs
+    from gtrace.report.analysis.run_logs import analyze_runs
+    from gtrace.report.analysis.savings import savings_of_runs
     from gtrace.runlog import read_runlog
 
     return savings_of_runs(analyze_runs(read_runlog(path), path.name), cluster)
@@ -120,7 +120,7 @@ def print_savings(savings: Savings | None, *, err: bool = False) -> None:
     """The section of a report on what codecs save, on a terminal."""
     if savings is None:
         return
-    from gtrace.report.sections import savings_section
-    from gtrace.report.text import print_sections
+    from gtrace.report.render.text import print_sections
+    from gtrace.report.sections.section import savings_section
 
     print_sections([savings_section(savings)], wide_console(err=err))

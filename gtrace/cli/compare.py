@@ -51,15 +51,15 @@ def command(settings: CompareSettings, runs: tuple[Path, ...]) -> None:
     first, output = settings.first, settings.output
     found = [predicting.predict(read_runlog(run), run.name, first=first, exclude=settings.exclude) for run in runs]
     if output is not None:
-        from gtrace.report.charts import draw_chart
-        from gtrace.report.figure_files import write_drawing
+        from gtrace.report.figures.charts import draw_chart
+        from gtrace.report.render.files import write_drawing
 
         write_drawing(output, lambda: draw_chart(predicting.chart(found)), force=settings.force)
     if settings.as_json:
         print_json({"first": first, "studies": [predicting.as_json(study) for study in found]})
         return
     from gtrace.cli.console import stdout_console
-    from gtrace.report.text import print_table
+    from gtrace.report.render.text import print_table
 
     print_table(predicting.table(found), [study.sentence for study in found], stdout_console())
     if output is not None:

@@ -86,7 +86,7 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
 def _write(path: Path, document: dict[str, Any]) -> None:
     import yaml
 
-    from gtrace.report.write import put
+    from gtrace.report.render.files import put
 
     put(path, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
 

@@ -31,7 +31,7 @@ def command(settings: PackSettings, trace: Path | str) -> None:
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
     """
-    from gtrace.trace.pack import pack_trace
+    from gtrace.trace.convert import pack_trace
 
     before = f" (before: {_files(trace)} files)" if isinstance(trace, Path) else ""
     packed = pack_trace(trace, settings.output, force=settings.force)

@@ -147,7 +147,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
       gtrace plan digits_cnn.zarr --budget 4bits --methods fp --formats e2m1,e3m2,e2m3,e4m3
     """
     from gtrace.planning import make_plan, save_plan
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.plugin)
     check_budget(settings.budget)
@@ -320,7 +320,7 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
     """Tensor -> its group, of those that have one."""
     if not groups:
         return {}
-    from gtrace.report.groups import OTHERS, assign
+    from gtrace.report.analysis.groups import OTHERS, assign
 
     return {tensor: group for tensor, group in assign(tensors, groups).items() if group != OTHERS}
 

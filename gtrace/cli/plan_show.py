@@ -107,6 +107,6 @@ def _bits(row: Any) -> str:
 def print_plan(plan: Plan) -> None:
     """A plan on a terminal."""
     from gtrace.report.inputs import Report
-    from gtrace.report.text import print_report
+    from gtrace.report.render.text import print_report
 
     print_report(Report(plan.name, plans=(plan,)), wide_console())

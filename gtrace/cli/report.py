@@ -19,7 +19,7 @@ from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
     from gtrace.costs import Cluster
-    from gtrace.report.cells import Coder
+    from gtrace.report.analysis.cells import Coder
     from gtrace.report.inputs import Report
 
 
@@ -115,7 +115,7 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
 
 def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
     """One figure into a file, its path on standard output."""
-    from gtrace.report.figure_files import write_figure
+    from gtrace.report.render.files import write_figure
 
     report = _report(settings, _given(results), cluster)
     path = settings.output or Path(f"{figure}.svg")
@@ -154,7 +154,7 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
     time. The tables are printed even when the page may not be written, so that nobody has to ask twice.
     """
     from gtrace.errors import GtraceError
-    from gtrace.report.write import default_page, folder_in_words, output_kind, write_report
+    from gtrace.report.render.files import default_page, folder_in_words, output_kind, write_report
 
     output = settings.output
     if output is not None:
@@ -171,11 +171,11 @@ def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | Non
         except GtraceError as error:
             refused = error
     if settings.as_json:
-        from gtrace.report.export import to_json
+        from gtrace.report.render.records import to_json
 
         print_json(to_json(report))
     else:
-        from gtrace.report.text import print_report
+        from gtrace.report.render.text import print_report
 
         print_report(report, wide_console())
     if refused is not None:

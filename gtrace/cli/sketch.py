@@ -44,7 +44,7 @@ def command(settings: SketchSettings, trace: Path | str) -> None:
     """
     from gtrace.report.names import count
     from gtrace.trace import SketchPlan, sketch_trace
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.remote import stem_of
 
     plan = SketchPlan.parse(settings.sketch, settings.mantissa, settings.merge_steps)
     path = settings.output or Path(f"{stem_of(trace)}.sketch.zarr")

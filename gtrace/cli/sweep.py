@@ -117,7 +117,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
     """
     from gtrace.codecs import split_specs
     from gtrace.sweep import run_sweep
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.codecs.plugin)
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
@@ -167,7 +167,7 @@ def _codecs(settings: SweepSettings, methods: str) -> list[TableLike]:
 
 
 def _show(result: SweepResult, path: Path, settings: SweepSettings) -> None:
-    from gtrace.sweep.bursts import LEFT_OUT
+    from gtrace.sweep.jobs import LEFT_OUT
 
     if settings.kind is None:
         for other, count in result.provenance.get("left_out", {}).items():

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from gtrace.cli import use_instead
 from gtrace.cli.options import load_plugins, options, refuse
 from gtrace.cli.train_settings import TrainSettings
 from gtrace.errors import UsageError
-from gtrace.training.linear import LINEAR_TASKS
-from gtrace.training.schedule import RefitSchedule
+from gtrace.schedule import RefitSchedule
 from gtrace.training.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gtrace.codecs import Codec
     from gtrace.codecs.assignment import CodecTable, Coding
 
-_TASKS = "".join(
-    f"  {name:17}{line}\n" for name, line in [*((n, describe_task(n)) for n in task_names()), *LINEAR_TASKS.items()]
-)
+_TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
+#: models that have a command of their own
+_LINEAR = ("linear", "lssvm", "logistic", "svm")
 
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
@@ -35,9 +34,6 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
     travels as bytes: each worker encodes its own, they are decoded from the bytes alone, averaged, and one optimizer
     step follows. With --kind neural the gradient with respect to each layer's output takes that way inside the backward
     pass, and weight gradients are averaged exactly.
-
-    The tasks linear, lssvm, logistic and svm are linear models at low precision: samples, model and gradients are
-    quantized, with the full precision beside it.
 
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
     DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
@@ -54,11 +50,13 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
       gtrace train --codec alq --bits 3 --workers 8 --network 1Gbit/s --step-time 20ms
-      gtrace train --task linear --quantize samples --bits 5 --sampling double
       gtrace train --plan plan.yaml --compare qsgdinf:bits=3 --task digits-cnn
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
+    if settings.task in _LINEAR or (script in _LINEAR and not Path(script).exists()):
+        remedy = use_instead("linear", f"--task {script or settings.task}")
+        raise UsageError(f"linear models have a command of their own; {remedy}")
     if script is None:
         _train_task(settings)
         return None
@@ -66,14 +64,8 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
 
 
 def _train_task(settings: TrainSettings) -> None:
-    if settings.task in LINEAR_TASKS:
-        from gtrace.cli.train_linear import run_linear
-
-        run_linear(settings, codec_of=_codec)
-        return
     if settings.task is not None:
         describe_task(settings.task)
-    refuse(settings.linear, "linear", "is for linear models, as in --task linear")
     from gtrace.cli.train_task import chosen_levels, run_task
 
     settings, weights = chosen_levels(settings)
@@ -87,7 +79,6 @@ def _train_task(settings: TrainSettings) -> None:
 
 
 def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -> int:
-    refuse(settings.linear, "linear", "is for linear models, as in --task linear")
     chosen = _chosen(settings)
     if len(chosen) > 1:
         raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec or --plan at a time")
@@ -125,7 +116,7 @@ def _chosen(settings: TrainSettings) -> list[Coding]:
         for name, value in {"error-feedback": feedback or None, **given}.items():
             if value is not None:
                 raise UsageError(f"--{name} is for --codec")
-    return [*(_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
+    return [*(codec_with(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
 
 
 def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
@@ -137,7 +128,7 @@ def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
     return [load_plan(path).table for path in paths]
 
 
-def _codec(spec: str, options: dict[str, float | None]) -> Codec:
+def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
     """The codec of a spec, with the parameters that have options of their own."""
     from gtrace.codecs import codec
     from gtrace.codecs.registry import parse_spec

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
-    from gtrace.report.savings import Savings
+    from gtrace.report.analysis.savings import Savings
     from gtrace.torch_hooks.launcher import Outcome, Program
-    from gtrace.training.script import ScriptSummary, ScriptTraining
+    from gtrace.training.scriptlog import ScriptSummary
+    from gtrace.training.unmodified import ScriptTraining
 
 
 def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
@@ -63,7 +64,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
-        from gtrace.training.children import training
+        from gtrace.training.unmodified import training
 
         trainings.append(training(told, _live() if not settings.as_json else None))
         trainings[0].start()
@@ -81,7 +82,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
     from gtrace.torch_hooks.children import children_call
 
     with before_abrupt_exit(leave):
-        with after_import("torch", start), children_call("gtrace.training.children", told):
+        with after_import("torch", start), children_call("gtrace.training.unmodified", told):
             outcome = run_program(program)
         return conclude(outcome)
 
@@ -243,7 +244,7 @@ def _near(path: Path) -> Path:
 
 
 def _as_dict(summary: ScriptSummary, told: dict[str, Any], savings: Savings | None) -> dict[str, Any]:
-    from gtrace.report.savings_tables import savings_json
+    from gtrace.report.sections.savings import savings_json
 
     tally = summary.tally
     return {

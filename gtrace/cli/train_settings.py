@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gtrace.cli.cluster import ClusterSettings
 from gtrace.cli.completion import complete_spec, complete_specs, complete_task
 from gtrace.cli.options import CodecSettings
-from gtrace.cli.train_linear import LinearSettings
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace.settings import nested, option
-from gtrace.training.schedule import DEFAULT_REFIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,8 +113,8 @@ class TrainSettings:
         None,
         only="task",
         metavar="PARTS",
-        help="For a linear task: samples, model, gradients, or several with commas.  [default: samples]  For a "
-        "network: model lets forward and backward see quantized weights, while the optimizer steps float32 ones.",
+        help="For a task: model lets forward and backward see quantized weights, while the optimizer steps float32 "
+        "ones.",
     )
     weight_levels: int | None = option(
         None,
@@ -189,8 +188,8 @@ class TrainSettings:
         None,
         metavar="NAME",
         help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
-        "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of "
-        "weights also several, with commas.  [default: optimal; uniform for linear tasks]",
+        "sketches.  [default: own]  With --quantize: where the weights' levels lie: optimal, uniform, xnor, or "
+        "several with commas.  [default: optimal]",
     )
     compare_every: int = option(
         100,
@@ -201,7 +200,6 @@ class TrainSettings:
         help="For such a SCRIPT: every so many steps all-reduce the gradients in float32 and bfloat16 beside it; "
         "0: never.",
     )
-    linear: LinearSettings = nested(LinearSettings)
     is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, as in python -m.")
     eval_every: int | None = option(
         None,

@@ -14,10 +14,10 @@ from scipy import special
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gtrace.report.runs import Run as Logged
+    from gtrace.report.analysis.runs import Run as Logged
     from gtrace.training import RunResult, Study
+    from gtrace.training.neural import ShadowSummary
     from gtrace.training.settings import Kind
-    from gtrace.training.shadow import ShadowSummary
 
 #: what stands below the table: column -> what it says; columns that are not shown are left out
 _MEANINGS: dict[Kind, dict[str, str]] = {
@@ -178,7 +178,7 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
     from rich.console import Console
     from rich.table import Table
 
-    from gtrace.report.policies import seconds_to_loss
+    from gtrace.report.analysis.runs import seconds_to_loss
 
     settings, results = study.settings, study.results
     has_accuracy = any(result.accuracy is not None for result in results)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster, Network
-    from gtrace.report.runs import Run as Logged
+    from gtrace.report.analysis.runs import Run as Logged
     from gtrace.training import RunResult, Study
 
 
@@ -65,8 +65,8 @@ def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) 
     if cluster is not None and settings.kind != "weight":
         raise UsageError("--step-time: neural gradients do not travel between workers; choose --kind weight")
     task = settings.task or DEFAULT_TASK
-    from gtrace.training.plans import run_name
-    from gtrace.training.policy import FIXED, PolicySpec
+    from gtrace.training.policies import FIXED, PolicySpec
+    from gtrace.training.settings import run_name
 
     choosing = [PolicySpec.parse(text) for text in settings.policies or (FIXED,)]
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
@@ -122,8 +122,8 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
     """The results so far, and what they save between the machines of ``cluster``, on stdout."""
     settings, savings = study.settings, savings_of_log(path, cluster)
     from gtrace.report import analyze_runs
-    from gtrace.report.policies import chosen_bits, common_loss
-    from gtrace.report.savings_tables import savings_json
+    from gtrace.report.analysis.runs import chosen_bits, common_loss
+    from gtrace.report.sections.savings import savings_json
     from gtrace.runlog import read_runlog
 
     logged = {(run.spec, run.seed): run for run in analyze_runs(read_runlog(path)).runs}
@@ -168,7 +168,7 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
 
 
 def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: float) -> dict[str, Any]:
-    from gtrace.report.policies import seconds_to_loss
+    from gtrace.report.analysis.runs import seconds_to_loss
 
     tally = result.tally
     shadow, worst = result.shadow, result.shadow.worst

@@ -12,39 +12,40 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gtrace.report.analysis import SweepAnalysis, analyze
-    from gtrace.report.export import to_json, to_markdown
-    from gtrace.report.gallery import draw, figure_names
-    from gtrace.report.html import to_html
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.run_logs import RunLogAnalysis, analyze_runs
+    from gtrace.report.analysis.sweep import analyze
+    from gtrace.report.figures.gallery import draw, figure_names
     from gtrace.report.inputs import Report, load_report, make_report, newest_results
-    from gtrace.report.latex import to_latex
-    from gtrace.report.records import to_csv, to_json_lines, to_parquet
-    from gtrace.report.runs import RunLogAnalysis, analyze_runs
-    from gtrace.report.text import print_report
-    from gtrace.report.write import default_page, write_html, write_report
+    from gtrace.report.render.files import default_page, write_html, write_report
+    from gtrace.report.render.html import to_html
+    from gtrace.report.render.latex import to_latex
+    from gtrace.report.render.markdown import to_markdown
+    from gtrace.report.render.records import to_csv, to_json, to_json_lines, to_parquet
+    from gtrace.report.render.text import print_report
 
 _HOMES = {
     "Report": "inputs",
-    "RunLogAnalysis": "runs",
-    "SweepAnalysis": "analysis",
-    "analyze": "analysis",
-    "analyze_runs": "runs",
-    "default_page": "write",
-    "draw": "gallery",
-    "figure_names": "gallery",
+    "RunLogAnalysis": "analysis.run_logs",
+    "SweepAnalysis": "analysis.results",
+    "analyze": "analysis.sweep",
+    "analyze_runs": "analysis.run_logs",
+    "default_page": "render.files",
+    "draw": "figures.gallery",
+    "figure_names": "figures.gallery",
     "load_report": "inputs",
     "make_report": "inputs",
     "newest_results": "inputs",
-    "print_report": "text",
-    "to_csv": "records",
-    "to_html": "html",
-    "to_json": "export",
-    "to_json_lines": "records",
-    "to_latex": "latex",
-    "to_markdown": "export",
-    "to_parquet": "records",
-    "write_html": "write",
-    "write_report": "write",
+    "print_report": "render.text",
+    "to_csv": "render.records",
+    "to_html": "render.html",
+    "to_json": "render.records",
+    "to_json_lines": "render.records",
+    "to_latex": "render.latex",
+    "to_markdown": "render.markdown",
+    "to_parquet": "render.records",
+    "write_html": "render.files",
+    "write_report": "render.files",
 }
 
 __all__ = [

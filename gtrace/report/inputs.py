@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
-from gtrace.report.analysis import SweepAnalysis, analyze
-from gtrace.report.groups import TensorGroup, group_tensors
-from gtrace.report.runs import RunLogAnalysis, analyze_runs
-from gtrace.report.savings import Savings, savings_of_runs, savings_of_sweep
-from gtrace.report.seeds import RunPool, pool_runs
-from gtrace.report.side_by_side import SideBySide, side_by_side
-from gtrace.report.traces import TraceSummary, summarize_trace
+from gtrace.report.analysis.groups import TensorGroup, group_tensors
+from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
+from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep
+from gtrace.report.analysis.side_by_side import SideBySide, side_by_side
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.runlog import read_runlog
-from gtrace.sweep.results import ResultStore, SweepResult
+from gtrace.sweep.store import ResultStore, SweepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.costs import Cluster
     from gtrace.planning import Plan
-    from gtrace.report.cells import Coder
-    from gtrace.report.evidence import Comparison
+    from gtrace.report.analysis.cells import Coder
+    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.results import SweepAnalysis
 
 SWEEP_SUFFIX = ".sweep.db"
 RUN_SUFFIX = ".jsonl"
@@ -94,7 +94,7 @@ def make_report(
         traces: traces, of which the table of contents is read.
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
-        groups: of tensors, as :func:`gtrace.report.groups.group_tensors` reads them, that every sweep is summed up by.
+        groups: of tensors, as :func:`gtrace.report.analysis.groups.group_tensors` reads them.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
         cluster: for which savings are computed; None for none.
         plans: files, or plans that are in memory.

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep, parse_steps
 from gtrace.trace import open_trace
-from gtrace.trace.agreement import agreement
+from gtrace.trace.choose import agreement
 
 STEPS = 3
 

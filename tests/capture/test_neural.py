@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gtrace.capture.neural import MOST_CALLS
 from gtrace.capture.options import parse_steps
-from gtrace.trace.variable_length import sample_indices
+from gtrace.trace.rows import sample_indices
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep, parse_steps
-from gtrace.trace.exporting import export_trace
+from gtrace.trace.io.exporting import export_trace
 
 
 class Generator(nn.Sequential):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gtrace.cli import main
-from gtrace.report.runs import analyze_runs
+from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
 from gtrace.training import task_names
 

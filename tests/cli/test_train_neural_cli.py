@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gtrace.cli import main
-from gtrace.report.runs import analyze_runs
+from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
 
 SMALL = ["--kind", "neural", "--task", "digits-mlp", "--steps", "4", "--batch-size", "16"]

@@ -79,7 +79,8 @@ def test_the_recipe_has_what_the_page_shows(ran):
 
 def test_what_is_said_to_reproduce_does(ran):
     from gtrace.fitting.magnitudes import LAWS
-    from gtrace.report.laws import law_sections, mean_over_layers
+    from gtrace.report.analysis.traces import law_sections
+    from gtrace.report.analysis.traces import mean_over_layers
     from gtrace.trace import open_trace
 
     with open_trace(ran[0] / "cnn.zarr") as trace:

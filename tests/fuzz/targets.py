@@ -34,19 +34,19 @@ from gtrace.codecs.registry import split_specs
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
 from gtrace.planning import Budget, make_plan, save_plan
-from gtrace.report import markup
 from gtrace.report.inputs import make_report
-from gtrace.report.text import print_report
+from gtrace.report.render import markup
+from gtrace.report.render.text import print_report
 from gtrace.runlog import RunLogWriter
+from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand
 from gtrace.testing import fitted
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.foreign import NpyFile, NpzFile, SafetensorsFile
+from gtrace.trace.io.foreign import NpyFile, NpzFile, SafetensorsFile
 from gtrace.trace.journal import parse_journal
-from gtrace.trace.sketched import SketchPlan
-from gtrace.training.schedule import RefitSchedule
+from gtrace.trace.sketches import SketchPlan
 from gtrace.types import Key
-from gtrace.workflows.reproduce.runner import read_result
+from gtrace_experiments.reproduce.runner import read_result
 
 if TYPE_CHECKING:
     from gtrace.errors import TraceError

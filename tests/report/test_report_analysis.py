@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from helpers_report import LAYERS, METHODS, STEPS, result_of, row, rows_of
 
-from gtrace.report.analysis import analyze
-from gtrace.report.families import label
+from gtrace.report.analysis.families import label
+from gtrace.report.analysis.sweep import analyze
 
 
 def by_spec(analysis):

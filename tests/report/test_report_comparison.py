@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from gtrace.report.comparison import at_bits, pareto_front
+from gtrace.report.analysis.equal_bits import at_bits, pareto_front
 
 NAN = math.nan
 

@@ -11,14 +11,15 @@ from helpers_report import EVIL, fitted_rows, result_of, row, rows_of, write_run
 from rich.console import Console
 
 from gtrace.errors import UsageError
-from gtrace.report import records
-from gtrace.report.export import markdown_text, to_json, to_markdown
 from gtrace.report.inputs import make_report
-from gtrace.report.latex import latex_text, to_latex
 from gtrace.report.names import literal
-from gtrace.report.records import all_records, plain, to_csv, to_json_lines, to_parquet
-from gtrace.report.sections import sections
-from gtrace.report.text import print_report
+from gtrace.report.plain import plain
+from gtrace.report.render import records
+from gtrace.report.render.latex import latex_text, to_latex
+from gtrace.report.render.markdown import markdown_text, to_markdown
+from gtrace.report.render.records import all_records, to_csv, to_json, to_json_lines, to_parquet
+from gtrace.report.render.text import print_report
+from gtrace.report.sections.section import sections
 
 
 def stateful():

@@ -6,9 +6,9 @@ import pytest
 from helpers_report import result_of, row
 
 from gtrace.errors import UsageError
-from gtrace.report.analysis import analyze
-from gtrace.report.bd_rate import bd_rate, envelope
-from gtrace.report.verdict import sweep_verdict
+from gtrace.report.analysis.bd_rate import bd_rate, envelope
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.sections.sweep_words import sweep_verdict
 
 STEPS = tuple(range(0, 400, 10))
 

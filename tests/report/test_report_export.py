@@ -8,10 +8,10 @@ from helpers_report import EVIL, result_of, row, rows_of, write_runs
 
 from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
-from gtrace.report.export import markdown_text, to_json, to_markdown
 from gtrace.report.inputs import make_report
-from gtrace.report.latex import to_latex
-from gtrace.report.records import to_csv
+from gtrace.report.render.latex import to_latex
+from gtrace.report.render.markdown import markdown_text, to_markdown
+from gtrace.report.render.records import to_csv, to_json
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,15 @@ from helpers_report import EVIL, LAYERS, METHODS, result_of, row, rows_of, write
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from gtrace.report import figures, heatmap, training
-from gtrace.report.analysis import analyze
-from gtrace.report.gallery import run_plates, sweep_plates
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.runs import running_mean
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.figures import heatmap, training
+from gtrace.report.figures import sweep as figures
+from gtrace.report.figures.gallery import run_specs, sweep_specs
+from gtrace.report.figures.style import _METHODS, DARK, look
+from gtrace.report.figures.svg import render
 from gtrace.report.names import shorten_all
-from gtrace.report.policies import running_mean
-from gtrace.report.runs import analyze_runs
-from gtrace.report.style import _METHODS, DARK, look
-from gtrace.report.svg import render
 from gtrace.runlog import read_runlog
 
 
@@ -168,20 +169,20 @@ def test_running_mean_by_hand():
 
 
 def test_gallery_offers_what_there_is(sweep, runs):
-    assert [p.name for p in sweep_plates(sweep)] == [
+    assert [p.name for p in sweep_specs(sweep)] == [
         "rate-distortion",
         "variance-over-steps",
         "layers",
         "bits-over-steps",
         "wasserstein",
     ]
-    assert [p.name for p in run_plates(runs)] == [
+    assert [p.name for p in run_specs(runs)] == [
         "training-over-steps",
         "training-over-bits",
         "training-bits",
         "averaged-gradient",
     ]
-    for plate in (*sweep_plates(sweep), *run_plates(runs)):
+    for plate in (*sweep_specs(sweep), *run_specs(runs)):
         assert isinstance(plate.draw(), Figure)
         assert plate.caption.endswith((".", "?"))
 

@@ -12,7 +12,8 @@ import gtrace
 from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
 from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
-from gtrace.report.groups import OTHERS, group_table, group_tensors
+from gtrace.report.analysis.groups import OTHERS, group_tensors
+from gtrace.report.sections.groups import group_table
 from gtrace.trace import Trace
 
 SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}

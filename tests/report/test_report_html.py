@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 from helpers_report import EVIL, LAYERS, PROVENANCE, result_of, row, rows_of, write_runs
 
-from gtrace.report.html import flatten, to_html
 from gtrace.report.inputs import make_report
+from gtrace.report.render.html import flatten, to_html
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 

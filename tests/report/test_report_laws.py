@@ -6,12 +6,12 @@ from helpers_laws import LAYERS, STEPS, gradient, memory_trace, write_laws
 
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
 from gtrace.fitting.sparsity import RULES
-from gtrace.report import law_figures as figures
 from gtrace.report import load_report, to_html, to_json, to_markdown
-from gtrace.report.gallery import law_plates, report_plates
-from gtrace.report.law_tables import cosine_table, format_table, law_table, law_tables, sparsity_table
-from gtrace.report.laws import law_sections, mean_over_layers
-from gtrace.sweep.pruning import ASKED
+from gtrace.report.analysis.traces import law_sections, mean_over_layers
+from gtrace.report.figures import laws as figures
+from gtrace.report.figures.gallery import law_specs, report_specs
+from gtrace.report.sections.traces import cosine_table, format_table, law_table, law_tables, sparsity_table
+from gtrace.sweep.laws import ASKED
 from gtrace.trace import Trace, create_trace, open_trace
 
 
@@ -29,7 +29,9 @@ def test_a_section_per_kind(tmp_path, monkeypatch):
     # Drawing is tested figure by figure.
     for name in ("distribution", "distances_over_steps", "spread_over_steps", "format_errors", "sparsity"):
         monkeypatch.setattr(figures, name, lambda _section: None)
-    monkeypatch.setattr("gtrace.report.markup.inline_svg", lambda _figure, prefix, _label: f'<svg id="{prefix}"></svg>')
+    monkeypatch.setattr(
+        "gtrace.report.render.markup.inline_svg", lambda _figure, prefix, _label: f'<svg id="{prefix}"></svg>'
+    )
     path = write_laws(tmp_path / "t.zarr", kinds=("weight", "neural"), steps=(0,))
     report = load_report([path])
     assert [laws.kind for laws in report.traces[0].laws] == ["weight", "neural"]
@@ -108,7 +110,7 @@ def test_the_example_is_the_largest_tensor_at_the_last_step(section):
 
 def test_plates_belong_to_tables_and_draw(section):
     titles = {table.title for table in law_tables(section)}
-    plates = law_plates(section)
+    plates = law_specs(section)
     assert [plate.name for plate in plates] == [
         "neural-distribution",
         "neural-distances-over-steps",
@@ -158,7 +160,7 @@ def test_what_has_no_law_makes_no_figure_that_fails(values):
     assert section.sentences
     for table in law_tables(section):
         assert table.rows
-    for plate in law_plates(section):
+    for plate in law_specs(section):
         assert plate.draw().axes
 
 
@@ -179,13 +181,13 @@ def test_json_and_markdown_tell_the_same(tmp_path):
 
 def test_figures_of_a_folder_have_names_of_their_own(tmp_path):
     paths = [write_laws(tmp_path / name, steps=(0,)) for name in ("a.zarr", "b.zarr")]
-    assert "neural-sparsity" in report_plates(load_report(paths[:1]))
-    assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(report_plates(load_report(paths)))
+    assert "neural-sparsity" in report_specs(load_report(paths[:1]))
+    assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(report_specs(load_report(paths)))
 
 
 def test_what_is_left_out_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr("gtrace.report.laws.MOST_TENSORS", 2)
-    monkeypatch.setattr("gtrace.report.laws.MOST_STEPS", 2)
+    monkeypatch.setattr("gtrace.report.analysis.traces.MOST_TENSORS", 2)
+    monkeypatch.setattr("gtrace.report.analysis.traces.MOST_STEPS", 2)
     (section,) = law_sections(memory_trace())
     assert [layer.info.name for layer in section.layers] == ["wide", "narrow"]
     assert section.sentences[-2:] == [

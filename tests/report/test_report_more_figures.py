@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row, rows_of, write_runs
 
-from gtrace.report import figures, heatmap, training
-from gtrace.report.analysis import analyze
-from gtrace.report.gallery import run_plates
-from gtrace.report.runs import analyze_runs
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.figures import heatmap, training
+from gtrace.report.figures import sweep as figures
+from gtrace.report.figures.gallery import run_specs
 from gtrace.runlog import read_runlog
 
 
@@ -78,13 +79,13 @@ def test_bits_of_a_run_with_its_updates(records):
 
 def test_training_against_simulated_time_where_it_is_logged(records):
     analysis = analyze_runs(records)
-    assert "training-over-time" in [plate.name for plate in run_plates(analysis)]
+    assert "training-over-time" in [plate.name for plate in run_specs(analysis)]
     loss, test = training.training_over_time(analysis).axes
     assert lines(loss)["every step of uncompressed"].get_xdata()[[0, -1]].tolist() == [0.5, 60.0]
     assert lines(test)["qsgdinf b3"].get_xdata()[0] == 10.0
     assert loss.get_xlabel() == "simulated time (s)"
     without = [{k: v for k, v in r.items() if k != "sim_seconds"} for r in records]
-    assert "training-over-time" not in [plate.name for plate in run_plates(analyze_runs(without))]
+    assert "training-over-time" not in [plate.name for plate in run_specs(analyze_runs(without))]
 
 
 def test_wasserstein_has_every_configuration(sweep):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gtrace.report import analyze_runs
-from gtrace.report.policies import chosen_bits, common_loss, running_mean, seconds_to_loss
-from gtrace.report.run_tables import run_table
-from gtrace.report.style import look
-from gtrace.report.training import bits_over_steps
+from gtrace.report.analysis.runs import chosen_bits, common_loss, running_mean, seconds_to_loss
+from gtrace.report.figures.style import look
+from gtrace.report.figures.training import bits_over_steps
+from gtrace.report.sections.training import run_table
 
 
 def records(run, losses, bits=None, seconds=2.0, **end):

@@ -6,7 +6,7 @@ from scipy import stats
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.report import predicting
-from gtrace.report.charts import draw_chart
+from gtrace.report.figures.charts import draw_chart
 
 CODECS = [f"qsgdinf:bits={bits}" for bits in range(2, 9)] + ["terngrad", "natural", "ef:topk:ratio=0.1"]
 

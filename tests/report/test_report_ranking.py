@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row
 
-from gtrace.report.analysis import analyze
-from gtrace.report.comparison import OUTCOMES, all_at_bits, at_bits, choose_targets
-from gtrace.report.evidence_tables import comparison_table
-from gtrace.report.layer_sections import layer_sections
-from gtrace.report.tables import PARETO, configuration_table, equal_bits_table
-from gtrace.report.verdict import sweep_verdict
+from gtrace.report.analysis.equal_bits import OUTCOMES, all_at_bits, at_bits, choose_targets
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.sections.sweep_tables import comparison_table, configuration_table, equal_bits_table, layer_sections
+from gtrace.report.sections.sweep_words import sweep_verdict
+from gtrace.report.tables import PARETO
 
 
 def curve(method, points, bias=0.0, **values):

@@ -8,9 +8,9 @@ import pytest
 from helpers_report import result_of, rows_of, write_runs
 
 from gtrace.report import draw, figure_names, make_report, to_csv, to_html, to_json, to_latex, to_markdown
-from gtrace.report.runs import analyze_runs
-from gtrace.report.side_by_side import compare_sweeps
-from gtrace.report.verdict import runs_verdict
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.side_by_side import compare_sweeps
+from gtrace.report.sections.training import runs_verdict
 from gtrace.runlog import read_runlog
 
 WORLD, VALUES = 4, 1000

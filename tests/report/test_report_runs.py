@@ -4,8 +4,8 @@ import pytest
 from helpers_report import write_runs
 
 from gtrace.errors import TraceError
-from gtrace.report.runs import analyze_runs
-from gtrace.report.verdict import runs_verdict
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.sections.training import runs_verdict
 from gtrace.runlog import read_runlog
 
 STUDY = {"type": "study", "version": 1, "task": "t", "workers": 4}

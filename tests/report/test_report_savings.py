@@ -10,12 +10,12 @@ import pytest
 from gtrace.costs import Cluster, Network, sent, time_step
 from gtrace.errors import UsageError
 from gtrace.report import analyze, draw, figure_names, make_report, to_json
-from gtrace.report.records import csv_tables
-from gtrace.report.runs import analyze_runs
-from gtrace.report.savings import savings_of_runs, savings_of_sweep
-from gtrace.report.savings_tables import savings_records, savings_table, savings_verdict
-from gtrace.report.sections import sections
-from gtrace.report.write import write_report
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
+from gtrace.report.render.files import write_report
+from gtrace.report.render.records import csv_tables
+from gtrace.report.sections.savings import savings_records, savings_table, savings_verdict
+from gtrace.report.sections.section import sections
 
 from ..helpers_report import result_of, row, rows_of, write_runs, write_sweep
 

@@ -6,14 +6,13 @@ import pytest
 from helpers_report import write_runs
 
 from gtrace.errors import TraceError
-from gtrace.report import shadows
-from gtrace.report.export import to_markdown
-from gtrace.report.gallery import run_plates
-from gtrace.report.html import to_html
+from gtrace.report.analysis.run_logs import analyze_runs
+from gtrace.report.figures import training as shadows
+from gtrace.report.figures.gallery import run_specs
 from gtrace.report.inputs import make_report
-from gtrace.report.run_tables import run_table, shadow_table
-from gtrace.report.runs import analyze_runs
-from gtrace.report.verdict import runs_verdict
+from gtrace.report.render.html import to_html
+from gtrace.report.render.markdown import to_markdown
+from gtrace.report.sections.training import run_table, runs_verdict, shadow_table
 from gtrace.runlog import read_runlog
 
 RUN = "qsgdinf:bits=3"
@@ -90,7 +89,7 @@ def test_words_of_neural_gradients(records):
 
 def test_figures(records):
     analysis = analyze_runs(records)
-    plates = {plate.name: plate for plate in run_plates(analysis)}
+    plates = {plate.name: plate for plate in run_specs(analysis)}
     assert list(plates) == [
         "training-over-steps",
         "training-over-bits",
@@ -142,6 +141,6 @@ def test_nothing_but_undefined_angles():
     analysis = analyze_runs([study, *shadow_records(nothing)])
     assert math.isnan(analysis.runs[0].shadow[0].cosine[0])
     assert len(runs_verdict(analysis)) == 1
-    for plate in run_plates(analysis):
+    for plate in run_specs(analysis):
         plate.draw()
     json.dumps([[cell.text for cell in row] for row in shadow_table(analysis).rows])

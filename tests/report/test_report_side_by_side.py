@@ -5,9 +5,9 @@ import pytest
 from helpers_report import result_of, row, write_runs
 from scipy import stats
 
-from gtrace.report.export import to_json, to_markdown
 from gtrace.report.inputs import make_report
-from gtrace.report.records import all_records
+from gtrace.report.render.markdown import to_markdown
+from gtrace.report.render.records import all_records, to_json
 
 STEPS = tuple(range(0, 300, 10))
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from gtrace.report.inputs import make_report
 from gtrace.report.names import number
-from gtrace.report.text import print_report
+from gtrace.report.render.text import print_report
 
 
 def printed(report, width=120, encoding="utf-8", **console):

@@ -6,9 +6,9 @@ import pytest
 
 import gtrace
 from gtrace.cli.plan import command
-from gtrace.report.analysis import analyze
-from gtrace.report.tables import configuration_table
-from gtrace.report.verdict import sweep_verdict
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.sections.sweep_tables import configuration_table
+from gtrace.report.sections.sweep_words import sweep_verdict
 from gtrace.sweep import run_sweep
 
 SIZES = {"large": 1e3, "small": 1.0}

@@ -1,9 +1,9 @@
 import pytest
 from helpers_report import result_of, row, rows_of
 
-from gtrace.report.analysis import analyze
-from gtrace.report.ranking import decisive_target
-from gtrace.report.verdict import off_target, sweep_verdict
+from gtrace.report.analysis.results import decisive_target
+from gtrace.report.analysis.sweep import analyze
+from gtrace.report.sections.sweep_words import off_target, sweep_verdict
 
 
 def curve(method, points):

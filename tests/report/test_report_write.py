@@ -9,7 +9,7 @@ import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_html, write_report
 from gtrace.report.inputs import kind_of
-from gtrace.report.write import output_kind
+from gtrace.report.render.files import output_kind
 
 
 @pytest.fixture

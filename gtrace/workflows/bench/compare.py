@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.report.bd_rate import bd_rate, envelope
-from gtrace.report.comparison import at_bits
+from gtrace.report.analysis.bd_rate import bd_rate, envelope
+from gtrace.report.analysis.equal_bits import at_bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

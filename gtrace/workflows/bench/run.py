@@ -14,10 +14,10 @@ from gtrace.codecs import codec_class, parse_spec
 from gtrace.codecs.installed import origin_of
 from gtrace.codecs.plugin import plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.report.analysis import analyze
+from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import run_sweep
+from gtrace.sweep.cluster import build
 from gtrace.sweep.run import versions
-from gtrace.sweep.tasks import build
 from gtrace.workflows.bench.compare import Duel, duel
 from gtrace.workflows.bench.traces import cache_folder, standard_traces
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gtrace.codecs import Codec
-    from gtrace.report.analysis import Family, SweepAnalysis
+    from gtrace.report.analysis.families import Family
+    from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.sweep import SweepResult
     from gtrace.workflows.bench.protocol import Protocol
     from gtrace.workflows.bench.traces import StandardTrace

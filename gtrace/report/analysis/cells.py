@@ -1,0 +1,459 @@
+"""Rows of a sweep sorted into cells, which of them are compared, and weighted sums over them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from gtrace.codecs import codec
+from gtrace.errors import UsageError
+from gtrace.report.names import natural_order
+from gtrace.sweep import EXPECTATION
+from gtrace.sweep.gradient_noise import NOISE
+from gtrace.types import WHOLE_MODEL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gtrace.sweep import SweepResult
+
+
+Source = Literal["measured", "expected", "mixed", "none"]
+_SOURCES: tuple[Source, ...] = ("none", "expected", "measured", "mixed")
+
+
+def common_cells(table: CellTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(cells,) the cells that are compared, and (configurations,) which configurations are left out.
+
+    Sums over different cells are not comparable. Starting with the best covered configuration, each further
+    one may shrink the common set, but not below half of it: one codec that was interrupted early, or that
+    fails on most tensors, must not take the others' data away.
+    """
+    covers = table.covers()
+    configurations, cells = covers.shape
+    partial = np.ones(configurations, dtype=np.bool_)
+    common = np.ones(cells, dtype=np.bool_)
+    coverage = covers.sum(axis=1)
+    enough = coverage.max(initial=0) / 2
+    for c in np.argsort(-coverage, kind="stable"):
+        smaller = common & covers[c]
+        if coverage[c] and smaller.sum() >= enough:
+            common, partial[c] = smaller, False
+    if table.whole_model[~partial].any() and not table.whole_model[~partial].all():
+        # A whole-model row holds every tensor of its step, so a step with a hole cannot be compared with it.
+        common = table.in_whole_steps(common)
+    return common, partial
+
+
+def divide(top: NDArray[np.float64], bottom: NDArray[np.float64], where: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """``top / bottom`` where it is wanted, NaN elsewhere; any shape."""
+    out = np.full(top.shape, np.nan)
+    np.divide(top, bottom, out=out, where=where)
+    return out
+
+
+class Sums:
+    """Weighted sums of a :class:`CellTable` over the cells in use.
+
+    Args:
+        table: C configurations, K cells.
+        used: (C, K) which cells each configuration is summed over.
+        weights: (S,) part of training that each step stands for.
+    """
+
+    def __init__(self, table: CellTable, used: NDArray[np.bool_], weights: NDArray[np.float64]) -> None:
+        self._table = table
+        self._used = used
+        self._by_step = weights
+        self._weights = weights[table.step]
+        self.cells: NDArray[np.int64] = used.sum(axis=1)
+
+    def ratio(self, values: NDArray[np.float64], weights: NDArray[np.float64], *, strict: bool) -> NDArray[np.float64]:
+        """``sum values weights / sum weights`` per configuration.
+
+        Args:
+            values: (C, K).
+            weights: the same shape; the weights of steps come on top.
+            strict: a missing value in a cell in use makes the sum NaN; otherwise the cell is left out.
+        """
+        known = np.isfinite(values) & np.isfinite(weights)
+        mask = self._used & known
+        bottom_terms = np.where(mask, weights * self._weights, 0)
+        top = np.where(mask, values * bottom_terms, 0).sum(axis=1)
+        bottom = bottom_terms.sum(axis=1)
+        incomplete = (self._used & ~known).any(axis=1) if strict else np.zeros(len(top), dtype=np.bool_)
+        return divide(top, bottom, (bottom > 0) & ~incomplete)
+
+    def relative_variance(self) -> NDArray[np.float64]:
+        """(C,) sum of squared errors over sum of energies."""
+        return self.relative(self._table.squared_error, self._table.energy)
+
+    def relative(self, error: NDArray[np.float64], energy: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(C,) sum of errors (C, K) over sum of energies, where the cells in use have both."""
+        used = self._used & np.isfinite(error) & np.isfinite(energy)
+        top = np.where(used, error * self._weights, 0).sum(axis=1)
+        bottom = np.where(used, energy * self._weights, 0).sum(axis=1)
+        return divide(top, bottom, bottom > 0)
+
+    def totals(self, values: NDArray[np.float64], group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
+        """(C, groups) weighted sums of ``values`` (C, K) over the cells in use; a negative group is left out."""
+        out = np.zeros((len(self._used), groups))
+        for c, used in enumerate(self._used):
+            mask = used & (group >= 0)
+            out[c] = np.bincount(group[mask], weights=(values[c] * self._weights)[mask], minlength=groups)
+        return out
+
+    def relative_variance_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
+        """(C, groups) relative variance of each group's cells; a negative group is left out."""
+        bottom = self.totals(self._table.energy, group, groups)
+        return divide(self.totals(self._table.squared_error, group, groups), bottom, bottom > 0)
+
+    def bits_by(self, group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
+        """(C, groups) bits per coordinate of each group's cells, NaN where a cell's bits are not known."""
+        bottom = self.totals(self._table.n, group, groups)
+        return divide(self.totals(self._table.bits * self._table.n, group, groups), bottom, bottom > 0)
+
+    def by_cell(self, values: NDArray[np.float64], tensors: int, steps: int) -> NDArray[np.float64]:
+        """(C, tensors, steps) ``values`` (C, K) of the cells in use as they are, NaN for holes."""
+        c, k = np.nonzero(self._used & (self._table.tensor >= 0))
+        out = np.full((len(values), tensors, steps), np.nan)
+        out[c, self._table.tensor[k], self._table.step[k]] = values[c, k]
+        return out
+
+    def step_ratio(self) -> NDArray[np.float64]:
+        """(C,) mean over steps of float32 bits over measured bits, NaN where a cell's bits are not known."""
+        table = self._table
+        out = np.full(len(table.specs), np.nan)
+        total = self.totals(32.0 * table.n, table.step, len(table.steps))
+        sent = self.totals(table.bits * table.n, table.step, len(table.steps))
+        for c in range(len(table.specs)):
+            there = total[c] > 0
+            if there.any() and (sent[c, there] > 0).all():
+                out[c] = float(np.average(total[c, there] / sent[c, there], weights=self._by_step[there]))
+        return out
+
+    def source(self, closed: NDArray[np.bool_], drawn: NDArray[np.bool_]) -> list[Source]:
+        """Where numbers came from: masks (C, K) of closed forms and of draws."""
+        has_closed = np.logical_or.reduce(self._used & closed, axis=1)
+        has_drawn = np.logical_or.reduce(self._used & drawn, axis=1)
+        return [_SOURCES[k] for k in (has_closed + 2 * has_drawn).tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class CellTable:
+    """A sweep with its draws summed up. C configurations, K cells; matrices are (C, K) with NaN for holes.
+
+    Attributes:
+        specs: canonical spec of each configuration.
+        methods: codec name of each.
+        parameters: parameters of each, None where they cannot be read.
+        nominal_bits: of each, NaN where the codec has none.
+        whole_model: (C,) the codec ran over the whole model's gradient, while others ran over tensors.
+        memory: (C,) the codec keeps memory between steps.
+        tensors: names, in natural order.
+        elements: (tensors,) number of elements.
+        steps: ascending.
+        tensor: (K,) index into ``tensors``; -1 for a cell that holds the whole model.
+        step: (K,) index into ``steps``.
+        n: elements.
+        energy: squared norm of the gradient.
+        squared_error: expected where there is a closed form, else the mean over draws.
+        error_drawn: the error is that of draws.
+        relative_bias: norm of the bias over that of the gradient, NaN where it is not known.
+        window: steps of the window of consecutive steps that ends here, NaN where none does.
+        window_error: squared norm of the sum of the errors over the window, expected or the mean over draws.
+        window_energy: squared norm of the sum of the gradients over the window.
+        bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
+        bits_drawn: the bits were measured on encoded bytes.
+        bits_shared: per coordinate, the part of them that is sent apart from payloads.
+        bits_fixed: per coordinate, with fixed-width symbols, shared bits left out.
+        bits_entropy: per coordinate, at the entropy of the symbols, likewise.
+        bits_huffman: per coordinate, with a Huffman code, likewise.
+        cosine: of decoded and original, mean over draws.
+        w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
+        mean_abs: mean |g|.
+        mean_abs_error: mean |Q(g) - g|, mean over draws.
+        optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
+        model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
+        update_error: error of Adam's update over the update, NaN where second moments are not known.
+        noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
+        noise: (K,) gradient noise, tr Cov(g), NaN where not known.
+        signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
+            fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``,
+            ``previous``, ``step N``; where several, the commonest that is not ``itself``; empty if nothing is fitted.
+    """
+
+    specs: tuple[str, ...]
+    methods: tuple[str, ...]
+    parameters: tuple[dict[str, Any] | None, ...]
+    nominal_bits: tuple[float, ...]
+    whole_model: NDArray[np.bool_]
+    memory: NDArray[np.bool_]
+    tensors: tuple[str, ...]
+    elements: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    tensor: NDArray[np.int64]
+    step: NDArray[np.int64]
+    n: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    squared_error: NDArray[np.float64]
+    error_drawn: NDArray[np.bool_]
+    relative_bias: NDArray[np.float64]
+    window: NDArray[np.float64]
+    window_error: NDArray[np.float64]
+    window_energy: NDArray[np.float64]
+    bits: NDArray[np.float64]
+    bits_drawn: NDArray[np.bool_]
+    bits_shared: NDArray[np.float64]
+    bits_fixed: NDArray[np.float64]
+    bits_entropy: NDArray[np.float64]
+    bits_huffman: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    w1_normalized: NDArray[np.float64]
+    mean_abs: NDArray[np.float64]
+    mean_abs_error: NDArray[np.float64]
+    optimal_variance: NDArray[np.float64]
+    model_variance: NDArray[np.float64]
+    update_error: NDArray[np.float64]
+    noise_ratio: NDArray[np.float64]
+    noise: NDArray[np.float64]
+    signal: NDArray[np.float64]
+    fitted_on: tuple[str, ...]
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """(C, K) where there is an error and an energy to relate it to."""
+        return np.isfinite(self.squared_error) & np.isfinite(self.energy) & (self.n > 0)
+
+    def under_coder(self, coder: Coder) -> CellTable:
+        """The same with ``bits`` under one coder for all configurations.
+
+        A configuration that uses this coder keeps the bits of its payloads. Of any other the column of the coder is
+        taken, with what is sent apart from payloads. What sends no symbols has one number of bits, whatever the coder.
+        """
+        column: NDArray[np.float64] = getattr(self, f"bits_{coder}") + np.nan_to_num(self.bits_shared)
+        own = np.array([p is not None and p.get("coder") == coder for p in self.parameters], dtype=np.bool_)
+        computed = np.isfinite(column) & ~(own[:, None] & np.isfinite(self.bits))
+        return replace(self, bits=np.where(computed, column, self.bits), bits_drawn=self.bits_drawn & ~computed)
+
+    def covers(self) -> NDArray[np.bool_]:
+        """(C, K) which tensors at which steps a configuration says something about.
+
+        A whole-model configuration covers every tensor of its steps; its own cells are nobody's.
+        """
+        covers = self.measured
+        if self.whole_model.any():
+            is_tensor = self.tensor >= 0
+            for c in np.flatnonzero(self.whole_model):
+                steps = np.zeros(len(self.steps), dtype=np.bool_)
+                steps[self.step[covers[c]]] = True
+                covers[c] = steps[self.step] & is_tensor
+        return covers
+
+    def used(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(C, K) the cells that each configuration is summed over when ``common`` (K,) are compared."""
+        used = self.measured & common
+        for c in np.flatnonzero(self.whole_model):
+            steps = np.zeros(len(self.steps), dtype=np.bool_)
+            steps[self.step[common]] = True
+            used[c] = self.measured[c] & steps[self.step]
+        return used
+
+    def in_whole_steps(self, common: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(K,) ``common`` without the steps of which it lacks a tensor."""
+        holes = np.zeros(len(self.steps), dtype=np.bool_)
+        holes[self.step[~common & (self.tensor >= 0)]] = True
+        return common & ~holes[self.step]
+
+
+def read_cells(result: SweepResult) -> CellTable:
+    """Sort the rows of a sweep into cells; several draws of a cell become their mean."""
+    specs, config = _codes(result["codec"])
+    names, tensor = _codes(result["tensor"])
+    steps, step = np.unique(np.asarray(result["step"], dtype=np.int64), return_inverse=True)
+    first = np.unique(config, return_index=True)[1]
+
+    # The whole model is a cell of its own kind only beside tensors; alone it is the one tensor there is.
+    mixed = WHOLE_MODEL in names and len(names) > 1
+    tensors = natural_order(name for name in names if not (mixed and name == WHOLE_MODEL))
+    place = {name: k for k, name in enumerate(tensors)}
+    tensor = np.array([place.get(name, -1) for name in names], dtype=np.int64)[tensor]
+    whole_model = np.ones(len(specs), dtype=np.bool_)
+    whole_model[config[tensor >= 0]] = False
+
+    keys, cell = np.unique((tensor + 1) * max(len(steps), 1) + step, return_inverse=True)
+    shape = (len(specs), len(keys))
+    fill = _Fill(config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION, shape)
+    closed = {name: fill.expected(result[name]) for name in _BOTH}
+    drawn = {name: fill.mean_of_draws(result[name]) for name in _BOTH}
+
+    def prefer(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(np.isfinite(a), a, b)
+
+    energy = prefer(closed["energy"], drawn["energy"])
+
+    def where_any(name: str) -> NDArray[np.float64]:
+        return np.where(energy == 0, 0.0, fill.expected(result[name]))
+
+    expected_bits = prefer(closed["bits_total"], closed["bits_huffman"])
+    n = prefer(closed["n"], drawn["n"])
+    cell_tensor = keys // max(len(steps), 1) - 1
+    elements = np.zeros(len(tensors), dtype=np.int64)
+    largest = np.nan_to_num(n).max(axis=0, initial=0)
+    np.maximum.at(elements, cell_tensor[cell_tensor >= 0], largest[cell_tensor >= 0].astype(np.int64))
+    return CellTable(
+        specs=tuple(specs),
+        methods=tuple(str(result["method"][i]) for i in first),
+        parameters=tuple(_parameters(result["params"][i]) for i in first),
+        nominal_bits=tuple(float(result["bits"][i]) for i in first),
+        whole_model=whole_model,
+        memory=np.array([_remembers(spec) for spec in specs], dtype=np.bool_),
+        tensors=tuple(tensors),
+        elements=elements,
+        steps=steps,
+        tensor=cell_tensor,
+        step=keys % max(len(steps), 1),
+        n=n,
+        energy=energy,
+        squared_error=prefer(closed["squared_error"], drawn["squared_error"]),
+        error_drawn=~np.isfinite(closed["squared_error"]) & np.isfinite(drawn["squared_error"]),
+        relative_bias=prefer(closed["relative_bias"], drawn["relative_bias"]),
+        window=prefer(closed["window"], drawn["window"]),
+        window_error=prefer(closed["window_error"], drawn["window_error"]),
+        window_energy=prefer(closed["window_energy"], drawn["window_energy"]),
+        bits=prefer(drawn["bits_total"], expected_bits),
+        bits_drawn=np.isfinite(drawn["bits_total"]),
+        bits_shared=prefer(drawn["bits_shared"], closed["bits_shared"]),
+        bits_fixed=prefer(drawn["bits_fixed"], closed["bits_fixed"]),
+        bits_entropy=prefer(drawn["bits_entropy"], closed["bits_entropy"]),
+        bits_huffman=prefer(drawn["bits_huffman"], closed["bits_huffman"]),
+        cosine=prefer(drawn["cosine"], closed["cosine"]),
+        w1_normalized=prefer(drawn["w1_normalized"], closed["w1_normalized"]),
+        mean_abs=prefer(drawn["mean_abs"], closed["mean_abs"]),
+        mean_abs_error=prefer(drawn["mean_abs_error"], closed["mean_abs_error"]),
+        optimal_variance=where_any("optimal_variance"),
+        model_variance=where_any("model_variance"),
+        update_error=prefer(closed["update_error"], drawn["update_error"]),
+        noise_ratio=prefer(closed["noise_ratio"], drawn["noise_ratio"]),
+        noise=_of_cells(result, tensors, steps, keys, "variance"),
+        signal=_of_cells(result, tensors, steps, keys, "signal"),
+        fitted_on=_fitted_on(config, result["fitted_on"], len(specs)),
+    )
+
+
+#: How symbols become bits: the coders that configurations can be compared under.
+Coder = Literal["fixed", "huffman", "entropy"]
+CODERS: tuple[Coder, ...] = ("fixed", "huffman", "entropy")
+#: What the column ``fitted_on`` holds where nothing is fitted.
+NOTHING_FITTED = "-"
+
+#: Columns that a row of expectations and a row of a draw may both hold.
+_BOTH = (
+    "n",
+    "energy",
+    "squared_error",
+    "relative_bias",
+    "window",
+    "window_error",
+    "window_energy",
+    "bits_total",
+    "bits_shared",
+    "bits_fixed",
+    "bits_entropy",
+    "bits_huffman",
+    "cosine",
+    "w1_normalized",
+    "mean_abs",
+    "mean_abs_error",
+    "update_error",
+    "noise_ratio",
+)
+
+
+def _of_cells(
+    result: SweepResult, tensors: list[str], steps: NDArray[np.int64], keys: NDArray[np.int64], name: str
+) -> NDArray[np.float64]:
+    """(K,) a number of the gradient noise of each cell, NaN where there is none."""
+    out = np.full(len(keys), np.nan)
+    place = {key: k for k, key in enumerate(keys.tolist())}
+    row = {tensor: (k + 1) * max(len(steps), 1) for k, tensor in enumerate(tensors)}
+    column = {step: k for k, step in enumerate(steps.tolist())}
+    for (tensor, step, what), found in result.details.items():
+        if what == NOISE and step in column:
+            # The whole model stands before all tensors, where it is not one itself.
+            k = place.get(row.get(tensor, 0) + column[step])
+            if k is not None and (tensor in row or tensor == WHOLE_MODEL):
+                out[k] = found[name]
+    return out
+
+
+class _Fill:
+    """Spread columns of rows over the (configurations, cells) matrix."""
+
+    def __init__(self, pair: NDArray[np.int64], is_expectation: NDArray[np.bool_], shape: tuple[int, int]) -> None:
+        self._shape = shape
+        self._expected = np.flatnonzero(is_expectation)
+        self._drawn = np.flatnonzero(~is_expectation)
+        self._expected_pair = pair[self._expected]
+        self._drawn_pair = pair[self._drawn]
+
+    def expected(self, column: NDArray[Any]) -> NDArray[np.float64]:
+        return self._mean(column, self._expected, self._expected_pair)
+
+    def mean_of_draws(self, column: NDArray[Any]) -> NDArray[np.float64]:
+        return self._mean(column, self._drawn, self._drawn_pair)
+
+    def _mean(self, column: NDArray[Any], rows: NDArray[np.int64], pair: NDArray[np.int64]) -> NDArray[np.float64]:
+        values = np.asarray(column, dtype=np.float64)[rows]
+        known = np.isfinite(values)
+        if not known.all():
+            values, pair = values[known], pair[known]
+        size = self._shape[0] * self._shape[1]
+        number = np.bincount(pair, minlength=size)
+        mean = np.full(size, np.nan)
+        np.divide(np.bincount(pair, weights=values, minlength=size), number, out=mean, where=number > 0)
+        return mean.reshape(self._shape)
+
+
+def _codes(column: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
+    """Distinct strings in order of appearance and each row's index into them.
+
+    Hashing takes a tenth of the time of np.unique, which sorts and compares objects.
+    """
+    values = column.tolist()
+    index = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    codes = np.fromiter(map(index.__getitem__, values), dtype=np.int64, count=len(values))
+    return [str(value) for value in index], codes
+
+
+def _fitted_on(config: NDArray[np.int64], column: NDArray[Any], configurations: int) -> tuple[str, ...]:
+    names, code = _codes(column)
+    counts = np.bincount(config * len(names) + code, minlength=configurations * len(names))
+    # The first step has nothing before it and is fitted to itself, whatever the others do.
+    order = [k for k, name in enumerate(names) if name not in ("", "None", NOTHING_FITTED, "itself")]
+    order += [k for k, name in enumerate(names) if name == "itself"]
+    out = []
+    for found in counts.reshape(configurations, len(names)):
+        others = [k for k in order if found[k]]
+        best = max(others, key=lambda k: (names[k] != "itself", int(found[k])), default=-1)
+        out.append(names[best] if best >= 0 else "")
+    return tuple(out)
+
+
+def _remembers(spec: str) -> bool:
+    """Whether a codec keeps memory between steps; one that this process does not know counts as one that does not."""
+    try:
+        return codec(spec).stateful
+    except UsageError:  # from a plugin that is not loaded here
+        return False
+
+
+def _parameters(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,343 @@
+"""How sure the comparison of methods is: paired over steps, in thirds of training, and layer by layer.
+
+Two methods are compared at equal bits on the same tensors and steps. The two configurations of each that bracket the
+wanted bits are mixed as in the headline, in logarithms; the mix is the same in every step. The ratio is that of the
+headline, of sums over all compared cells; how much each step adds to it is what its interval is made of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.report.analysis.cells import divide
+from gtrace.report.analysis.equal_bits import all_at_bits
+from gtrace.report.analysis.families import LEVEL, decisive, ranked
+from gtrace.report.statistics import Interval, bootstrap, holm, thirds
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.report.analysis.equal_bits import AtBits
+    from gtrace.report.analysis.families import Family
+
+
+#: Holm's p-value below which two methods are said to differ.
+SIGNIFICANT = 0.05
+#: Every resampling of a report draws the same blocks, so that all comparisons see the same steps.
+KEY = Key.derive(0, tensor="report", role="sample")
+#: configurations and their parts
+Mix = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two methods, or two configurations, on the same tensors and steps. Ratios are ``first / second``.
+
+    Every ratio is one of sums over steps, of the errors that methods are ranked by.
+
+    Attributes:
+        first: label of the family or spec of the configuration in the numerator.
+        second: of the one in the denominator.
+        bits: measured bits per coordinate of both, NaN where two configurations are compared as they are.
+        by_elements: log of the ratio of the headline: errors are summed over all elements and steps.
+        by_layers: log of the ratio with each layer alike: the mean over layers of the logs of their own ratios.
+        p_holm: p-value of ``by_elements`` corrected for all comparisons of the sweep, NaN where there is none.
+        thirds: third of training -> ratio in it, by elements.
+        better: part of training in which ``first`` has less error, by elements; NaN where nothing is known.
+    """
+
+    first: str
+    second: str
+    bits: float
+    by_elements: Interval
+    by_layers: Interval
+    p_holm: float
+    thirds: dict[str, float]
+    better: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the difference is beyond the noise of steps, corrected for the number of comparisons."""
+        return self.p_holm < SIGNIFICANT
+
+    @property
+    def ratio(self) -> float:
+        """Ratio of errors, by elements."""
+        return math.exp(self.by_elements.estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A third of training by step number.
+
+    Attributes:
+        name: ``early``, ``middle`` or ``late``.
+        first: first captured step of it.
+        last: last captured step of it.
+        steps: captured steps.
+        relative_variance: (configurations,) the error that methods are ranked by, NaN where not measured.
+        bits: (configurations,) measured bits per coordinate.
+        at: (families, targets) that error at equal bits of this third, NaN where it cannot be compared.
+    """
+
+    name: str
+    first: int
+    last: int
+    steps: int
+    relative_variance: NDArray[np.float64]
+    bits: NDArray[np.float64]
+    at: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """A tensor where another method than the leader makes less error at equal bits of this tensor.
+
+    Attributes:
+        tensor: name.
+        bits: measured bits per coordinate of this tensor.
+        best: label of the method with the least error there.
+        leader: label of the method that leads over all tensors.
+        ratio: error of ``best`` over that of ``leader``, summed over steps.
+        interval: log of the ratio.
+        p_holm: corrected for all tensors and methods that could have been best.
+    """
+
+    tensor: str
+    bits: float
+    best: str
+    leader: str
+    ratio: float
+    interval: Interval
+    p_holm: float
+
+    @property
+    def sure(self) -> bool:
+        """Whether the difference is beyond the noise of steps."""
+        return self.p_holm < SIGNIFICANT and self.interval.estimate < 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Errors of a sweep step by step, NaN for holes.
+
+    Attributes:
+        steps: (S,) ascending.
+        weights: (S,) part of training of each.
+        whole_error: (C, S) squared errors over all elements of a step, those of the whole model too.
+        whole_energy: (C, S) squared norms of the gradients, likewise.
+        error: (C, L, S) squared errors of each tensor.
+        energy: (C, L, S) squared norms of the gradients.
+        bits: (C,) measured bits.
+        layer_variance: (C, L) of each tensor over all steps.
+        layer_bits: (C, L) measured bits of each tensor.
+    """
+
+    steps: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    whole_error: NDArray[np.float64]
+    whole_energy: NDArray[np.float64]
+    error: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    bits: NDArray[np.float64]
+    layer_variance: NDArray[np.float64]
+    layer_bits: NDArray[np.float64]
+
+    def mix(self, at: AtBits, bits: NDArray[np.float64]) -> Mix:
+        """Configurations that stand for a method at a target, with their parts; ``bits`` (C,) tell the parts."""
+        if at.lower < 0:
+            return []
+        if at.lower == at.upper:
+            return [(at.lower, 1.0)]
+        share = float((at.target - bits[at.lower]) / (bits[at.upper] - bits[at.lower]))
+        return [(at.lower, 1 - share), (at.upper, share)]
+
+    def relative(self) -> NDArray[np.float64]:
+        """(C, S) relative variance of each step, over all elements."""
+        return divide(self.whole_error, self.whole_energy, self.whole_energy > 0)
+
+    def difference(self, first: Mix, second: Mix) -> Pair:
+        """Two mixes of configurations, step by step."""
+        parts = [*first, *((c, -part) for c, part in second)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.sum([part * np.log(self.relative()[c]) for c, part in parts], axis=0)
+        layers = [self.of_layer(parts, place) for place in range(self.error.shape[1])]
+        known = [values for values in layers if np.isfinite(values).any()]
+        return Pair(
+            self.log_ratio(parts, self.whole_error, self.whole_energy),
+            np.mean(known, axis=0) if known else np.full(len(self.steps), np.nan),
+            np.where(np.isfinite(apart), apart, np.nan),
+        )
+
+    def ratio(self, first: Mix, second: Mix, within: NDArray[np.bool_]) -> float:
+        """Ratio of two mixes over some of the steps (S,), by elements."""
+        parts = [*first, *((c, -part) for c, part in second)]
+        logs = self.log_ratio(parts, self.whole_error, self.whole_energy, within)
+        known = np.isfinite(logs)
+        return math.exp(float(np.average(logs[known], weights=self.weights[known]))) if known.any() else math.nan
+
+    def of_layer(self, parts: Mix, place: int) -> NDArray[np.float64]:
+        """:meth:`log_ratio` of a tensor alone."""
+        return self.log_ratio(parts, self.error[:, place], self.energy[:, place])
+
+    def log_ratio(
+        self,
+        parts: Mix,
+        error: NDArray[np.float64],
+        energy: NDArray[np.float64],
+        within: NDArray[np.bool_] | bool = True,
+    ) -> NDArray[np.float64]:
+        """(S,) the log of a ratio of sums over steps, and what each step adds to it: their mean is the log itself.
+
+        Args:
+            parts: configurations and the powers of their relative variances in the ratio.
+            error: (C, S) squared errors.
+            energy: (C, S) squared norms.
+            within: (S,) the steps that count.
+        """
+        chosen = [(part, values) for c, part in parts for part, values in ((part, error[c]), (-part, energy[c]))]
+        known = np.logical_and.reduce([np.isfinite(values) for _, values in chosen]) & (self.weights > 0) & within
+        out = np.full(len(self.steps), np.nan)
+        out[known] = sum(part * log_of_mean(values[known], self.weights[known]) for part, values in chosen)
+        return out
+
+
+def log_of_mean(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(S,) the log of a weighted mean, and to first order what each value adds to it; NaN without a positive mean.
+
+    >>> log_of_mean(np.array([1.0, 3.0]), np.array([0.5, 0.5])).round(4).tolist()  # log(2) - 0.5 and + 0.5
+    [0.1931, 1.1931]
+    """
+    mean = float(values @ weights) / float(weights.sum()) if len(values) else 0.0
+    return math.log(mean) + values / mean - 1 if mean > 0 else np.full(len(values), np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """(S,) logs of the ratio of two mixes, whose weighted means are the logs of ratios of sums.
+
+    Attributes:
+        elements: over all elements.
+        layers: the mean over layers.
+        alone: the log of each step's own ratio, over all elements.
+    """
+
+    elements: NDArray[np.float64]
+    layers: NDArray[np.float64]
+    alone: NDArray[np.float64]
+
+
+def compare_families(table: StepTable, families: Sequence[Family], targets: Sequence[float]) -> tuple[Comparison, ...]:
+    """The leader at each target against every other family there, Holm's correction over all of them."""
+    found = []
+    for k, target in enumerate(targets):
+        order = ranked(families, k)
+        for other in order[1:]:
+            if other.at[k].variance > 0:
+                first, second = (table.mix(family.at[k], table.bits) for family in (order[0], other))
+                found.append((order[0].label, other.label, target, first, second))
+    return _judged(table, found)
+
+
+def compare_configurations(
+    table: StepTable, specs: Sequence[str], pairs: Sequence[tuple[int, int]]
+) -> tuple[Comparison, ...]:
+    """Pairs of configurations (indices) as they are, at the bits that each takes."""
+    return _judged(table, [(specs[a], specs[b], math.nan, [(a, 1.0)], [(b, 1.0)]) for a, b in pairs])
+
+
+def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[Comparison, ...]:
+    pairs = [table.difference(one, other) for _, _, _, one, other in found]
+    intervals = [bootstrap(pair.elements, table.weights, KEY) for pair in pairs]
+    corrected = holm([interval.p for interval in intervals])
+    masks = thirds(table.steps)
+    return tuple(
+        Comparison(
+            first=first,
+            second=second,
+            bits=bits,
+            by_elements=interval,
+            by_layers=bootstrap(pair.layers, table.weights, KEY),
+            p_holm=float(p),
+            thirds={name: table.ratio(one, other, mask) for name, mask in masks},
+            better=_part(pair.alone, table.weights),
+        )
+        for (first, second, bits, one, other), pair, interval, p in zip(found, pairs, intervals, corrected, strict=True)
+    )
+
+
+def _part(logs: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    total = float(weights[np.isfinite(logs)].sum())
+    return float(weights[logs < 0].sum()) / total if total > 0 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The methods on each tensor at the decisive target, at equal bits of the tensor itself.
+
+    Attributes:
+        at: label -> (tensors,) error, NaN where the method cannot be compared; empty for fewer than two methods.
+        best: (tensors,) label of the method with the least error, empty where fewer than two can be compared.
+        choices: tensors where it is another one than the leader over all tensors, by more than :data:`LEVEL`.
+    """
+
+    at: dict[str, NDArray[np.float64]]
+    best: tuple[str, ...]
+    choices: tuple[LayerChoice, ...]
+
+
+def compare_layers(
+    table: StepTable, families: Sequence[Family], targets: Sequence[float], tensors: Sequence[str]
+) -> Layers:
+    """The methods that can be compared at the decisive target, tensor by tensor."""
+    k = decisive(families, targets)
+    order = ranked(families, k) if k >= 0 else []
+    if len(order) < 2:
+        return Layers({}, ("",) * len(tensors), ())
+    leader, tested = order[0].label, 0
+    at = {family.label: np.full(len(tensors), np.nan) for family in order}
+    labels = []
+    found: list[tuple[str, str, float, Interval]] = []
+    for place, tensor in enumerate(tensors):
+        own = _layer_mixes(table, order, targets[k], place)
+        for label, (value, _) in own.items():
+            at[label][place] = value
+        best = min(own, key=lambda label: own[label][0]) if len(own) > 1 else ""
+        labels.append(best)
+        tested += max(len(own) - 1, 0)
+        if leader not in own or len(own) < 2:
+            continue
+        ratio = own[best][0] / own[leader][0]
+        if best == leader or ratio > 1 / (1 + LEVEL):
+            continue
+        logs = table.of_layer([*own[best][1], *((c, -part) for c, part in own[leader][1])], place)
+        found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY)))
+    # Every method of every tensor could have been the best one, so all of them count.
+    unused = np.ones(max(tested - len(found), 0))
+    corrected = holm(np.concatenate([[interval.p for *_, interval in found], unused]))
+    choices = tuple(
+        LayerChoice(tensor, float(targets[k]), best, leader, ratio, interval, float(p))
+        for (tensor, best, ratio, interval), p in zip(found, corrected, strict=False)
+    )
+    return Layers(at, tuple(labels), choices)
+
+
+def _layer_mixes(
+    table: StepTable, families: Sequence[Family], target: float, place: int
+) -> dict[str, tuple[float, Mix]]:
+    """label -> error on one tensor at equal bits of this tensor, and the mix that makes it."""
+    bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
+    curves = [(bits[[*f.members]].tolist(), errors[[*f.members]].tolist()) for f in families]
+    found = {}
+    for family, at in zip(families, all_at_bits(curves, target), strict=True):
+        if at.variance > 0:
+            whole = replace(at, lower=family.members[at.lower], upper=family.members[at.upper])
+            found[family.label] = (at.variance, table.mix(whole, bits))
+    return found

@@ -1,0 +1,209 @@
+"""Training runs of a run log: curves, ends, and what a policy chose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+#: More curves than this cannot be told apart.
+MOST_SHADOWS = 8
+
+
+def worst_shadows(run: Run) -> list[ShadowCurve]:
+    """The curves with the lowest mean cosine, in the order of the model; those that have none come last."""
+
+    def order(curve: ShadowCurve) -> float:
+        mean = known_mean(curve.cosine)
+        return mean if np.isfinite(mean) else 2.0
+
+    kept = {curve.tensor for curve in sorted(run.shadow, key=order)[:MOST_SHADOWS]}
+    return [curve for curve in run.shadow if curve.tensor in kept]
+
+
+#: the running mean of the loss spans this part of the run
+WINDOW = 0.05
+#: more changes than these are put into one range
+_SHOWN = 7
+
+
+def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Mean of the last ``window`` values, of fewer at the start."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    end = np.arange(1, len(values) + 1)
+    start = np.maximum(end - window, 0)
+    return np.asarray((total[end] - total[start]) / (end - start), dtype=np.float64)
+
+
+def common_loss(runs: Sequence[Run]) -> float:
+    """A training loss that every finished run reached: the highest of their final ones; NaN where there is none.
+
+    Rounded up to three digits, so that it can be written down.
+    """
+    worst = max((run.final_loss for run in runs if run.finished and not run.diverged), default=math.nan)
+    if not (math.isfinite(worst) and worst > 0):
+        return math.nan
+    unit = 10.0 ** (math.floor(math.log10(worst)) - 2)
+    return float(f"{math.ceil(worst / unit) * unit:.3g}")
+
+
+def seconds_to_loss(run: Run, loss: float) -> float:
+    """Simulated seconds until the running mean of the training loss, over a twentieth of the run, is at ``loss``.
+
+    NaN where it never is, or where no time was simulated. The first steps, before a whole window, do not count.
+    """
+    known = np.isfinite(run.loss)
+    window = max(int(known.sum() * WINDOW), 1)
+    reached = np.flatnonzero(running_mean(run.loss[known], window)[window - 1 :] <= loss)
+    return float(run.sim_seconds[known][window - 1 + reached[0]]) if reached.size else math.nan
+
+
+def chosen_bits(run: Run) -> str:
+    """The bits that a policy chose, with the step each began at: ``2, 3 from 15, 4 from 40``; empty without one."""
+    bits = run.codec_bits[np.isfinite(run.codec_bits)].astype(int)
+    if not bits.size:
+        return ""
+    steps = run.steps[np.isfinite(run.codec_bits)]
+    changes = np.flatnonzero(np.diff(bits)) + 1
+    if changes.size <= _SHOWN:
+        return ", ".join([str(bits[0]), *(f"{bits[k]} from {steps[k]}" for k in changes)])
+    return f"{bits.min()} to {bits.max()}, mean {bits.mean():.2f}, last {bits[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowCurve:
+    """How far one weight gradient was from the exact one, over the shadow passes of a run.
+
+    Attributes:
+        tensor: name of the parameter.
+        steps: (P,) training steps of the passes.
+        cosine_alone: (P,) of the angle, where only this layer's own output gradients were compressed; NaN for none.
+        error_alone: (P,) ||compressed - exact|| / ||exact|| then.
+        cosine: (P,) of the angle, where those of all layers were compressed.
+        error: (P,) relative error then.
+    """
+
+    tensor: str
+    steps: NDArray[np.int64]
+    cosine_alone: NDArray[np.float64]
+    error_alone: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCosts:
+    """What one rank of a program gave to the others, and what a plain all-reduce in bfloat16 would have been.
+
+    Attributes:
+        up_bits: bits per value of its own gradient, payload and shared bytes.
+        down_bits: bits per value of the averages that were encoded again and sent to all; NaN without a second shot.
+        wire_bytes: all that it gave to collectives for other ranks over the run.
+        compared: steps at which the same gradients went through plain all-reduces, too.
+        relative_variance: ||average of decoded - exact average||^2 / ||exact average||^2, mean over those steps.
+        bf16_variance: the same of the all-reduce in bfloat16.
+        codec_seconds: CPU time of its encoding and decoding, mean over the steps after the first, which compiles.
+    """
+
+    up_bits: float
+    down_bits: float
+    wire_bytes: float
+    compared: int
+    relative_variance: float
+    bf16_variance: float
+    codec_seconds: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        spec: codec; ``none`` for the uncompressed run.
+        seed: of the run.
+        steps: (S,) training steps that were logged.
+        loss: (S,) training loss.
+        sent: (S,) bits that one worker has sent up to and with this step.
+        bits: (S,) bits per value that one worker has sent in this step; NaN where not logged.
+        updates: (U,) of the steps, those at which levels or codes were fitted anew.
+        sim_seconds: (S,) simulated seconds up to and with this step; NaN where the log holds none.
+        relative_variance: (S,) error of the averaged gradient over its energy.
+        eval_steps: (E,) steps at which the model was tested.
+        accuracy: (E,) test accuracy, NaN where the task has none.
+        eval_loss: (E,) test loss.
+        eval_sent: (E,) bits that one worker had sent when the model was tested.
+        eval_sim_seconds: (E,) simulated seconds then.
+        finished: the run came to its end.
+        diverged: the run says that it blew up.
+        ratio: bits that float32 would have taken over the bits sent; payload and shared bytes, sent up.
+        codec_bits: (S,) bits of the codec that a policy chose; NaN where none did.
+        shadow: one curve for each weight gradient that shadow passes compared.
+        ranks: what was exchanged between real ranks, None where no ranks trained together.
+    """
+
+    spec: str
+    seed: int
+    steps: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    sent: NDArray[np.float64]
+    bits: NDArray[np.float64]
+    updates: NDArray[np.int64]
+    sim_seconds: NDArray[np.float64]
+    relative_variance: NDArray[np.float64]
+    eval_steps: NDArray[np.int64]
+    accuracy: NDArray[np.float64]
+    eval_loss: NDArray[np.float64]
+    eval_sent: NDArray[np.float64]
+    eval_sim_seconds: NDArray[np.float64]
+    finished: bool
+    diverged: bool
+    ratio: float
+    codec_bits: NDArray[np.float64]
+    shadow: tuple[ShadowCurve, ...] = ()
+    ranks: RankCosts | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged, 0 where none was."""
+        return int(max(self.steps.max(initial=0), self.eval_steps.max(initial=0)))
+
+    @property
+    def final_accuracy(self) -> float:
+        """The last test accuracy, NaN where there is none."""
+        return last_known(self.accuracy)
+
+    @property
+    def final_eval_loss(self) -> float:
+        """The last test loss, NaN where there is none."""
+        return last_known(self.eval_loss)
+
+    @property
+    def final_loss(self) -> float:
+        """Mean training loss of the last tenth of the steps; one mini-batch alone says little."""
+        known = self.loss[np.isfinite(self.loss)]
+        return float(known[-max(len(known) // 10, 1) :].mean()) if len(known) else math.nan
+
+    @property
+    def mean_relative_variance(self) -> float:
+        """Mean over steps of the averaged gradient's relative variance, NaN where it was not logged."""
+        return known_mean(self.relative_variance)
+
+
+def known_mean(values: NDArray[np.float64]) -> float:
+    """Mean of the finite values, NaN where there are none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def last_known(values: NDArray[np.float64]) -> float:
+    """The last finite value, NaN if there is none."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else math.nan

@@ -1,0 +1,243 @@
+"""What codecs save between ranks, as numbers: measured bits put into the arithmetic of :mod:`gtrace.costs`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from gtrace.costs import assign_buckets, break_even_bandwidth, break_even_rate, coded, sent, time_step
+from gtrace.report.analysis.families import method_of
+from gtrace.report.analysis.runs import known_mean
+from gtrace.report.names import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.costs import Cluster, Exchange, StepTime
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.run_logs import RunLogAnalysis
+    from gtrace.report.analysis.runs import Run
+
+
+#: how payloads travel, the better one where there are many ranks last
+PAYLOADS: tuple[Literal["allgather", "two-shot"], ...] = ("allgather", "two-shot")
+
+#: what needs no codec: it is compared with, and not put beside
+#: what an exchange is called
+EXCHANGES: dict[Exchange, str] = {
+    "allreduce": "ring all-reduce",
+    "allgather": "all-gather",
+    "two-shot": "two-shot",
+}
+
+_PLAIN = ("none", "bf16", "fp16")
+_LARGEST = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """One codec with one way of exchanging its payloads.
+
+    Attributes:
+        spec: of the codec.
+        method: its name.
+        family: what it is compared as.
+        exchange: of the payloads.
+        bits: per value, payload and shared bytes.
+        relative_variance: its error; NaN where it was not measured.
+        pareto: no other codec of the section takes fewer bits at no more error.
+        sent_bytes: that each rank sends in a step.
+        step: how long a step takes.
+        coding: whose time ``step.codec`` is: ``measured`` in this very run, ``given`` by the reader, or empty: none.
+        over_float32: how many times as long a step with float32 gradients in an all-reduce takes: by the buckets,
+            without any overlap, with ideal overlap.
+        over_bfloat16: the same of bfloat16.
+        rate_float32: elements per second to be encoded or decoded for a step as long as float32's; infinite where
+            no codec is fast enough, NaN without one.
+        rate_bfloat16: the same of bfloat16.
+        bandwidth: bits per second above which a step is not even 1% shorter than bfloat16's; 0 for all, NaN without a
+            codec.
+    """
+
+    spec: str
+    method: str
+    family: str
+    exchange: Exchange
+    bits: float
+    relative_variance: float
+    pareto: bool
+    sent_bytes: float
+    step: StepTime
+    coding: str
+    over_float32: tuple[float, float, float]
+    over_bfloat16: tuple[float, float, float]
+    rate_float32: float
+    rate_bfloat16: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """What the codecs of a sweep or of a run log save.
+
+    Attributes:
+        name: of the results.
+        cluster: what they are computed for.
+        elements: of all gradients of a step.
+        buckets: in which they travel.
+        plain: all-reduces of float32 and of bfloat16 gradients, which need no codec.
+        rows: two for each codec, in the order of the results.
+        notes: what a reader must know.
+    """
+
+    name: str
+    cluster: Cluster
+    elements: int
+    buckets: int
+    plain: tuple[Saving, Saving]
+    rows: tuple[Saving, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What stands before the name in a heading."""
+        return f"Savings between {self.cluster.ranks} ranks:"
+
+    def best(self, spec: str) -> Saving | None:
+        """A codec with the exchange that makes its steps shortest; None where nothing is known of it."""
+        found = [row for row in self.rows if row.spec == spec]
+        return min(found, key=lambda row: row.step.seconds) if found else None
+
+
+def savings_of_sweep(analysis: SweepAnalysis, cluster: Cluster) -> Savings | None:
+    """The savings of every codec of a sweep with known bits; None where nothing of it travels between ranks.
+
+    Buckets are filled in the reverse of the trace's order. A tensor that was not measured with a codec counts with
+    the codec's mean.
+    """
+    if analysis.provenance.get("kind") == "neural" or not len(analysis.tensors):
+        return None
+    elements, notes = _ordered(analysis)
+    place = {name: k for k, name in enumerate(analysis.tensors)}
+    at = np.array([place.get(name, -1) for name in elements])
+    sizes = list(elements.values())
+    missing = int((at < 0).sum())
+    if missing and "*" not in place:
+        notes.append(f"{missing} of {count(len(at), 'tensor')} were not swept, and count with each codec's mean bits.")
+
+    def found() -> Iterator[tuple[_Codec, ArrayLike]]:
+        for k, c in enumerate(analysis.configurations):
+            if math.isfinite(c.bits) and c.method not in _PLAIN:
+                own = np.append(analysis.per_tensor_bits[k], math.nan)[at]
+                bits = np.where(np.isfinite(own), own, c.bits)
+                yield _Codec(c.spec, c.method, c.family, c.bits, c.relative_variance, c.pareto), bits
+
+    return _savings(analysis.name, cluster, sizes, list(found()), notes)
+
+
+def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
+    """The savings of every codec of a run log, means over its seeds; None where nothing of it travels between ranks.
+
+    The bits of a step are spread evenly over its tensors. The codec's own time counts where it was measured between
+    as many ranks with the same exchange.
+    """
+    sizes = list(_elements(log.study.get("tensors")).values())
+    runs = [run for run in log.runs if run.spec not in _PLAIN and math.isfinite(run.ratio) and run.ratio > 0]
+    if log.neural or log.linear or not sizes or not runs:
+        return None
+    world, exchange = log.study.get("world_size"), log.study.get("exchange")
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.spec, []).append(run)
+
+    def found() -> Iterator[tuple[_Codec, ArrayLike]]:
+        for spec, alike in grouped.items():
+            bits = float(np.mean([32 / run.ratio for run in alike]))
+            variance = known_mean(np.array([run.mean_relative_variance for run in alike]))
+            spent = known_mean(np.array([run.ranks.codec_seconds for run in alike if run.ranks is not None]))
+            measured = {exchange: spent} if world == cluster.ranks and math.isfinite(spent) else {}
+            yield _Codec(spec, method_of(spec), spec, bits, variance, True, measured), bits
+
+    return _savings(
+        log.name, cluster, sizes, list(found()), ["Bits are the mean over steps, the same for every tensor."]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    spec: str
+    method: str
+    family: str
+    bits: float
+    relative_variance: float = math.nan
+    pareto: bool = False
+    #: exchange -> seconds of coding that were measured
+    seconds: Mapping[Any, float] | None = None
+
+
+def _savings(
+    name: str, cluster: Cluster, sizes: list[int], codecs: Sequence[tuple[_Codec, ArrayLike]], notes: list[str]
+) -> Savings:
+    plain = {bits: time_step(sizes, bits, cluster, "allreduce") for bits in (32, 16)}
+
+    def row(codec: _Codec, bits: ArrayLike, exchange: Exchange) -> Saving:
+        measured = (codec.seconds or {}).get(exchange)
+        step = time_step(sizes, bits, cluster, exchange, codec_seconds=measured)
+        payload = float(np.dot(sizes, np.broadcast_to(np.asarray(bits, np.float64), len(sizes)))) / 8
+        rates, bandwidth, coding = [math.nan] * 2, math.nan, ""
+        if exchange != "allreduce":
+            elements = coded(exchange, cluster.ranks, sum(sizes))
+            rates = [break_even_rate(step, plain[bits], elements) for bits in (32, 16)]
+            bandwidth = break_even_bandwidth(sizes, bits, cluster, exchange, 16, codec_seconds=step.codec)
+            coding = "measured" if measured is not None else "given" if cluster.codec_rate else ""
+        return Saving(
+            spec=codec.spec,
+            method=codec.method,
+            family=codec.family,
+            exchange=exchange,
+            bits=codec.bits,
+            relative_variance=codec.relative_variance,
+            pareto=codec.pareto,
+            sent_bytes=sent(exchange, cluster.ranks, payload),
+            step=step,
+            coding=coding,
+            over_float32=step.speed_up(plain[32]),
+            over_bfloat16=step.speed_up(plain[16]),
+            rate_float32=rates[0],
+            rate_bfloat16=rates[1],
+            bandwidth=bandwidth,
+        )
+
+    float32 = row(_Codec("none", "none", "none", 32), 32, "allreduce")
+    bfloat16 = row(_Codec("bf16", "bf16", "bf16", 16), 16, "allreduce")
+    return Savings(
+        name=name,
+        cluster=cluster,
+        elements=sum(sizes),
+        buckets=int(assign_buckets(sizes, cluster.bucket_mb).max(initial=-1)) + 1,
+        plain=(float32, bfloat16),
+        rows=tuple(row(codec, bits, exchange) for codec, bits in codecs for exchange in PAYLOADS),
+        notes=tuple(notes),
+    )
+
+
+def _ordered(analysis: SweepAnalysis) -> tuple[dict[str, int], list[str]]:
+    """Elements of every tensor in the order of the model's parameters, and what is to be said about it."""
+    told = _elements(analysis.provenance.get("tensors"))
+    if told:
+        return told, []
+    known: NDArray[np.int64] = analysis.elements
+    note = "The sweep does not say in which order the parameters are, so that buckets follow their names."
+    return dict(zip(analysis.tensors, known.tolist(), strict=True)), [note]
+
+
+def _elements(told: Any) -> dict[str, int]:
+    """Name -> elements of a file, empty where it holds something else."""
+    if not isinstance(told, dict) or not all(type(n) is int and 0 <= n <= _LARGEST for n in told.values()):
+        return {}
+    return told if sum(told.values()) <= _LARGEST else {}

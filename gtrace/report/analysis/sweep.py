@@ -1,0 +1,414 @@
+"""What a sweep says, as numbers: rows summed up to one point per configuration, per tensor and per step.
+
+Everything that is drawn or printed about a sweep comes from :class:`SweepAnalysis`. Nothing here formats.
+
+How rows are summed up. A *cell* is one tensor at one step. In each cell a configuration has one error (the
+expectation where there is a closed form, otherwise the mean over draws), one number of bits (the mean over
+draws of what was really encoded, otherwise the expectation) and one energy. Over cells, relative variance is
+``sum w squared_error / sum w energy`` and bits per coordinate ``sum w bits n / sum w n``, so that large tensors and
+large gradients count as they do in training; ``w`` is the part of training that the step stands for. This is *by
+elements*: every element of the model counts alike. *By layers*, each layer counts alike: the geometric mean of the
+layers' relative variances. All configurations are summed over the same cells.
+
+What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
+when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.workers`.
+For one worker, without windows, it is the relative variance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gtrace.report.analysis.bd_rate import bd_rates
+from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, all_at_bits, choose_targets, pareto_front
+from gtrace.report.analysis.evidence import (
+    KEY,
+    Phase,
+    StepTable,
+    compare_families,
+    compare_layers,
+    log_of_mean,
+)
+from gtrace.report.analysis.families import Configuration, Family, Labels, Leader, decisive, label
+from gtrace.report.analysis.fits import read_fits
+from gtrace.report.analysis.notes import sweep_notes
+from gtrace.report.analysis.results import SweepAnalysis
+from gtrace.report.analysis.runs import known_mean
+from gtrace.report.analysis.safety import judge
+from gtrace.report.analysis.workers import over_windows, per_step, ranked_by, workers_of
+from gtrace.report.statistics import bootstrap, step_weights, thirds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.sweep import SweepResult
+
+
+def analyze(
+    result: SweepResult,
+    name: str = "sweep",
+    targets: Sequence[float] | None = None,
+    batch: float = math.nan,
+    *,
+    workers: int | None = None,
+    coder: Coder = "huffman",
+) -> SweepAnalysis:
+    """Sum a sweep up.
+
+    Args:
+        result: any number of rows, also none; missing numbers are NaN.
+        name: what the sweep is called in headings.
+        targets: measured bits per coordinate at which methods are compared; None takes those where most can be.
+        batch: samples of a step over all workers; NaN takes what the trace says.
+        workers: whose average is compared; None takes those of the run that was captured.
+        coder: that turns symbols into bits, for all methods alike.
+    """
+    own = read_cells(result)
+    table = own.under_coder(coder)
+    common, partial = common_cells(table)
+    used = np.where(partial[:, None], table.measured, table.used(common))
+    weights = _weights(table, used)
+    sums = Sums(table, used, weights)
+    steps = per_step(table)
+    windows = over_windows(table, steps)
+    chosen = workers or workers_of(result.provenance)
+    compared, split, basis = ranked_by(table, steps, windows, partial, chosen, coder)
+    ranked_used, ranked_weights = used, weights
+    if basis.window is not None:
+        common, partial = common_cells(compared)
+        ranked_used = np.where(partial[:, None], compared.measured, compared.used(common))
+        ranked_weights = _weights(compared, ranked_used)
+    ranked_sums = Sums(compared, ranked_used, ranked_weights)
+    parts = _Parts(
+        error=ranked_sums.relative_variance(),
+        error_bias=ranked_sums.relative(split.bias, split.energy),
+        bias=sums.relative(steps.bias, steps.energy),
+        variance=sums.relative(steps.variance, steps.energy),
+        window_error=ranked_sums.relative(windows.error, windows.energy),
+        window_variance=ranked_sums.relative(windows.variance, windows.energy),
+        bias_known=np.logical_and.reduce(np.isfinite(table.relative_bias) | ~used, axis=1),
+    )
+    order, labels, configurations = _configurations(table, sums, partial, weights, parts, own.bits)
+    layer_bits = sums.bits_by(table.tensor, len(table.tensors))
+    single = _step_table(table, sums, weights, order, configurations, layer_bits)
+    ranked_steps = _step_table(compared, ranked_sums, ranked_weights, order, configurations, layer_bits)
+    curves = _curves(configurations, [c.bits for c in configurations], [c.error for c in configurations])
+    wanted = choose_targets(list(curves.values())) if targets is None else tuple(float(t) for t in targets)
+    families = _families(configurations, wanted)
+    layers = compare_layers(ranked_steps, families, wanted, table.tensors)
+    return SweepAnalysis(
+        name=name,
+        rows=len(result),
+        configurations=configurations,
+        families=families,
+        targets=wanted,
+        tensors=tuple(table.tensors),
+        elements=table.elements,
+        energy_share=_energy_share(table, common),
+        steps=table.steps,
+        per_tensor=single.layer_variance,
+        per_step=single.relative(),
+        bits_per_step=sums.bits_by(table.step, len(table.steps))[order],
+        cells=int(common.sum()) if not partial.all() else 0,
+        notes=sweep_notes(table, common, configurations, labels, basis),
+        warnings=result.warnings,
+        provenance=result.provenance,
+        fits=read_fits(result),
+        step_weights=weights,
+        per_tensor_bits=single.layer_bits,
+        at_layers=_at_layers(ranked_steps, families, len(wanted)),
+        comparisons=compare_families(ranked_steps, families, wanted),
+        phases=_phases(table, sums, ranked_sums, order, families, wanted),
+        bd_rates=bd_rates(families, configurations),
+        layer_choices=layers.choices,
+        layer_best=layers.best,
+        layer_at=layers.at,
+        safety=judge(table, used, weights, order, result.provenance, batch),
+        table=ranked_steps,
+        single=single,
+        basis=basis,
+        step_at=_step_at(configurations, wanted, chosen),
+        coder_leaders=_coder_leaders(own, sums, order, configurations, families, wanted),
+    )
+
+
+def _weights(table: CellTable, used: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(steps,) part of training that each step stands for, 0 for steps that no codec could measure."""
+    out = np.zeros(len(table.steps))
+    there = np.unique(table.step[used.any(axis=0)])
+    out[there] = step_weights(table.steps[there])
+    return out
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    out = np.full(values.shape, np.nan)
+    np.log(values, out=out, where=values > 0)
+    return out
+
+
+def _step_table(
+    table: CellTable,
+    sums: Sums,
+    weights: NDArray[np.float64],
+    order: NDArray[np.int64],
+    configurations: Sequence[Configuration],
+    layer_bits: NDArray[np.float64],
+) -> StepTable:
+    tensors, steps = len(table.tensors), len(table.steps)
+    # Sums are weighted by the part of training that a step stands for, which these are to be without.
+    whole = [
+        divide(sums.totals(v, table.step, steps), weights, weights > 0) for v in (table.squared_error, table.energy)
+    ]
+    return StepTable(
+        steps=table.steps,
+        weights=weights,
+        whole_error=whole[0][order],
+        whole_energy=whole[1][order],
+        error=sums.by_cell(table.squared_error, tensors, steps)[order],
+        energy=sums.by_cell(table.energy, tensors, steps)[order],
+        bits=np.array([c.bits for c in configurations]),
+        layer_variance=sums.relative_variance_by(table.tensor, tensors)[order],
+        layer_bits=layer_bits[order],
+    )
+
+
+def _at_layers(table: StepTable, families: Sequence[Family], targets: int) -> NDArray[np.float64]:
+    """(families, targets) geometric mean over layers, of the mix of configurations that stands for each family."""
+    out = np.full((len(families), targets), np.nan)
+    logs = _log(table.layer_variance)
+    for f, family in enumerate(families):
+        for k, at in enumerate(family.at):
+            mix = table.mix(at, table.bits)
+            values = np.sum([part * logs[c] for c, part in mix], axis=0) if mix else np.zeros(0)
+            known = values[np.isfinite(values)]
+            if math.isfinite(at.variance) and len(known):
+                out[f, k] = math.exp(float(known.mean()))
+    return out
+
+
+def _phases(
+    table: CellTable,
+    sums: Sums,
+    ranked_sums: Sums,
+    order: NDArray[np.int64],
+    families: Sequence[Family],
+    targets: Sequence[float],
+) -> tuple[Phase, ...]:
+    """The thirds of training, each summed up like the whole: bits of all cells, errors of those that are ranked by."""
+    found = []
+    for name, mask in thirds(table.steps):
+        inside = table.steps[mask]
+        # One group, the steps of this third.
+        group = np.where(mask[table.step], 0, -1)
+        variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
+        bits = sums.bits_by(group, 1)[order, 0]
+        curves = [(bits[[*f.members]].tolist(), variance[[*f.members]].tolist()) for f in families]
+        at = [[local.variance for local in all_at_bits(curves, target)] for target in targets]
+        found.append(
+            Phase(
+                name=name,
+                first=int(inside[0]),
+                last=int(inside[-1]),
+                steps=len(inside),
+                relative_variance=variance,
+                bits=bits,
+                at=np.array(at, dtype=np.float64).reshape(len(targets), len(families)).T,
+            )
+        )
+    return tuple(found)
+
+
+class _Parts(NamedTuple):
+    """Fields of that name of configurations, (C,) each."""
+
+    error: NDArray[np.float64]
+    error_bias: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    window_error: NDArray[np.float64]
+    window_variance: NDArray[np.float64]
+    bias_known: NDArray[np.bool_]
+
+
+def _configurations(
+    table: CellTable,
+    sums: Sums,
+    partial: NDArray[np.bool_],
+    weights: NDArray[np.float64],
+    parts: _Parts,
+    measured: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
+    labels = label(table.specs, table.methods, table.parameters)
+    variance = sums.relative_variance()
+    bits = sums.ratio(table.bits, table.n, strict=True)
+    others = {
+        name: sums.ratio(getattr(table, name), table.n, strict=False)
+        for name in ("bits_fixed", "bits_entropy", "bits_huffman", "cosine", "update_error")
+    }
+    # w1 over mean |g|: numerator and denominator are summed apart, as for the whole model's gradient.
+    magnitudes = table.mean_abs * table.n
+    w1 = sums.ratio(table.w1_normalized, magnitudes, strict=False)
+    absolute = sums.ratio(divide(table.mean_abs_error, table.mean_abs, table.mean_abs > 0), magnitudes, strict=False)
+    # What one cell lacks would make the sums of different cells, so nothing is left out here.
+    optimal = sums.ratio(table.optimal_variance, table.energy, strict=True)
+    model = sums.ratio(table.model_variance, table.energy, strict=True)
+    times = divide(variance, optimal, optimal > 0)
+    step_ratio = sums.step_ratio()
+    layer_logs = _log(sums.relative_variance_by(table.tensor, len(table.tensors)))
+    top, bottom = (sums.totals(v, table.step, len(table.steps)) for v in (table.squared_error, table.energy))
+    in_steps = _in_steps(top, bottom, weights)
+    own_bits = sums.ratio(measured, table.n, strict=True)
+    compared = np.where(partial, np.nan, parts.error)
+    front = pareto_front(bits.tolist(), compared.tolist())
+    error_source = sums.source(~table.error_drawn, table.error_drawn)
+    bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
+    first = {family: k for k, family in enumerate(dict.fromkeys(labels.families))}
+    order = sorted(
+        range(len(table.specs)),
+        key=lambda c: (
+            first[labels.families[c]],
+            bits[c] if math.isfinite(bits[c]) else math.inf,
+            table.specs[c],
+        ),
+    )
+    configurations = tuple(
+        Configuration(
+            spec=table.specs[c],
+            method=table.methods[c],
+            family=labels.families[c],
+            setting=labels.settings[c],
+            nominal_bits=table.nominal_bits[c],
+            cells=int(sums.cells[c]),
+            partial=bool(partial[c]),
+            relative_variance=float(variance[c]),
+            error_source=error_source[c],
+            bits=float(bits[c]),
+            bits_source=bits_source[c],
+            bits_fixed=float(others["bits_fixed"][c]),
+            bits_entropy=float(others["bits_entropy"][c]),
+            bits_huffman=float(others["bits_huffman"][c]),
+            ratio_float32=32 / float(bits[c]) if bits[c] > 0 else math.nan,
+            step_ratio_float32=float(step_ratio[c]),
+            cosine=float(others["cosine"][c]),
+            w1_normalized=float(w1[c]),
+            optimal_variance=float(optimal[c]),
+            times_optimal=float(times[c]),
+            model_variance=float(model[c]),
+            fitted_on=table.fitted_on[c],
+            pareto=bool(front[c]),
+            mean_abs_error=float(absolute[c]),
+            layers_variance=math.exp(known_mean(layer_logs[c])),
+            in_steps=bootstrap(in_steps[c], weights, KEY),
+            update_error=float(others["update_error"][c]),
+            bits_measured=float(own_bits[c]),
+            **{name: values[c].item() for name, values in parts._asdict().items()},
+        )
+        for c in order
+    )
+    return np.array(order, dtype=np.int64), labels, configurations
+
+
+def _in_steps(
+    error: NDArray[np.float64], energy: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(C, S) logs of relative variances, and what each step adds to them; weighted sums of each step are given."""
+    out = np.full(error.shape, np.nan)
+    there = weights > 0
+    for c in range(len(error)):
+        top, bottom = (log_of_mean(sums[c, there] / weights[there], weights[there]) for sums in (error, energy))
+        out[c, there] = top - bottom
+    return out
+
+
+def _curves(
+    configurations: Sequence[Configuration], bits: Sequence[float], errors: Sequence[float]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Family -> bits and errors of its configurations that can be compared."""
+    found: dict[str, tuple[list[float], list[float]]] = {c.family: ([], []) for c in configurations}
+    for c, b, error in zip(configurations, bits, errors, strict=True):
+        if not c.partial:
+            found[c.family][0].append(b)
+            found[c.family][1].append(error)
+    return found
+
+
+def _families(configurations: tuple[Configuration, ...], targets: tuple[float, ...]) -> tuple[Family, ...]:
+    curves = _curves(configurations, [c.bits for c in configurations], [c.error for c in configurations])
+    at = [all_at_bits(list(curves.values()), target) for target in targets]
+    families = []
+    for f, name in enumerate(curves):
+        members = tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial)
+        method = next(c.method for c in configurations if c.family == name)
+        own = (_placed(found[f], members, configurations) for found in at)
+        families.append(Family(name, method, members, tuple(own)))
+    return tuple(families)
+
+
+def _placed(at: AtBits, members: Sequence[int], configurations: Sequence[Configuration]) -> AtBits:
+    """``at`` with indices of the analysis, and the part of its error that is bias."""
+    if at.lower < 0:
+        return at
+    lower, upper = members[at.lower], members[at.upper]
+    ends = [c.error_bias / c.error if c.error > 0 else 0.0 for c in (configurations[lower], configurations[upper])]
+    low, high = configurations[lower].bits, configurations[upper].bits
+    share = (at.target - low) / (high - low) if high > low else 0.0
+    return replace(at, lower=lower, upper=upper, bias=at.variance * ((1 - share) * ends[0] + share * ends[1]))
+
+
+def _step_at(configurations: Sequence[Configuration], targets: Sequence[float], workers: int) -> NDArray[np.float64]:
+    """(families, targets) error of single steps at equal bits."""
+    errors = [c.bias + c.variance / workers for c in configurations]
+    curves = list(_curves(configurations, [c.bits for c in configurations], errors).values())
+    found = [[at.variance for at in all_at_bits(curves, target)] for target in targets]
+    return np.array(found, dtype=np.float64).reshape(len(targets), len(curves)).T
+
+
+def _coder_leaders(
+    table: CellTable,
+    sums: Sums,
+    order: NDArray[np.int64],
+    configurations: Sequence[Configuration],
+    families: Sequence[Family],
+    targets: Sequence[float],
+) -> dict[str, Leader]:
+    """Coder -> who leads when all use it, at the decisive target or, where it compares nothing, at one of its own."""
+    k = decisive(families, targets)
+    found: dict[str, Leader] = {}
+    for coder in CODERS if k >= 0 else ():
+        bits = sums.ratio(table.under_coder(coder).bits, table.n, strict=True)[order]
+        curves = _curves(configurations, bits.tolist(), [c.error for c in configurations])
+        points = list(curves.values())
+        own = (_leader(points, list(curves), rate) for rate in choose_targets(points))
+        same = _leader(points, list(curves), targets[k])
+        best = same or max(
+            (leader for leader in own if leader),
+            key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)),
+            default=None,
+        )
+        if best is not None:
+            found[coder] = best
+    return found
+
+
+def _leader(curves: Sequence[tuple[list[float], list[float]]], names: Sequence[str], target: float) -> Leader | None:
+    """Who has the least error; None when fewer than two can be compared, or when nobody beats sending nothing."""
+    errors = [at.variance for at in all_at_bits(curves, target)]
+    known = [(value, name) for value, name in zip(errors, names, strict=True) if math.isfinite(value)]
+    if len(known) < 2 or min(known)[0] > 1:
+        return None
+    return Leader(min(known)[1], target, min(known)[0], len(known))
+
+
+def _energy_share(table: CellTable, common: NDArray[np.bool_]) -> NDArray[np.float64]:
+    energy = np.where(common, np.nan_to_num(table.energy).max(axis=0, initial=0), 0)
+    mask = table.tensor >= 0
+    per_tensor = np.bincount(table.tensor[mask], weights=energy[mask], minlength=len(table.tensors))
+    total = per_tensor.sum()
+    return per_tensor / total if total > 0 else np.full(len(per_tensor), np.nan)

@@ -1,0 +1,315 @@
+"""A short look at a trace: what it holds, and which laws its gradients follow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.fitting.magnitudes import LAWS
+from gtrace.fitting.sparsity import RULES
+from gtrace.report.names import count, listed
+from gtrace.sweep.formats import FormatTrial, LayerFormats
+from gtrace.sweep.laws import (
+    ASKED,
+    Cosines,
+    LayerLaws,
+    PruningCell,
+    PruningTrial,
+    Verdict,
+    follow_laws,
+    judge,
+    verdict_sentences,
+)
+from gtrace.trace.choose import choose_infos, choose_steps, steps_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from gtrace.fitting.formats import ScaleRule
+    from gtrace.fitting.magnitudes import Fit, Magnitudes
+    from gtrace.trace import TensorInfo, Trace
+
+
+#: Bits for which float formats are chosen, and the scale rule that places values: the codec's own default.
+BITS = (4, 5, 6, 7, 8)
+SCALE: ScaleRule = "max"
+#: A report looks at so many steps, of so many tensors (the largest), and of about so many elements in all.
+MOST_STEPS, MOST_TENSORS, MOST_ELEMENTS = 12, 40, 100_000_000
+#: Pruning is tried at so many of these steps.
+PRUNED_STEPS = 3
+#: Points of a Q-Q plot, evenly spaced in probability with more in both tails.
+_QUANTILES = 120
+#: Bins of a histogram.
+_BINS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The magnitudes of one gradient, ready to be drawn.
+
+    Attributes:
+        tensor: its name.
+        step: of training.
+        fit: the laws fitted to it.
+        linear_edges: float64[m + 1], from 0 to the 99.5 % quantile.
+        linear_counts: int64[m].
+        log2_edges: float64[m + 1], of log2 |g|.
+        log2_counts: int64[m].
+        probabilities: float64[q] of the quantiles.
+        quantiles: float64[q] of |g|.
+    """
+
+    tensor: str
+    step: int
+    fit: Fit
+    linear_edges: NDArray[np.float64]
+    linear_counts: NDArray[np.int64]
+    log2_edges: NDArray[np.float64]
+    log2_counts: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    quantiles: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LawSection:
+    """Everything about one kind of gradient.
+
+    Attributes:
+        kind: ``weight`` or ``neural``.
+        steps: analysed steps, rising.
+        recorded: how many steps there are.
+        layers: fits per tensor.
+        verdict: what they say together.
+        formats: the best float formats per tensor, and what they lose.
+        cells: gradients that were pruned.
+        cosines: pruning allocated evenly and by data, per step.
+        picture: a representative gradient, None without any to draw.
+        notes: what was left out.
+    """
+
+    kind: str
+    steps: tuple[int, ...]
+    recorded: int
+    layers: tuple[LayerLaws, ...]
+    verdict: Verdict
+    formats: tuple[LayerFormats, ...]
+    cells: tuple[PruningCell, ...]
+    cosines: tuple[Cosines, ...]
+    picture: Picture | None
+    notes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Heading."""
+        return f"Which law do the {self.kind} gradients follow?"
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer in plain words, then which steps it is about."""
+        if len(self.steps) < self.recorded:
+            span = f"{len(self.steps)} of {count(self.recorded, 'recorded step')}"
+        else:
+            span = f"all {count(self.recorded, 'recorded step')}"
+        seen = f"Looked at: {span}, {listed(map(str, self.steps), MOST_STEPS)}."
+        return [*verdict_sentences(self.verdict), *self._change(), seen, *self.notes]
+
+    def _change(self) -> list[str]:
+        """How the mean distances to the two laws of the question changed over training."""
+        steps, means = mean_over_layers(self)
+        if len(steps) < 2:
+            return []
+        told = [
+            f"{name} {means[0, LAWS.index(name)]:.3f} to {means[-1, LAWS.index(name)]:.3f}"
+            for name in ("lognormal", "normal")
+        ]
+        return [f"From step {steps[0]} to {steps[-1]}: {', '.join(told)}."]
+
+    def deviations(self, rule: str) -> NDArray[np.float64]:
+        """|expected sparsity - what can be had| of a threshold rule, float64[cells, asked]."""
+        place = RULES.index(rule)
+        off: NDArray[np.float64] = np.array([np.abs(cell.expected[place] - cell.wanted) for cell in self.cells])
+        return off.reshape(-1, len(ASKED))
+
+
+def law_sections(trace: Trace) -> tuple[LawSection, ...]:
+    """One section per kind of gradient; the lowest rank stands for all. One gradient is held at a time.
+
+    Raises:
+        TraceError: a gradient is damaged.
+    """
+    sections = []
+    for kind in ("weight", "neural"):
+        infos = [info for info in trace.tensors if info.kind == kind]
+        if not all(info.sketches for info in infos):
+            sections.append(_section(trace, kind, infos))
+    return tuple(sections)
+
+
+def _section(trace: Trace, kind: str, infos: list[TensorInfo]) -> LawSection:
+    notes = []
+    ranks = sorted({info.rank for info in infos})
+    if len(ranks) > 1:
+        infos = choose_infos(trace, kind=kind, rank=ranks[0])
+        notes.append(f"Of {len(ranks)} ranks, rank {ranks[0]}.")
+    kept = [info for info in infos if not info.sketches]
+    if len(kept) < len(infos):
+        notes.append(
+            f"{len(infos) - len(kept)} of {len(infos)} tensors are kept as sketches; laws are fitted to values."
+        )
+        infos = kept
+    if len(infos) > MOST_TENSORS:
+        largest = sorted(infos, key=lambda info: -info.size)[:MOST_TENSORS]
+        notes.append(f"The {MOST_TENSORS} largest of {len(infos)} tensors; `gtrace info --fit` looks at all.")
+        infos = [info for info in infos if info in largest]
+    elements = sum(info.size for info in infos)
+    steps = choose_steps(trace, infos, most=min(MOST_STEPS, max(2, MOST_ELEMENTS // max(elements, 1))))
+    recorded = np.unique(np.concatenate([steps_of(trace, info) for info in infos])).size
+    ordered = sorted(steps)
+    places = np.unique(np.linspace(0, max(len(ordered) - 1, 0), min(PRUNED_STEPS, len(ordered))).round().astype(int))
+    pruning = PruningTrial(frozenset(ordered[place] for place in places))
+    layers: list[LayerLaws] = []
+    formats: list[LayerFormats] = []
+    largest_info = max(infos, key=lambda info: info.size)
+    pictures: list[Picture] = []
+    for info in infos:
+        trial = FormatTrial(BITS, SCALE)
+
+        def look(
+            info: TensorInfo,
+            step: int,
+            values: NDArray[np.float32],
+            magnitudes: Magnitudes,
+            fit: Fit,
+            trial: FormatTrial = trial,
+        ) -> None:
+            trial(info, step, values, magnitudes, fit)
+            pruning(info, step, values, magnitudes, fit)
+            if info is largest_info and fit.sigma > 0:
+                pictures[:] = [_picture(info.name, step, magnitudes, fit)]
+
+        layers += follow_laws(trace, [info], steps, look=look)
+        found = trial.formats(info)
+        if found is not None:
+            formats.append(found)
+    return LawSection(
+        kind,
+        tuple(ordered),
+        int(recorded),
+        tuple(layers),
+        judge(layers),
+        tuple(formats),
+        tuple(pruning.cells),
+        tuple(pruning.cosines()),
+        pictures[0] if pictures else None,
+        tuple(notes),
+    )
+
+
+def _picture(tensor: str, step: int, magnitudes: Magnitudes, fit: Fit) -> Picture:
+    logistic = 1 / (1 + np.exp(-np.linspace(-6, 6, _QUANTILES)))
+    # No quantile beyond the data: its law would be compared with the largest element over and over.
+    inside = logistic[(logistic > 0.5 / fit.count) & (logistic < 1 - 0.5 / fit.count)]
+    low, high, top = magnitudes.quantiles([0.001, 0.999, 0.995]).tolist()
+    linear = np.linspace(0, top, _BINS + 1)
+    log2 = np.linspace(np.log2(low), np.log2(high) + 1e-9, _BINS + 1)
+    return Picture(
+        tensor,
+        step,
+        fit,
+        linear,
+        magnitudes.histogram(linear),
+        log2,
+        magnitudes.histogram(2.0**log2),
+        inside,
+        magnitudes.quantiles(inside),
+    )
+
+
+def mean_over_layers(section: LawSection) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Mean distance to each law at each step, over the layers that have enough elements there.
+
+    Returns:
+        steps (int64[s]) and distances (float64[s, laws]).
+    """
+    at: dict[int, list[NDArray[np.float64]]] = {}
+    for layer in section.layers:
+        distances = layer.distances
+        for place in np.flatnonzero(layer.judged):
+            at.setdefault(int(layer.steps[place]), []).append(distances[place])
+    steps = np.array(sorted(at), np.int64)
+    return steps, np.array([np.mean(at[step], axis=0) for step in steps.tolist()]).reshape(len(steps), len(LAWS))
+
+
+def judged_layers(layers: Sequence[LayerLaws]) -> list[LayerLaws]:
+    """Layers with enough elements at any step, the most elements first."""
+    return sorted((layer for layer in layers if layer.judged.any()), key=lambda layer: -int(layer.counts.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """One recorded tensor: name, shape and number of recorded steps."""
+
+    name: str
+    shape: tuple[int, ...]
+    steps: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace holds.
+
+    Attributes:
+        name: of the file.
+        tensors: what was recorded.
+        laws: which laws the gradients follow, a section per kind of gradient.
+    """
+
+    name: str
+    tensors: tuple[TensorSummary, ...]
+    laws: tuple[LawSection, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors together."""
+        return sum(t.elements for t in self.tensors)
+
+    @property
+    def sentence(self) -> str:
+        """One line of plain words, with what to do next."""
+        steps = max((t.steps for t in self.tensors), default=0)
+        return (
+            f"{count(len(self.tensors), 'tensor')}, {count(self.elements, 'element')}, "
+            f"up to {count(steps, 'step')} each. `gtrace sweep {self.name}` measures codecs on it."
+        )
+
+
+def summarize_trace(path: Path, name: str) -> TraceSummary:
+    """Read the table of contents of a trace, and the gradients of a few steps.
+
+    Raises:
+        TraceError: missing, not a trace, damaged, or from a newer version.
+    """
+    # Zarr and HDF5 are slow to load; a report on a sweep alone does without.
+    from gtrace.trace import open_trace
+
+    with open_trace(path) as trace:
+        found = tuple(
+            TensorSummary(
+                t.name,
+                tuple(int(d) for d in t.shape),
+                len(trace.steps(t.name, kind=t.kind, optimizer=t.optimizer, rank=t.rank)),
+            )
+            for t in trace.tensors
+        )
+        return TraceSummary(name, found, law_sections(trace))

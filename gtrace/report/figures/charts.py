@@ -1,0 +1,212 @@
+"""Charts as plain data, and how they are drawn: what an experiment hands over instead of a figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gtrace.report.figures.style import Look
+
+
+#: how a curve is drawn: a line with markers at its points, points alone (also in the place of bars), a line alone, or
+#: steps
+Form: TypeAlias = Literal["line", "points", "plain", "steps"]
+#: Inches of a panel, and of the list of names beside several.
+_WIDTH, _HEIGHT = 4.3, 3.4
+#: A curve of more points than this has markers at some of them only.
+_MARKED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One curve.
+
+    Attributes:
+        label: its name in the legend.
+        x: positions; numbers, or names of categories, for bars.
+        y: values, as many; NaN where there is none.
+        low: lower ends of intervals around them; empty for none.
+        high: upper ends.
+        method: codec whose look it has; empty for the next of the palette.
+        form: how it is drawn.
+    """
+
+    label: str
+    x: tuple[float | str, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    method: str = ""
+    form: Form = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        curves: in the order of the legend.
+        title: above it.
+        x_label: of the horizontal axis.
+        y_label: of the vertical one.
+        log_x: logarithmic.
+        log_y: logarithmic.
+        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
+        lines: horizontal lines, name to value, such as what full precision reaches.
+        marks: vertical lines, name to position, such as where the learning rate falls.
+    """
+
+    curves: tuple[Curve, ...]
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    bars: bool = False
+    lines: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure of one or several panels.
+
+    Attributes:
+        panels: from left to right.
+        caption: one or two sentences that say what to see.
+        columns: panels in a row.
+    """
+
+    panels: tuple[Panel, ...]
+    caption: str
+    columns: int = 2
+
+
+def draw_chart(chart: Chart) -> Figure:
+    """A matplotlib figure of a chart; curves of the same name look the same in all panels.
+
+    A name's look is fixed by its first appearance. One legend stands beside the panels.
+    """
+    from gtrace.report.figures.style import new_figure, styled
+
+    looks = _looks(chart)
+    columns = min(chart.columns, len(chart.panels))
+    rows = -(-len(chart.panels) // columns)
+    with styled():
+        figure = new_figure(_WIDTH * columns + 2.0, _HEIGHT * rows)
+        handles: dict[str, Artist] = {}
+        for place, panel in enumerate(chart.panels):
+            axes = figure.add_subplot(rows, columns, place + 1)
+            (_bars if panel.bars else _curves)(axes, panel, looks)
+            for name, value in panel.lines:
+                _reference(axes, name, value)
+            for name, value in panel.marks:
+                _mark(axes, name, value)
+            axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        if handles:
+            figure.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False, fontsize=8.0)
+    return figure
+
+
+def _looks(chart: Chart) -> dict[str, Look]:
+    from gtrace.report.figures.style import look, series
+
+    names = dict.fromkeys(curve.label for panel in chart.panels for curve in panel.curves)
+    methods = {curve.label: curve.method for panel in chart.panels for curve in panel.curves if curve.method}
+    free = iter(series(len(names)))
+    # Several curves of one method differ in marker and dashes.
+    seen: dict[str, int] = {}
+    looks = {}
+    for name in names:
+        method = methods.get(name, "")
+        looks[name] = look(method, seen.get(method, 0)) if method else next(free)
+        seen[method] = seen.get(method, 0) + 1
+    return looks
+
+
+def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
+    from gtrace.report.figures.style import log_ticks
+
+    for curve in panel.curves:
+        own = looks[curve.label]
+        x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
+        how = own.curve() | {"markevery": max(1, len(x) // _MARKED)}
+        if curve.form == "points":
+            how |= {"linestyle": "none", "markevery": 1}
+        elif curve.form != "line":
+            how |= {"marker": "none", "drawstyle": "steps-post" if curve.form == "steps" else "default"}
+        axes.plot(x, y, **how, label=curve.label)
+        if curve.low:
+            axes.fill_between(x, curve.low, curve.high, color=own.line, alpha=0.15, linewidth=0)
+    if panel.log_x:
+        axes.set_xscale("log")
+        log_ticks(axes.xaxis)
+    elif all(float(place).is_integer() for curve in panel.curves for place in curve.x):
+        # Of bits or steps there are no halves.
+        axes.locator_params(axis="x", integer=True)
+    if panel.log_y:
+        axes.set_yscale("log")
+        log_ticks(axes.yaxis)
+
+
+def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
+    from gtrace.report.figures.style import log_ticks
+
+    categories = list(dict.fromkeys(name for curve in panel.curves for name in curve.x))
+    # Curves that share no category stand on it, not beside each other.
+    alone = sum(len(curve.x) for curve in panel.curves) == len(categories)
+    width = 0.8 / (1 if alone else max(1, len(panel.curves)))
+    if panel.log_y:
+        axes.set_yscale("log")
+    for k, curve in enumerate(panel.curves):
+        beside = 0.0 if alone else (k - (len(panel.curves) - 1) / 2) * width
+        x = np.array([categories.index(name) for name in curve.x]) + beside
+        y = np.asarray(curve.y, np.float64)
+        own = looks[curve.label]
+        if curve.form == "points":
+            axes.plot(x, y, **own.curve() | {"linestyle": "none"}, label=curve.label)
+        else:
+            # Variants of a method share its colour and differ in dashes, which bars do not have.
+            pale = bool(curve.method) and own.dash != "-"
+            axes.bar(x, y, width * 0.92, color=own.line, alpha=0.5 if pale else 1.0, label=curve.label)
+        if curve.low:
+            middle = (np.asarray(curve.low) + np.asarray(curve.high)) / 2
+            axes.errorbar(x, middle, np.asarray(curve.high) - middle, fmt="none", ecolor="#1b2330", elinewidth=1.0)
+    axes.set_xticks(range(len(categories)), [str(name) for name in categories])
+    longest = max((len(str(name)) for name in categories), default=0)
+    if longest * len(categories) > 48:
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor")
+    axes.grid(visible=False, axis="x")
+    if panel.log_y:
+        log_ticks(axes.yaxis)
+
+
+def _reference(axes: Axes, name: str, value: float) -> None:
+    from gtrace.report.figures.style import MUTED, PAPER
+
+    axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+    axes.annotate(
+        name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
+        ha="right", va="bottom", fontsize=7.5, color=MUTED,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+    )  # fmt: skip
+
+
+def _mark(axes: Axes, name: str, value: float) -> None:
+    from gtrace.report.figures.style import MUTED
+
+    axes.axvline(value, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
+    axes.annotate(
+        name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",
+        ha="right", va="top", rotation=90, fontsize=7.5, color=MUTED,
+    )  # fmt: skip

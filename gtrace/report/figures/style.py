@@ -1,0 +1,242 @@
+"""One look for every figure: colours that colour-blind readers tell apart, markers, fonts, number formats.
+
+Every colour is a key of :data:`DARK`, so that a page can exchange it in dark mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.axis import Axis
+
+
+INK = "#1b2330"
+MUTED = "#5a6577"
+GRID = "#e3e7ee"
+PAPER = "#ffffff"
+FRONT = "#9aa5b5"
+MISSING_CELL = "#eceff3"
+
+#: Line colours (Okabe and Ito's palette, without the yellow that vanishes on white) and the darker
+#: shade of each that is legible as text on white.
+_LINES = {
+    "blue": ("#0072b2", "#005f95"),
+    "orange": ("#e69f00", "#8a5f00"),
+    "green": ("#009e73", "#00755a"),
+    "vermillion": ("#d55e00", "#a84a00"),
+    "purple": ("#cc79a7", "#9b4a77"),
+    "sky": ("#56b4e9", "#1f6f9e"),
+    "grey": ("#4d5665", "#4d5664"),
+}
+
+#: colour on white -> colour on a dark page
+DARK = {
+    INK: "#e6eaf1",
+    MUTED: "#a3aec0",
+    GRID: "#2c3542",
+    PAPER: "#151a22",
+    FRONT: "#5d6a7d",
+    MISSING_CELL: "#222a35",
+    "#0072b2": "#3d9fdc",
+    "#005f95": "#6db8e8",
+    "#e69f00": "#e69f00",
+    "#8a5f00": "#f0b53a",
+    "#009e73": "#1fb98c",
+    "#00755a": "#4fd0a9",
+    "#d55e00": "#ec7a22",
+    "#a84a00": "#f59a52",
+    "#cc79a7": "#cc79a7",
+    "#9b4a77": "#e0a3c5",
+    "#56b4e9": "#7cc8f2",
+    "#1f6f9e": "#9ad6f7",
+    "#4d5665": "#b4bdcb",
+    "#4d5664": "#c3cbd7",
+}
+
+#: method -> colour, marker, line style: fixed, so that a method looks the same in every report.
+_METHODS = {
+    "none": ("grey", "o", "-"),
+    "fp16": ("grey", "s", ":"),
+    "bf16": ("grey", "D", ":"),
+    "topk": ("grey", ">", "-"),
+    "mem-sgd": ("grey", "X", "--"),
+    "randomk": ("grey", "v", ":"),
+    "dgc": ("grey", "<", "--"),
+    "adacomp": ("grey", "d", "-."),
+    "dropping": ("grey", "8", ":"),
+    "qsgd": ("orange", "o", "-"),
+    "prune": ("orange", "<", "--"),
+    "topk-prune": ("orange", ">", ":"),
+    "powersgd": ("orange", "h", "-."),
+    "qsgdinf": ("blue", "s", "-"),
+    "fp": ("blue", "p", "--"),
+    "minmax": ("blue", "8", ":"),
+    "int8": ("blue", "d", "-."),
+    "nuqsgd": ("green", "D", "-"),
+    "mcgq": ("green", "h", "-"),
+    "terngrad": ("vermillion", "^", "-"),
+    "zipml": ("vermillion", "*", "-"),
+    "signsgd": ("vermillion", "p", "--"),
+    "signum": ("vermillion", "s", ":"),
+    "ef-signsgd": ("vermillion", "X", "--"),
+    "onebit": ("vermillion", "d", "-."),
+    "natural": ("purple", "v", "-"),
+    "amq": ("purple", "X", "-"),
+    "amq-n": ("purple", "d", "--"),
+    "alq": ("sky", "P", "-"),
+    "alq-n": ("sky", "p", "--"),
+    "alqg": ("sky", "X", "-"),
+    "alqg-n": ("sky", "h", "--"),
+}
+
+#: who chose a codec's bits in training -> colour, whatever the codec's own
+_POLICIES = {"mqgrad": "vermillion", "adaptive": "green", "schedule": "purple"}
+_MARKERS = "osD^vPXhp<>d8*"
+_DASHES = ("-", "--", "-.", ":")
+#: What goes around a codec shows in how much of its marker is filled.
+_FILLS = {"": "full", "ef": "none", "rotate": "left", "momentum": "top", "accumulate": "bottom"}
+
+#: Keys are Any because matplotlib's stubs list every one as a literal, newer ones than ours may know.
+_RC: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "text.color": INK,
+    # A parameter called a$b$ is a name, not a formula.
+    "text.parse_math": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5.0,
+    "figure.facecolor": PAPER,
+    "figure.dpi": 100.0,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a curve is drawn: line colour, text colour, marker, dash pattern, part of the marker that is filled."""
+
+    line: str
+    text: str
+    marker: str
+    dash: str
+    fill: str = "full"
+
+    def curve(self) -> dict[str, Any]:
+        """Arguments of ``Axes.plot``."""
+        return {
+            "color": self.line,
+            "marker": self.marker,
+            "linestyle": self.dash,
+            "fillstyle": self.fill,
+            "markerfacecoloralt": PAPER,
+        }
+
+
+def look(method: str, variant: int = 0) -> Look:
+    """The look of a method, always the same; further families of one method differ in marker and dashes.
+
+    Args:
+        method: codec name, with ``@`` and the policy that chose its bits where one did; an unknown one gets a look of
+            its own from its name. One with a prefix, as ``ef:topk``, looks like the codec inside with its markers
+            filled in part.
+        variant: 0 for the first family of the method in a figure, 1 for the second, ...
+    """
+    around, _, name = method.rpartition(":")
+    name, _, policy = name.partition("@")
+    if name in _METHODS:
+        colour, marker, dash = _METHODS[name]
+        colour = _POLICIES.get(policy, colour)
+    else:
+        digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=2).digest()
+        colour = list(_LINES)[digest[0] % len(_LINES)]
+        marker, dash = _MARKERS[digest[1] % len(_MARKERS)], "-"
+    if variant:
+        # Markers that no other method of this colour has, each method beginning at another one.
+        alike = [own for own, (hue, _, _) in _METHODS.items() if hue == colour]
+        free = [m for m in _MARKERS if all((colour, m) != _METHODS[own][:2] for own in alike)]
+        first = 2 * alike.index(name) if name in alike else 0
+        marker = free[(first + variant - 1) % len(free)]
+        dash = _DASHES[(_DASHES.index(dash) + variant) % len(_DASHES)]
+    if around:
+        dash = _DASHES[(_DASHES.index(dash) + 2) % len(_DASHES)]
+    line, text = _LINES[colour]
+    return Look(line, text, marker, dash, _FILLS.get(around, "bottom"))
+
+
+def hue(colour: str, marker: str, dash: str) -> Look:
+    """A look from the palette, for what is no codec: blue, orange, green, vermillion, purple, sky or grey."""
+    line, text = _LINES[colour]
+    return Look(line, text, marker, dash)
+
+
+def series(count: int) -> list[Look]:
+    """Looks of ``count`` curves that are no methods, such as tensors; up to 14 differ in colour or marker."""
+    colours = list(_LINES.values())
+    return [Look(*colours[k % len(colours)], _MARKERS[k % len(_MARKERS)], _DASHES[k % 2]) for k in range(count)]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Build a figure inside this context; the caller's own matplotlib settings come back after it."""
+    with mpl.rc_context(), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes in a bitmap, and right in an SVG.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        mpl.rcdefaults()
+        mpl.rcParams.update(_RC)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches, tied to no window and no global state."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain_number(value: float, _position: int | None = None) -> str:
+    """A tick label without mathematics: 0.01, 20, 1e-7, 2e6."""
+    if value == 0:
+        return "0"
+    if 1e-4 <= abs(value) < 1e5:
+        return f"{value:.6g}"
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def log_ticks(axis: Axis) -> None:
+    """Logarithmic ticks with plain numbers; 2 and 5 are labelled too where there are few decades."""
+    low, high = sorted(axis.get_view_interval())
+    decades = 99.0 if low <= 0 else len(f"{high / low:.0f}")
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if decades <= 2 else (1.0,), numticks=9))
+    axis.set_major_formatter(FuncFormatter(plain_number))
+    axis.set_minor_formatter(NullFormatter())

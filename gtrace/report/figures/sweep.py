@@ -1,0 +1,375 @@
+"""Figures of a sweep. Each function takes an analysis and returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from gtrace.report.analysis.safety import SAFE_BIAS
+from gtrace.report.figures.labels import Label, label_curves, list_curves, make_room
+from gtrace.report.figures.style import (
+    FRONT,
+    INK,
+    MUTED,
+    PAPER,
+    Look,
+    log_ticks,
+    look,
+    new_figure,
+    plain_number,
+    styled,
+)
+from gtrace.report.names import literal, number, shorten
+from gtrace.report.tables import VIEW_BITS, configuration_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
+    from numpy.typing import NDArray
+
+    from gtrace.report.analysis.families import Family
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.safety import Safety
+
+
+VARIANCE = "relative variance  ||Q(g) − g||² / ||g||²"
+BITS = "measured bits per coordinate"
+#: Longest names that fit beside a plot, in characters.
+_NAME = 34
+#: Names of more families than this collide beside their curves.
+_FEW = 12
+#: Inches that each of them adds to a figure.
+_MORE = 0.09
+#: Factor that a logarithmic axis spans at least.
+_LEAST_SPAN = 3.0
+#: Bits up to which an axis of them stays linear.
+_MOST_BITS = 12.0
+#: The middle part of the steps that an error bar spans, and the fewest steps that have a middle.
+_MIDDLE, _FEWEST_STEPS = 0.8, 3
+#: A curve over many more steps than this has markers at some of them only.
+_MARKED = 12
+#: Lines of what is no codec.
+_DASHED = (0, (4, 2))
+#: one number, or one per step
+Values = TypeVar("Values", float, "NDArray[np.float64]")
+
+
+def rate_distortion(analysis: SweepAnalysis) -> Figure:
+    """Error against measured bits, one curve per method, with the Pareto front."""
+    with styled():
+        figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+        axes = figure.add_subplot()
+        looks = family_looks(analysis)
+        labels, lines = [], []
+        by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
+        for family in analysis.families:
+            own = looks[family.label]
+            points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
+            points = [c for c in points if _drawable(c.error)]
+            x = np.array([c.bits for c in points])
+            y = np.array([c.error for c in points])
+            lines += axes.plot(x, y, **own.curve(), label=family.label)
+            labels.append(Label(shorten(literal(family.label), _NAME), own.text, x, y))
+            members = [i for i in family.members if analysis.configurations[i] in points]
+            low, high = middle_of_steps(by_step[members])
+            axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
+        front = sorted(
+            (c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c.bits) and _drawable(c.error)
+        )
+        if front:
+            x, y = np.array(front).T
+            # A staircase, not a line from point to point: between two points nothing better was measured.
+            axes.plot(x, y, color=FRONT, linewidth=4, alpha=0.4, zorder=1, drawstyle="steps-post", label="front")
+            axes.plot(x, y, "o", markersize=10, mfc="none", mec=MUTED, mew=0.9, zorder=4, label="pareto")
+        for target in analysis.targets:
+            axes.axvline(target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+        for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
+            axes.axhline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+            _name_line(axes, name, 0.995, value, axes.get_yaxis_transform())
+        axes.set_xlabel(BITS)
+        single = analysis.basis.window is None and analysis.basis.workers == 1
+        axes.set_ylabel(VARIANCE if single else "error over the gradient's energy")
+        _frame(axes, empty=not any(len(label.x) for label in labels))
+        _bits_axis(axes, np.concatenate([np.ones(0), *(label.x for label in labels)]))
+        if front:
+            notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
+            if len(analysis.steps) >= _FEWEST_STEPS:
+                notes.append("bars: the middle 80 % of the steps")
+            axes.text(
+                1,
+                1,
+                "\n".join(notes),
+                transform=axes.transAxes,
+                ha="right",
+                va="top",
+                fontsize=7.5,
+                color=MUTED,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
+            )
+        if len(labels) > _FEW:
+            list_curves(axes, list(zip(lines, labels, strict=True)))
+        else:
+            label_curves(axes, labels)
+        return figure
+
+
+def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+    """Relative variance over training steps, of each method's configuration nearest to ``near`` bits."""
+    with styled():
+        noise = _noise_levels(analysis.safety.noise_per_step, analysis.safety)
+        figure, axes = _over_steps(analysis, analysis.per_step, near, noise)
+        axes.set_ylabel(VARIANCE)
+        return figure
+
+
+def equivalent_batch_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+    """Predicted equivalent batch size over training steps, of each method's configuration nearest to ``near`` bits."""
+    with styled():
+        safety = analysis.safety
+        told = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
+        sizes = np.where(told, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
+        full = np.full(len(analysis.steps), safety.stated_batch)
+        figure, axes = _over_steps(analysis, sizes, near, [("full precision", full)])
+        known = math.isfinite(safety.batch)
+        axes.set_ylabel("predicted equivalent batch size" if known else f"predicted batch, of {safety.stated_batch:g}")
+        return figure
+
+
+def bits_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+    """Measured bits per coordinate over training steps, with the steps at which levels and codes were fitted anew."""
+    with styled():
+        figure, axes = _over_steps(analysis, analysis.bits_per_step, near)
+        axes.set_ylabel(BITS)
+        mark_updates(axes, np.array(fitted_at(analysis), dtype=np.float64))
+        return figure
+
+
+def fitted_at(analysis: SweepAnalysis) -> list[int]:
+    """The steps of a sweep whose data levels and codes were fitted on; empty where that is every step."""
+    refit = analysis.provenance.get("refit")
+    if refit == "once":
+        return [int(step) for step in analysis.steps[:1]]
+    if not isinstance(refit, (list, tuple)):
+        return []
+    return [step for step in analysis.steps.tolist() if step in refit]
+
+
+def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
+    """Mark steps of an update by ticks that stand on the axis, and say what they are."""
+    if len(steps):
+        place = axes.get_xaxis_transform()
+        axes.plot(steps, np.zeros(len(steps)), "|", color=INK, markersize=12, mew=1.3, transform=place, label="updates")
+        axes.text(
+            1,
+            1,
+            "ticks on the axis: levels and codes fitted anew",
+            transform=axes.transAxes,
+            ha="right",
+            va="bottom",
+            fontsize=7.5,
+            color=MUTED,
+        )
+
+
+def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
+    """What plain SGD has of noise, and several workers in full precision (the papers' SGD and SuperSGD)."""
+    if not safety.known:
+        return []
+    return [
+        ("SGD: gradient noise of one worker", values),
+        (f"{safety.workers} workers in full precision", values / safety.workers),
+    ]
+
+
+def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, rotation: float = 0) -> None:
+    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    aligned = "left" if rotation else "right"
+    axes.text(
+        x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", fontsize=7.5, color=INK, bbox=box
+    )
+
+
+def _over_steps(
+    analysis: SweepAnalysis,
+    values: NDArray[np.float64],
+    near: float,
+    others: Sequence[tuple[str, NDArray[np.float64]]] = (),
+) -> tuple[Figure, Axes]:
+    """``values`` (configurations, steps) of each family's configuration nearest to ``near`` bits, on a log axis.
+
+    ``others`` are named curves (steps,) of no family.
+    """
+    figure = new_figure(8.2, 4.2 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+    axes = figure.add_subplot()
+    looks = family_looks(analysis)
+    labels, lines = [], []
+    for family in analysis.families:
+        i = analysis.nearest(family, near)
+        if i < 0:
+            continue
+        own = looks[family.label]
+        known = np.isfinite(values[i]) & (values[i] > 0)
+        x, y = analysis.steps[known].astype(np.float64), values[i][known]
+        many = len(x) > _MARKED
+        lines += axes.plot(
+            x,
+            y,
+            **own.curve(),
+            markevery=max(len(x) // _MARKED, 1),
+            linewidth=1.0 if many else 1.6,
+            label=family.label,
+        )
+        chosen = analysis.configurations[i]
+        name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
+        labels.append(Label(name, own.text, x, y))
+    for name, curve in others:
+        known = np.isfinite(curve) & (curve > 0)
+        x, y = analysis.steps[known].astype(np.float64), curve[known]
+        lines += axes.plot(x, y, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+        labels.append(Label(name, INK, x, y))
+    axes.set_xlabel("training step")
+    _frame(axes, empty=not any(len(label.x) for label in labels))
+    step_axis(axes, analysis.steps)
+    if len(labels) > _FEW:
+        list_curves(axes, list(zip(lines, labels, strict=True)))
+    elif labels:
+        make_room(axes, labels)
+        label_curves(axes, labels)
+    return figure, axes
+
+
+def wasserstein(analysis: SweepAnalysis) -> Figure:
+    """Wasserstein-1 distance of the values against relative variance, one point per configuration."""
+    with styled():
+        figure = new_figure(8.2, 4.8 + _MORE * min(max(len(analysis.families) - _FEW, 0), 24))
+        axes = figure.add_subplot()
+        looks = family_looks(analysis)
+        labels, lines = [], []
+        for family in analysis.families:
+            own = looks[family.label]
+            points = np.array(
+                sorted(
+                    (c.relative_variance, c.w1_normalized)
+                    for c in (analysis.configurations[i] for i in family.members)
+                    if _drawable(c.relative_variance) and _drawable(c.w1_normalized)
+                )
+            ).reshape(-1, 2)
+            lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)
+            labels.append(Label(shorten(literal(family.label), _NAME), own.text, *points.T))
+        for name, value in _noise_levels(analysis.safety.noise.estimate, analysis.safety):
+            axes.axvline(value, color=INK, linewidth=0.9, linestyle=_DASHED, zorder=1, label=name)
+            _name_line(axes, name, value, 0.01, axes.get_xaxis_transform(), rotation=90)
+        axes.set_xlabel(VARIANCE)
+        axes.set_ylabel("Wasserstein-1 of the values / mean |g|")
+        empty = not any(len(label.x) for label in labels)
+        _frame(axes, empty=empty)
+        if not empty:
+            axes.set_xscale("log")
+            axes.margins(x=0.08)
+            axes.autoscale_view()
+            log_ticks(axes.xaxis)
+        if len(labels) > _FEW:
+            list_curves(axes, list(zip(lines, labels, strict=True)))
+        elif not empty:
+            make_room(axes, labels)
+            label_curves(axes, labels)
+        return figure
+
+
+def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Between which values the middle 80 % of the steps lie.
+
+    Args:
+        values: (configurations, steps), NaN where not measured.
+
+    Returns:
+        (configurations,) lower and (configurations,) upper ends, NaN for a configuration of fewer than three steps.
+    """
+    low, high = np.full(len(values), np.nan), np.full(len(values), np.nan)
+    for k, row in enumerate(values):
+        known = row[np.isfinite(row) & (row > 0)]
+        if len(known) >= _FEWEST_STEPS:
+            low[k], high[k] = np.quantile(known, [(1 - _MIDDLE) / 2, (1 + _MIDDLE) / 2])
+    return low, high
+
+
+def family_looks(analysis: SweepAnalysis) -> dict[str, Look]:
+    """Look of each family: that of its method, further families of the same method told apart."""
+    seen: dict[str, int] = {}
+    looks = {}
+    for family in analysis.families:
+        looks[family.label] = look(family.method, seen.get(family.method, 0))
+        seen[family.method] = seen.get(family.method, 0) + 1
+    return looks
+
+
+def drawn_families(analysis: SweepAnalysis) -> list[Family]:
+    """The families that have at least one point to draw."""
+    return [
+        family
+        for family in analysis.families
+        if any(
+            _drawable(analysis.configurations[i].bits) and _drawable(analysis.configurations[i].relative_variance)
+            for i in family.members
+        )
+    ]
+
+
+def _drawable(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _frame(axes: Axes, *, empty: bool) -> None:
+    if empty:
+        say_empty(axes)
+        return
+    log_values(axes)
+
+
+def log_values(axes: Axes) -> None:
+    """A logarithmic vertical axis of at least a factor of three, so that a wobble of a percent looks like one."""
+    axes.set_yscale("log")
+    axes.margins(y=0.12)
+    axes.autoscale_view()
+    low, high = axes.get_ylim()
+    if high < _LEAST_SPAN * low:
+        middle = math.sqrt(low * high)
+        axes.set_ylim(middle / math.sqrt(_LEAST_SPAN), middle * math.sqrt(_LEAST_SPAN))
+    log_ticks(axes.yaxis)
+
+
+def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
+    """Bits are linear, unless sparse codes of a hundredth of a bit, or half precision, would squeeze the rest."""
+    low, high = float(bits.min(initial=math.inf)), float(bits.max(initial=0))
+    if len(bits) and (high > 100 * low or high > _MOST_BITS):
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.3, high * 1.6)
+        log_ticks(axes.xaxis)
+    else:
+        axes.set_xlim(0, 1.16 * (high or 1.0))
+
+
+def say_empty(axes: Axes) -> None:
+    """Axes without data say so, instead of standing there with ticks from 0 to 1."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)
+
+
+def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:
+    """Steps are linear, unless they were recorded in bursts that thin out, as a capture's default does."""
+    if len(steps) > 4 and steps[-1] > 20 * max(float(np.median(steps)), 1.0):
+        axes.set_xscale("symlog", linthresh=max(float(np.median(steps)), 1.0))
+        axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
+        axes.set_xlabel("training step (logarithmic beyond the first)")
+    elif len(steps) == 1:
+        axes.set_xticks([int(steps[0])], [f"{int(steps[0])}"])
+    elif len(steps):
+        ticks = MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]).tick_values(steps[0], steps[-1])
+        axes.set_xticks([t for t in ticks if steps[0] <= t <= steps[-1]])

@@ -1,0 +1,1 @@
+"""A report as a page, as text, Markdown, LaTeX and records."""

@@ -1,0 +1,217 @@
+"""Reports and figures as files: which kind, what may be overwritten, and moving them into place whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtrace.errors import OutputExistsError, UsageError
+from gtrace.planning.plan import PLAN_SUFFIXES
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
+from gtrace.report.names import count, listed
+from gtrace.report.render.latex import to_latex
+from gtrace.report.render.markdown import to_markdown
+from gtrace.report.render.records import csv_tables, csv_text, to_csv, to_json_lines, to_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.figure import Figure
+
+    from gtrace.report.figures.svg import FigureKind
+    from gtrace.sweep.store import SweepResult
+
+
+_FIGURE_SUFFIXES: dict[str, FigureKind] = {".pdf": "pdf", ".png": "png", ".svg": "svg"}
+
+
+def write_figure(report: Report, name: str, output: Path, *, force: bool = False) -> Path:
+    """Draw one figure into a file whose suffix says the format: .pdf, .png or .svg.
+
+    Raises:
+        UsageError: no such figure, another suffix, or no such folder.
+        OutputExistsError: the file exists and ``force`` is off.
+    """
+
+    # matplotlib takes half a second to load; what is refused needs none of it.
+    def drawn() -> Figure:
+        from gtrace.report.figures.gallery import draw
+
+        return draw(report, name)
+
+    return write_drawing(output, drawn, force=force)
+
+
+def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool = False) -> Path:
+    """Draw any figure into a file, see :func:`write_figure`; ``draw`` is called once nothing stands in the way.
+
+    Raises:
+        UsageError: another suffix, or no such folder.
+        OutputExistsError: the file exists and ``force`` is off.
+    """
+    if output.suffix.lower() not in _FIGURE_SUFFIXES:
+        raise UsageError(f"{output}: a figure is written as {', '.join(_FIGURE_SUFFIXES)}")
+    if not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
+    refuse([output], force=force)
+    from gtrace.report.figures.svg import render
+
+    kind: FigureKind = _FIGURE_SUFFIXES[output.suffix.lower()]
+    put(output, render(draw(), kind))
+    return output
+
+
+KINDS = (".html", ".md", ".csv", ".jsonl", ".parquet", ".tex")
+PAGE = ".report.html"
+FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
+
+
+def write_html(
+    path: Path | str,
+    sweeps: Sequence[Path | str | SweepResult] = (),
+    runs: Sequence[Path | str | Sequence[dict[str, Any]]] = (),
+    *,
+    traces: Sequence[Path | str] = (),
+    title: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write one self-contained page on sweeps and training runs.
+
+    Args:
+        path: where to; its folder must exist.
+        sweeps: result stores, or sweeps in memory.
+        runs: run logs, or their records.
+        traces: traces to list the contents of.
+        title: heading of the page.
+        force: replace what stands there.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        TraceError: an input is missing, foreign, damaged or from a newer version.
+        OutputExistsError: ``path`` exists and ``force`` is off.
+        UsageError: there is no such folder.
+    """
+    report = make_report(sweeps, runs, traces, title)
+    return write_report(report, Path(path), force=force)[0]
+
+
+def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
+    """Write a report as the suffix of ``output`` says: a page, tables of any kind, or a folder with everything.
+
+    A folder gets the page, the tables as Markdown, LaTeX, JSON lines and CSV (``configurations.csv``, ``groups.csv``,
+    ``runs.csv``, those that there are), and every figure as PNG, SVG and PDF. Nothing is written when anything would be
+    overwritten that may not be, and every file appears whole or not at all.
+
+    Returns:
+        The files, the page or table first.
+
+    Raises:
+        OutputExistsError: a file exists and ``force`` is off.
+        UsageError: unknown suffix, or no such folder.
+    """
+    kind = output_kind(output)
+    if not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
+    if kind:
+        refuse([output], force=force)
+        put(output, _render(report, kind))
+        return [output]
+    from gtrace.report.figures.gallery import report_specs
+
+    plates = report_specs(report)
+    page = output / "report.html"
+    drawings = [output / f"{name}.{suffix}" for name in plates for suffix in FIGURE_KINDS]
+    texts = [page, *(page.with_suffix(kind) for kind in (".md", ".tex", ".jsonl"))]
+    tables = {output / f"{name}.csv": rows for name, rows in csv_tables(report).items()}
+    refuse([*texts, *tables, *drawings], force=force)
+    from gtrace.report.figures.svg import render
+
+    # Rendering is what takes time and may be interrupted: the folder appears after it.
+    contents = {path: _render(report, path.suffix) for path in texts}
+    contents |= {path: csv_text(rows).encode() for path, rows in tables.items()}
+    for name, plate in plates.items():
+        figure = plate.draw()
+        for suffix in FIGURE_KINDS:
+            contents[output / f"{name}.{suffix}"] = render(figure, suffix)
+    output.mkdir(exist_ok=True)
+    for path, data in contents.items():
+        put(path, data)
+    return [*contents]
+
+
+def folder_in_words(report: Report) -> str:
+    """What a folder holds: ``5 figures, each as PNG, SVG and PDF``."""
+    from gtrace.report.figures.gallery import figure_names
+
+    kinds = listed([kind.upper() for kind in FIGURE_KINDS])
+    tables = "tables as Markdown, LaTeX, CSV and JSON lines"
+    return f"{count(len(figure_names(report)), 'figure')}, each as {kinds}; {tables}"
+
+
+def output_kind(output: Path) -> str:
+    """``.html``, ``.md``, ``.csv``, or an empty string for a folder.
+
+    Raises:
+        UsageError: another suffix.
+    """
+    if output.is_dir() or not (output.suffix or output.exists()):
+        return ""
+    if output.suffix.lower() not in KINDS:
+        raise UsageError(
+            f"{output}: a report is written as {', '.join(KINDS)} or into a folder (a name without suffix)"
+        )
+    return output.suffix.lower()
+
+
+def default_page(first: Path) -> Path:
+    """Where the page on these results goes when nobody says: ``NAME.report.html`` in the current folder."""
+    name = first.resolve().name
+    for suffix in (SWEEP_SUFFIX, RUN_SUFFIX, ".zarr.zip", ".zarr", ".h5", ".hdf5", *PLAN_SUFFIXES):
+        if name.endswith(suffix) and name != suffix:
+            name = name.removesuffix(suffix)
+            break
+    return Path(name + PAGE)
+
+
+def _render(report: Report, kind: str) -> bytes:
+    if kind == ".md":
+        return to_markdown(report).encode()
+    if kind == ".csv":
+        return to_csv(report).encode()
+    if kind == ".jsonl":
+        return to_json_lines(report).encode()
+    if kind == ".parquet":
+        return to_parquet(report)
+    if kind == ".tex":
+        return to_latex(report).encode()
+    # matplotlib takes half a second to load; tables do without.
+    from gtrace.report.render.html import to_html
+
+    return to_html(report).encode()
+
+
+def refuse(paths: Sequence[Path], *, force: bool) -> None:
+    """Raise :class:`OutputExistsError` for a folder, and for a file unless ``force`` is on."""
+    for path in paths:
+        if path.is_dir():
+            raise OutputExistsError(f"{path}: is a folder and was left untouched; choose another -o")
+        if path.exists() and not force:
+            raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write beside the place and move in, so that a reader never sees half a file."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        # A new file: in a folder that others may write to, a link of this name could lead anywhere.
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
+            file.write(data)
+        os.replace(beside, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}); choose another -o") from None
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,161 @@
+"""The report on a terminal: tables that fit its width, plain words first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gtrace.report.names import MISSING, literal
+from gtrace.report.sections.section import sections
+from gtrace.report.tables import PARETO, Cell, Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from gtrace.report.inputs import Report
+    from gtrace.report.sections.section import Section
+
+
+_STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
+#: The first column may fold down to the first width; columns are dropped until it has the second.
+_NARROWEST, _READABLE = 14, 32
+#: Lines of the table of layers; files have them all.
+MOST_LAYERS = 24
+#: Characters between two columns.
+_GAP = 3
+#: Stand-ins for what an encoding without Unicode lacks; everything else becomes an escape.
+_ASCII = {MISSING: "-", PARETO: "*", "²": "^2", "∞": "inf", "×": "x", "…": "...", "−": "-", "○": "o", "±": "+-"}
+
+
+_ASCII |= dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True))
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print every section: verdict, tables, notes, warnings.
+
+    Names are shown literally: neither markup nor terminal escapes in them have any effect.
+
+    Args:
+        report: what to print.
+        console: its width, colours and encoding are respected.
+    """
+    print_sections(sections(report, MOST_LAYERS), console, several=report.sections > 1)
+
+
+def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:
+    """Print some sections, as :func:`print_report` does; of ``several`` inputs each has its name above."""
+    page = _Page(console)
+    for section in found:
+        page.heading(section.heading, shown=several or not section.kind)
+        page.verdict(section.sentences)
+        for table in section.tables:
+            page.table(table)
+        page.lines(section.notes, "note")
+        page.lines(section.warnings, "warning")
+
+
+def print_table(table: Table, sentences: Iterable[str], console: Console) -> None:
+    """Print sentences and a table, as a section of a report has them."""
+    page = _Page(console)
+    page.verdict(sentences)
+    page.table(table)
+
+
+def print_tables(tables: Iterable[Table], notes: Iterable[str], console: Console) -> None:
+    """Print tables as in a report, and notes below them."""
+    page = _Page(console)
+    for table in tables:
+        page.table(table)
+    console.print()
+    page.lines(notes, "note")
+
+
+class _Page:
+    """Writes to a console what it can show."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._encoding = console.encoding or "utf-8"
+
+    def safe(self, text: str) -> str:
+        if not self._encoding.lower().startswith("utf"):
+            for symbol, plain in _ASCII.items():
+                if literal(symbol, self._encoding) != symbol:
+                    text = text.replace(symbol, plain)
+        return literal(text, self._encoding)
+
+    def heading(self, text: str, *, shown: bool) -> None:
+        if shown:
+            self._console.print()
+            self._console.print(Text(self.safe(text), style="bold underline"))
+
+    def verdict(self, sentences: Iterable[str]) -> None:
+        self._console.print()
+        for place, sentence in enumerate(sentences):
+            self._console.print(Text(self.safe(sentence), style="bold" if place == 0 else ""))
+
+    def lines(self, lines: Iterable[str], kind: str) -> None:
+        for line in lines:
+            head = Text(f"{kind}: ", style="yellow" if kind == "warning" else "dim")
+            self._console.print(head.append_text(Text(self.safe(line), style="")))
+
+    def table(self, table: Table) -> None:
+        self._console.print()
+        self._console.print(Text(table.title, style="bold"))
+        if not table.rows:
+            self._console.print(Text(self.safe(table.empty)))
+            return
+        kept, dropped, needed = _fit(table, self._console.width)
+        grid = RichTable(box=SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1), header_style="dim")
+        names = _width(table.columns[0], [row[0] for row in table.rows])
+        for k in kept:
+            column = table.columns[k]
+            heading = Text("\n".join(self.safe(column.heading).rsplit(" ", 1)))
+            if k == 0:
+                grid.add_column(heading, overflow="fold", min_width=min(_NARROWEST, names))
+            else:
+                grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
+        for row in table.rows:
+            grid.add_row(*(self._cell(row[k]) for k in kept))
+        if needed > self._console.width:
+            # Rich would cut numbers where even the kept columns do not fit; a terminal that wraps loses none.
+            grid.width = needed
+        self._console.print(grid, crop=False)
+        notes = list(table.notes)
+        if dropped:
+            hidden = ", ".join(table.columns[k].heading for k in dropped)
+            notes.append(f"Hidden on a terminal this narrow: {hidden}.")
+        for note in notes:
+            self._console.print(Text(self.safe(note), style="dim"))
+
+    def _cell(self, cell: Cell) -> Text:
+        text = Text(self.safe(cell.text), style=_STYLES[cell.mark])
+        if cell.detail:
+            text.append(f"\n{self.safe(cell.detail)}", style="not bold dim")
+        return text
+
+
+def _fit(table: Table, width: int) -> tuple[list[int], list[int], int]:
+    """Columns to show, columns to drop, and the width below which numbers would be cut.
+
+    The first column may fold, so it counts with less than its width.
+    """
+    needs = [_width(column, [row[k] for row in table.rows]) + _GAP for k, column in enumerate(table.columns)]
+    needs[0] = min(needs[0], _READABLE + _GAP)
+    kept = list(range(len(needs)))
+    for k in sorted(kept, key=lambda k: -table.columns[k].rank):
+        if sum(needs[j] for j in kept) <= width or table.columns[k].rank == 0:
+            break
+        kept.remove(k)
+    least = sum(needs[k] for k in kept[1:]) + min(needs[0], _NARROWEST + _GAP)
+    return kept, [k for k in range(len(needs)) if k not in kept], least
+
+
+def _width(column: Column, cells: list[Cell]) -> int:
+    lines = [*column.heading.rsplit(" ", 1), *(cell.text for cell in cells), *(cell.detail for cell in cells)]
+    return max(len(line) for line in lines)

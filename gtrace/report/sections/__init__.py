@@ -1,0 +1,1 @@
+"""The parts of a report: each with its words, tables and figures."""

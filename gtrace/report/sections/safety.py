@@ -1,0 +1,278 @@
+"""Gradient noise and the verdicts that follow from it, in sentences and tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.report.analysis.safety import LAYER_RATIO, LAYER_SHARE, SAFE_BIAS, SAFE_RATIO, Judgement, cheapest_safe
+from gtrace.report.analysis.savings import EXCHANGES
+from gtrace.report.names import MISSING, count, listed, number
+from gtrace.report.tables import VIEW_BITS, Cell, Column, Table, configuration_name, value_cell
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gtrace.report.analysis.families import Configuration
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.safety import Safety, Verdict
+    from gtrace.report.analysis.savings import Saving, Savings
+    from gtrace.report.tables import Mark
+
+
+TITLE = "Is it safe?"
+_ORDER: tuple[Verdict, ...] = ("safe", "at risk", "cannot tell")
+_MARKS: dict[Verdict, Mark] = {"safe": "best", "at risk": "", "cannot tell": "quiet"}
+#: Configurations that a sentence names.
+_NAMED = 4
+_BATCH_OPTION = re.compile(r"(--?(?:per[-_]device[-_]train[-_])?batch[-_]size|-b)(?:=(\d+))?")
+
+
+def safety_sentences(analysis: SweepAnalysis) -> list[str]:
+    """What is safe, or why nobody can say, after the verdict on errors."""
+    safety = analysis.safety
+    if not analysis.measured:
+        return []
+    if not safety.known:
+        return [f"Whether any of this is safe cannot be told: {safety.why}."]
+    noise = number(safety.noise.estimate)
+    first = f"The gradients' own noise, told from {listed(list(safety.sources))}, is {noise} times their squared norm."
+    said = []
+    for verdict in _ORDER:
+        names = [c.spec for c, found in _by_verdict(analysis) if found.verdict == verdict]
+        if names:
+            said.append(f"{verdict}: {listed(names, _NAMED)}")
+    sentences = [first, f"Beside it, {'; '.join(said)}."]
+    k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
+    if k >= 0:
+        sentences.append(f"The fewest bits that are safe: {_predicted(analysis, k)}.")
+    return sentences
+
+
+def _by_verdict(analysis: SweepAnalysis) -> list[tuple[Configuration, Judgement]]:
+    """Configurations with what is said of them, by verdict, and the fewest bits first."""
+    pairs = zip(analysis.configurations, analysis.safety.judged, strict=True)
+    return sorted(pairs, key=lambda pair: (_ORDER.index(pair[1].verdict), math.isnan(pair[0].bits), pair[0].bits))
+
+
+def _predicted(analysis: SweepAnalysis, k: int) -> str:
+    safety, spec = analysis.safety, analysis.configurations[k].spec
+    size, low, high = safety.equivalent(safety.judged[k].ratio)
+    if not math.isfinite(size):
+        return spec
+    batch = f"at batch {safety.batch:,.0f}" if math.isfinite(safety.batch) else f"per {safety.stated_batch:g} samples"
+    return f"{spec} {batch} is predicted to behave like {_samples(size)} ({_samples(low)} to {_samples(high)})"
+
+
+def _samples(size: float) -> str:
+    return f"{size:,.0f}" if size >= 100 else number(size)
+
+
+def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Table:
+    """One line per configuration: the verdict, its numbers, what it saves, and its reason; what is safe first."""
+    safety = analysis.safety
+    saved = [] if savings is None else [Column("step over bf16", f"between {savings.cluster.ranks} ranks", rank=1)]
+    whole = f"{safety.batch:,.0f}" if math.isfinite(safety.batch) else f"{safety.stated_batch:g}"
+    columns = (
+        Column("configuration", "codec and its parameters", numeric=False),
+        Column("verdict", "by the noise that the gradients have anyway", numeric=False),
+        Column("bits measured", "per coordinate: payload with norms, and shared bytes"),
+        Column("noise ratio", "variance of Q(g) over gradient noise, the same for any number of workers"),
+        Column("bias", "norm of the bias over that of the expected gradient", rank=1),
+        Column(f"batch of {whole} like", "prediction: batch in full precision whose gradients are as noisy", rank=2),
+        Column("worst layer", "the layer with the largest noise ratio", rank=3, numeric=False),
+        *saved,
+        Column("because", "the reason for the verdict", rank=4, numeric=False, prose=True),
+    )
+    rows = tuple(
+        (
+            Cell(c.spec),
+            Cell(found.verdict, mark=_MARKS[found.verdict]),
+            value_cell(c.bits),
+            _ratio_cell(found),
+            _bias_cell(found),
+            _batch_cell(safety, found),
+            Cell(found.worst or MISSING, number(found.worst_ratio) if found.worst else ""),
+            *([] if savings is None else [_saved_cell(savings.best(c.spec))]),
+            Cell(found.reason),
+        )
+        for c, found in _by_verdict(analysis)
+    )
+    layer = f"no layer with {LAYER_SHARE:.0%} of the elements or more has a noise ratio above {LAYER_RATIO:g}"
+    notes = [
+        (
+            "Noise ratio: what the codec's rounding adds to the variance of one worker's gradient, over the variance "
+            "that it has because its batch is a sample. Below it: 95% interval over steps."
+        ),
+        (
+            f"Safe: the interval ends below {SAFE_RATIO:g}, the bias is below {SAFE_BIAS:g} of the expected gradient, "
+            f"and {layer}. At risk: the interval begins at {SAFE_RATIO:g} or above, or such a layer. Otherwise nobody "
+            "can tell from gradient noise."
+        ),
+        (
+            "The batch is a prediction: B / (1 + noise ratio), as if a codec's noise cost as much as gradient noise of "
+            "the same size. Measured, it costs less as a rule, so at risk means that gradient noise does not clear a "
+            "codec, and not that it does harm. It says nothing about codecs that are biased or remember their error."
+        ),
+    ]
+    if savings is not None:
+        notes.append(
+            "Step over bf16: how many times as long a step with bf16 gradients would take, with the exchange below it; "
+            "more under Savings."
+        )
+    if not math.isfinite(safety.batch):
+        notes.append("The batch size is not in the trace; --batch-size states it.")
+    return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.")
+
+
+def _ratio_cell(found: Judgement) -> Cell:
+    ratio = found.ratio
+    if not math.isfinite(ratio.estimate):
+        return Cell(MISSING, mark="missing", hint=found.reason)
+    between = f"{number(max(ratio.low, 0.0))}{MISSING}{number(ratio.high)}" if ratio.known else ""
+    return Cell(number(ratio.estimate), between, hint=ratio.why)
+
+
+def _bias_cell(found: Judgement) -> Cell:
+    if not math.isfinite(found.bias):
+        return Cell(MISSING, mark="missing", hint="the expected gradient is lost in its noise")
+    return Cell(f"{'at most ' if found.bounded and found.bias else ''}{number(found.bias)}")
+
+
+def _batch_cell(safety: Safety, found: Judgement) -> Cell:
+    size, low, high = safety.equivalent(found.ratio)
+    if not math.isfinite(size) or not found.bias < SAFE_BIAS:
+        return Cell(MISSING, mark="missing", hint=found.reason)
+    return Cell(_samples(size), f"{_samples(low)}{MISSING}{_samples(high)}" if math.isfinite(low) else "")
+
+
+def _saved_cell(best: Saving | None) -> Cell:
+    if best is None:
+        return Cell(MISSING, mark="missing", hint="it was not swept on all of the step's gradients")
+    return Cell(f"{number(best.over_bfloat16[0])}x", EXCHANGES[best.exchange])
+
+
+def _tests(analysis: SweepAnalysis) -> list[str]:
+    """The commands that would test the prediction for the codec that a reader may want to take."""
+    safety = analysis.safety
+    k = cheapest_safe(safety.judged, [c.bits for c in analysis.configurations])
+    known = [i for i, found in enumerate(safety.judged) if math.isfinite(found.ratio.estimate) and found.bias == 0]
+    if k < 0 and known:
+        k = min(known, key=lambda i: safety.judged[i].ratio.estimate)
+    attrs = analysis.provenance.get("trace_attrs")
+    words = attrs.get("argv") if isinstance(attrs, dict) else None
+    if k < 0 or not isinstance(words, list) or not words:
+        return []
+    words = [str(word) for word in words]
+    world = attrs.get("world_size") if isinstance(attrs, dict) else None
+    start = f"torchrun --nproc-per-node {world} -m -- " if isinstance(world, int) and world > 1 else ""
+    spec, size = analysis.configurations[k].spec, safety.equivalent(safety.judged[k].ratio)[0]
+    train = f"{start}gtrace train --codec"
+    smaller, told = _with_batch(words, size / safety.stated_batch, size if math.isfinite(safety.batch) else math.nan)
+    return [
+        f"To test it, compare the losses of: {train} {shlex.quote(spec)} {shlex.join(words)}",
+        f"and in full precision: {train} none {shlex.join(smaller)}{told}",
+    ]
+
+
+def _with_batch(words: list[str], part: float, size: float) -> tuple[list[str], str]:
+    """A command with its batch size replaced by a part of it; what to do by hand where it has none."""
+    for k, word in enumerate(words):
+        found = _BATCH_OPTION.fullmatch(word)
+        if found and found[2]:
+            return [*words[:k], f"{found[1]}={round(int(found[2]) * part)}", *words[k + 1 :]], ""
+        if found and k + 1 < len(words) and words[k + 1].isdecimal():
+            return [*words[: k + 1], str(round(int(words[k + 1]) * part)), *words[k + 2 :]], ""
+    wanted = f"{size:,.0f} samples" if math.isfinite(size) else f"{part:.1%} of its samples"
+    return words, f", its batch set to {wanted}"
+
+
+def safety_json(analysis: SweepAnalysis) -> dict[str, Any]:
+    """Every number behind the verdicts, in dictionaries, lists and arrays."""
+    safety = analysis.safety
+    if not safety.known:
+        return {"why": safety.why}
+    judged = {}
+    for k, (configuration, found) in enumerate(zip(analysis.configurations, safety.judged, strict=True)):
+        size, low, high = safety.equivalent(found.ratio)
+        judged[configuration.spec] = {
+            "verdict": found.verdict,
+            "reason": found.reason,
+            "noise_ratio": found.ratio.estimate,
+            "noise_ratio_low": found.ratio.low,
+            "noise_ratio_high": found.ratio.high,
+            "bias": found.bias,
+            "bias_at_most": found.bounded,
+            "equivalent_batch": size,
+            "equivalent_batch_low": low,
+            "equivalent_batch_high": high,
+            "per_tensor": safety.ratio_per_tensor[k],
+            "per_step": safety.ratio_per_step[k],
+        }
+    return {
+        "sentences": safety_sentences(analysis),
+        "sources": list(safety.sources),
+        "batch": safety.stated_batch,
+        "noise": dataclasses.asdict(safety.noise),
+        "noise_per_step": safety.noise_per_step,
+        "noise_per_tensor": dict(zip(analysis.tensors, safety.noise_per_tensor.tolist(), strict=True)),
+        "judged": judged,
+    }
+
+
+def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
+    """One line per tensor: its gradient noise, and the equivalent batch size with one configuration of each method.
+
+    Args:
+        analysis: of a sweep whose gradient noise is known.
+        most: of more tensors, those with the largest part of the energy.
+    """
+    safety = analysis.safety
+    chosen = [analysis.nearest(family, VIEW_BITS) for family in analysis.families]
+    chosen = [i for i in chosen if i >= 0 and safety.judged[i].bias < SAFE_BIAS]
+    columns = [
+        Column("tensor", "parameter name", numeric=False),
+        Column("elements", rank=len(chosen) + 1),
+        Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient"),
+        *(
+            Column(configuration_name(analysis.configurations[i]), analysis.configurations[i].spec, rank=place)
+            for place, i in enumerate(chosen)
+        ),
+    ]
+    shown = list(range(len(analysis.tensors)))
+    if most is not None and len(shown) > most:
+        share = np.nan_to_num(analysis.energy_share)
+        shown = sorted(sorted(shown, key=lambda t: float(share[t]), reverse=True)[:most])
+    rows = tuple(
+        (
+            Cell(analysis.tensors[t]),
+            Cell(f"{analysis.elements[t]:,}"),
+            value_cell(float(safety.noise_per_tensor[t])),
+            *(_layer_cell(safety, i, t) for i in chosen),
+        )
+        for t in shown
+    )
+    whole = f"{safety.stated_batch:,.0f} samples"
+    notes = [
+        (
+            f"Predicted batch in full precision that a batch of {whole} behaves like in this tensor, per method with "
+            f"the configuration nearest to {VIEW_BITS:g} measured bits, and below it the noise ratio."
+        )
+    ]
+    if len(rows) < len(analysis.tensors):
+        notes.append(
+            f"{count(len(analysis.tensors) - len(rows), 'tensor')} with less energy left out; -o FILE has all."
+        )
+    return Table("Equivalent batch size per tensor", tuple(columns), rows, tuple(notes), "No tensor was measured.")
+
+
+def _layer_cell(safety: Safety, i: int, t: int) -> Cell:
+    ratio = float(safety.ratio_per_tensor[i, t])
+    if not math.isfinite(ratio):
+        return Cell(MISSING, mark="missing")
+    return Cell(_samples(safety.stated_batch / (1 + ratio)), number(ratio))

@@ -1,0 +1,236 @@
+"""What codecs save between ranks, in words, as a table, as a figure and as records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
+from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
+from gtrace.report.figures.charts import Chart, Curve, Panel
+from gtrace.report.names import MISSING, count, duration, number, size
+from gtrace.report.tables import VIEW_BITS, Cell, Column, Table
+from gtrace.units import rate_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis.savings import Saving, Savings
+
+
+_HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
+#: A step that is shorter than another by a smaller part than this is called no faster.
+_FASTER = 1 + WORTHWHILE
+
+
+def savings_verdict(savings: Savings) -> list[str]:
+    """What is to be saved at all, what a codec of about three bits saves of it, and what saves nothing."""
+    cluster = savings.cluster
+    network = f"{rate_text(cluster.network.bandwidth)} and {duration(cluster.network.latency)} a message"
+    float32, bfloat16 = (row.step for row in savings.plain)
+    said = [
+        f"Between {cluster.ranks} ranks with {network}, a step of {duration(cluster.step_time)} waits "
+        f"{duration(float32.exposed)} for float32 gradients and {duration(bfloat16.exposed)} for "
+        "bf16 ones."
+    ]
+    if not any(_gains(row) for row in savings.rows):
+        return [*said, f"No codec makes it even {WORTHWHILE:.0%} shorter than bf16 does: here is nothing to be gained."]
+    # What was measured says more than what is usually the faster exchange.
+    told = [row for row in savings.rows if row.pareto and row.coding == "measured"]
+    told = told or [row for row in savings.rows if row.pareto and row.exchange == "two-shot"]
+    for row in sorted(told, key=lambda row: abs(row.bits - VIEW_BITS))[:1]:
+        coding = f" and codes for {duration(row.step.codec)}" if row.coding else ""
+        rate = f"; at {_rate(row.rate_bfloat16)}, coding would take all that it gains over bf16"
+        said.append(
+            f"{row.spec} ({number(row.bits)} bits), {_HOW[row.exchange]}, waits {duration(row.step.exposed)}{coding}: "
+            f"{_times(row.over_float32)} as fast as float32 and {_times(row.over_bfloat16)} as bf16, depending on "
+            f"overlap{rate if math.isfinite(row.rate_bfloat16) and not row.coding else ''}."
+        )
+    for exchange in PAYLOADS:
+        rows = [row for row in savings.rows if row.exchange == exchange]
+        idle = [row for row in rows if not _gains(row)]
+        if idle:
+            which = "any codec" if len(idle) == len(rows) else f"{len(idle)} of {count(len(rows), 'codec')}"
+            whatever = "" if all(row.coding for row in idle) else ", however fast it codes"
+            how = _HOW[exchange].capitalize()
+            said.append(f"{how}, not even {WORTHWHILE:.0%} is gained over bf16 with {which}{whatever}.")
+    return said
+
+
+def _gains(row: Saving) -> bool:
+    return row.over_bfloat16[0] >= _FASTER
+
+
+def savings_table(savings: Savings, most: int | None = None) -> Table:
+    """Two lines for each codec, behind the two that need none.
+
+    Args:
+        savings: of a sweep or of a run log.
+        most: of more lines, those of Pareto-optimal codecs alone.
+    """
+    shown: Sequence[Saving] = savings.rows
+    if most is not None and len(shown) > most:
+        shown = [row for row in shown if row.pareto]
+    timed = any(row.coding for row in savings.rows)
+    columns = (
+        Column("codec", "none: gradients as they are", numeric=False),
+        Column("exchange", "how it travels", numeric=False),
+        Column("bits", "per value, payload and shared bytes; mean over the elements", rank=3),
+        Column("sent per rank", "bytes in a step", rank=2),
+        Column("exposed", "how long a step waits for the exchange after the backward pass", rank=1),
+        *([Column("coding", "seconds of encoding and decoding in a step", rank=1)] if timed else []),
+        Column("step", "computing, waiting and coding", rank=4),
+        Column("over float32", "a step with float32 gradients over this one; below: no overlap, ideal overlap"),
+        Column("over bf16", "a step with bf16 gradients over this one; below: no overlap, ideal overlap"),
+        Column("breaks even coding", "elements per second encoded or decoded to be as fast as bf16; below: float32"),
+        Column("pays below", f"network from which on it is not {WORTHWHILE:.0%} faster than bf16", rank=5),
+    )
+    rows = [_row(row, timed=timed) for row in (*savings.plain, *shown)]
+    cluster = savings.cluster
+    limit = f"of {cluster.bucket_mb or BUCKET_MIB:g} MiB" + (
+        "" if cluster.bucket_mb else f", first {FIRST_BUCKET_MIB:g}"
+    )
+    assumed = ", two thirds of the step," if cluster.backward_time is None else ""
+    notes = [
+        (
+            f"Computed, not measured: {savings.elements:,} gradients in {count(savings.buckets, 'bucket')} ({limit}), "
+            f"the last layers' first, sent while a backward pass of {duration(cluster.backward)}{assumed} makes the "
+            "others."
+        ),
+        (
+            "Over float32, over bf16: how many times as long a step with these gradients in a ring all-reduce takes. "
+            "Below: the same if nothing overlapped, and if exchanges filled the whole backward pass, for both steps."
+        ),
+        _about_coding(savings),
+    ]
+    if len(shown) < len(savings.rows):
+        left = len({row.spec for row in savings.rows}) - len({row.spec for row in shown})
+        notes.append(f"{count(left, 'codec')} with more bits or error than others are left out; -o FILE has them all.")
+    return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes))
+
+
+def _about_coding(savings: Savings) -> str:
+    even = "Breaks even: that many elements must be encoded or decoded per second for a step as short as bf16's"
+    if any(row.coding == "measured" for row in savings.rows):
+        return f"Coding: CPU time of a rank as measured in this run, where it exchanged in this way. {even}."
+    if savings.cluster.codec_rate is not None:
+        return f"Coding: at {rate_text(savings.cluster.codec_rate, 'elem/s')}, as given. {even}."
+    return f"No time of coding is counted, since none was measured on the device. {even}, all in all."
+
+
+def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:
+    none = Cell(MISSING, mark="missing")
+    rate = Cell(_rate(row.rate_bfloat16), _rate(row.rate_float32))
+    if not math.isfinite(row.rate_bfloat16):
+        rate = Cell(MISSING, rate.detail.strip(MISSING), "missing", "no codec is fast enough")
+    pays = Cell({0: "nowhere", math.inf: "any speed"}.get(row.bandwidth) or rate_text(row.bandwidth, digits=3))
+    return (
+        Cell(row.spec),
+        Cell(EXCHANGES[row.exchange]),
+        Cell(number(row.bits)),
+        Cell(size(8 * row.sent_bytes)),
+        Cell(duration(row.step.exposed)),
+        *([Cell(duration(row.step.codec)) if row.coding else none] if timed else []),
+        Cell(duration(row.step.seconds)),
+        _ratio(row.over_float32),
+        _ratio(row.over_bfloat16),
+        rate,
+        none if math.isnan(row.bandwidth) else pays,
+    )
+
+
+def _ratio(times: tuple[float, float, float]) -> Cell:
+    best, serial, ideal = times
+    return Cell(f"{number(best)}x", f"{number(serial)}, {number(ideal)}", "" if best >= _FASTER else "quiet")
+
+
+def _times(times: tuple[float, float, float]) -> str:
+    """A speed-up with its range."""
+    low, high = number(min(times)), number(max(times))
+    return f"{number(times[0])} times" + (f" ({low} to {high})" if low != high else "")
+
+
+def _rate(rate: float) -> str:
+    return rate_text(rate, "elem/s", 3) if math.isfinite(rate) else MISSING
+
+
+def savings_chart(savings: Savings) -> Chart:
+    """Error against the time of a step, by all-gather and in two shots."""
+    panels = []
+    families = dict.fromkeys(row.family for row in savings.rows)
+    for exchange in PAYLOADS:
+        curves = []
+        for family in families:
+            points = [
+                (1e3 * row.step.seconds, row.relative_variance, row.method)
+                for row in savings.rows
+                if row.exchange == exchange and row.family == family and row.relative_variance > 0
+            ]
+            if points:
+                x, y, methods = zip(*sorted(points), strict=True)
+                curves.append(Curve(family, x, y, method=methods[0]))
+        marks = (
+            ("computing alone", 1e3 * savings.cluster.step_time),
+            ("bf16", 1e3 * savings.plain[1].step.seconds),
+            ("float32", 1e3 * savings.plain[0].step.seconds),
+        )
+        panels.append(
+            Panel(
+                tuple(curves),
+                title=_HOW[exchange],
+                x_label="ms of a step",
+                y_label="relative variance",
+                log_y=True,
+                marks=marks,
+            )
+        )
+    caption = (
+        "Lower and further left is better: each point is one codec, its steps timed by the model of the table. Dotted: "
+        "the step without any exchange, and those with plain all-reduces; a codec right of bf16 makes steps longer."
+    )
+    return Chart(tuple(panels), caption)
+
+
+def savings_records(savings: Savings) -> list[dict[str, Any]]:
+    """One record for each line of the table, at full precision: seconds, bytes, elements and bits per second."""
+    return [_record(row) for row in (*savings.plain, *savings.rows)]
+
+
+def _record(row: Saving) -> dict[str, Any]:
+    step = row.step
+    return {
+        "spec": row.spec,
+        "exchange": row.exchange,
+        "bits": row.bits,
+        "relative_variance": row.relative_variance,
+        "sent_bytes": row.sent_bytes,
+        "communication_seconds": step.communication,
+        "exposed_seconds": step.exposed,
+        "codec_seconds": step.codec if row.coding else math.nan,
+        "coding": row.coding,
+        "step_seconds": step.seconds,
+        "step_seconds_no_overlap": step.serial,
+        "step_seconds_ideal_overlap": step.ideal,
+        **{
+            f"over_{name}{suffix}": value
+            for name, times in (("float32", row.over_float32), ("bfloat16", row.over_bfloat16))
+            for suffix, value in zip(("", "_no_overlap", "_ideal_overlap"), times, strict=True)
+        },
+        "break_even_rate_float32": row.rate_float32,
+        "break_even_rate_bfloat16": row.rate_bfloat16,
+        "break_even_bandwidth": row.bandwidth,
+    }
+
+
+def savings_json(savings: Savings) -> dict[str, Any]:
+    """Every number at full precision."""
+    return {
+        "name": savings.name,
+        "cluster": asdict(savings.cluster),
+        "elements": savings.elements,
+        "buckets": savings.buckets,
+        "verdict": savings_verdict(savings),
+        "rows": savings_records(savings),
+        "notes": list(savings.notes),
+    }

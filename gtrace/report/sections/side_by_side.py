@@ -1,0 +1,81 @@
+"""Two sweeps of the same codecs, in words and as a table."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gtrace.report.names import MISSING, count, listed, number
+from gtrace.report.sections.sweep_tables import interval_cell, p_text
+from gtrace.report.tables import Cell, Column, Mark, Table
+
+if TYPE_CHECKING:
+    from gtrace.report.analysis.side_by_side import SideBySide
+
+
+def side_by_side_table(pair: SideBySide) -> Table:
+    """One line per configuration that two sweeps share."""
+    columns = (
+        Column("configuration", numeric=False),
+        Column(pair.first, f"relative variance in {pair.first}, over what both have"),
+        Column(pair.second, f"relative variance in {pair.second}, over what both have"),
+        Column("ratio", f"{pair.second} / {pair.first}"),
+        Column("95% interval", "of the ratio, over the steps that both have"),
+        Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
+        Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2),
+        Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2),
+        Column("cells", "tensors at steps that both have", rank=3),
+    )
+    rows = []
+    for c in pair.shared:
+        mark: Mark = "best" if c.differs else ""
+        rows.append(
+            (
+                Cell(c.spec),
+                Cell(number(c.first)),
+                Cell(number(c.second)),
+                Cell(number(c.ratio), mark=mark),
+                interval_cell(c.by_elements),
+                Cell(MISSING if math.isnan(c.p_holm) else p_text(c.p_holm), mark=mark),
+                Cell(number(c.first_bits)),
+                Cell(number(c.second_bits)),
+                Cell(f"{c.cells:,}"),
+            )
+        )
+    reasons = dict.fromkeys(c.by_elements.why for c in pair.shared if c.by_elements.why)
+    notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, of {pair.whose}."]
+    if reasons:
+        notes.append(f"No interval: {'; '.join(reasons)}.")
+    return Table("The same configurations in both", columns, tuple(rows), tuple(notes), "No codec is in both sweeps.")
+
+
+def side_by_side_verdict(pair: SideBySide) -> list[str]:
+    """How much more or less error the same codecs make in a second sweep, and what only one of them has."""
+    sentences = []
+    known = sorted(c.ratio for c in pair.shared if math.isfinite(c.ratio))
+    if not pair.shared:
+        sentences.append("No codec is in both sweeps.")
+    elif not known:
+        sentences.append(f"{count(len(pair.shared), 'configuration')} in both, none with errors to compare.")
+    else:
+        middle = math.sqrt(known[(len(known) - 1) // 2] * known[len(known) // 2])
+        sentences.append(
+            f"{count(len(pair.shared), 'configuration')} in both: {pair.second} has {number(middle)} times the error "
+            f"of {pair.first} in the median, {number(known[0])} to {number(known[-1])} times."
+        )
+        if pair.paired:
+            sure = sum(c.differs for c in pair.shared)
+            none = sum(not c.by_elements.known for c in pair.shared)
+            unsure = f"; {none} have too few steps to tell" if none else ""
+            sentences.append(
+                f"Paired on {count(pair.tensors, 'tensor')} and {count(pair.steps, 'step')} that both have: "
+                f"{sure} differ beyond the noise of steps{unsure}."
+            )
+        else:
+            sentences.append("No tensor at any step is in both, so these are ratios of sums over different gradients.")
+    if pair.same_trace is False:
+        sentences.append("The sweeps are of different traces: the ratios hold the difference of the runs as well.")
+    for name, specs in ((pair.first, pair.only_first), (pair.second, pair.only_second)):
+        if specs:
+            sentences.append(f"Only in {name}: {listed(specs)}.")
+    return sentences

@@ -1,0 +1,292 @@
+"""The answer of a sweep in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gtrace.report.analysis.families import FITTED, LEVEL
+from gtrace.report.analysis.notes import averaged_over
+from gtrace.report.analysis.results import decisive_target, leaders, lossless, ranking
+from gtrace.report.analysis.workers import CODED
+from gtrace.report.names import MISSING, count, listed, number, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.families import Configuration, Family
+    from gtrace.report.analysis.results import SweepAnalysis
+
+
+#: Nominal bits at which fitted levels are set beside the best ones, when several can be: eight levels.
+FITTED_BITS = 4.0
+#: Methods that the first sentence names: a tired reader stops there.
+_FIRST = 3
+#: Methods and layers that a sentence names before it counts.
+_NAMED = 6
+_LAYERS = 3
+#: Part of an error that is bias, from which on it is named.
+_BIASED = 0.1
+
+
+def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
+    """Sentences that say which method has the least error at equal measured bits, and how sure that is."""
+    if not analysis.rows:
+        return ["Nothing was measured: the sweep has no rows."]
+    if not analysis.measured:
+        return ["Nothing can be compared: no row holds an error that is a number."]
+    k = decisive_target(analysis)
+    if k < 0:
+        wanted = listed([f"{t:g}" for t in analysis.targets])
+        nowhere = f"Nothing to compare: no method was measured near {wanted} bits per value."
+        return [
+            nowhere if wanted else "Nothing to compare: no method has both an error and a known number of bits.",
+            *_fitted(analysis),
+        ]
+    found = ranking(analysis, k)
+    at = f"At {bits_in_words(analysis.targets[k])} per value"
+    over = _over(analysis)
+    if len(found) == 1:
+        only, own = found[0], found[0].at[k]
+        at = f"At {bits_in_words(float(f'{own.bits:.3g}'))} per value"
+        lost = f"{energy_share(own.variance)} of gradient energy"
+        return [f"{at}, {only.label} loses {lost}{over}; no other method was measured there.", *_fitted(analysis)]
+    named = [f"{f.label} ({_amount(f, k)})" for f in found[1:]]
+    first = [f"{at}, {found[0].label} loses least{over} ({_share(found[0], k)}), then {listed(named[: _FIRST - 1])}."]
+    first += [f"Behind them: {listed(named[_FIRST - 1 :], _NAMED)}."] if named[_FIRST - 1 :] else []
+    first += _how_sure(analysis, k)
+    ranks = averaged_over(analysis.provenance)
+    if ranks > 1:
+        first.append(
+            f"Measured on averages over {ranks} ranks: the gradients that each would send have more noise, "
+            "so errors on the wire will be larger."
+        )
+    return [
+        *first,
+        *_bias(analysis, k),
+        *_single_steps(analysis, k),
+        *_coders(analysis, k),
+        *_elsewhere(analysis, k),
+        *_over_training(analysis, k),
+        *_layers(analysis),
+        *_rates(analysis),
+        *_fitted(analysis),
+    ]
+
+
+def _amount(family: Family, k: int) -> str:
+    """``4.6%``, or ``has 3.0% at 1.99 bits`` when it needs fewer bits than the target."""
+    at = family.at[k]
+    lost = energy_share(at.variance)
+    return f"has {lost} at {number(at.bits)} bits" if at.elsewhere else lost
+
+
+def _share(family: Family, k: int) -> str:
+    at = family.at[k]
+    lost = f"{energy_share(at.variance)} of gradient energy"
+    return f"it has {lost} at {number(at.bits)} bits" if at.elsewhere else lost
+
+
+def _over(analysis: SweepAnalysis) -> str:
+    """Over how many steps and workers errors are taken; nothing for a single step of one worker."""
+    basis = analysis.basis
+    steps = f" over {basis.steps_in_words}" if basis.window else ""
+    return steps + (f" with {basis.workers:,} workers" if basis.workers > 1 else "")
+
+
+def _bias(analysis: SweepAnalysis, k: int) -> list[str]:
+    """Whose error does not shrink with more workers, when not everybody's does or nobody's."""
+    shares = {f.label: f.at[k].bias / f.at[k].variance for f in ranking(analysis, k) if f.at[k].variance > 0}
+    biased = [f"{label} ({percent(share)})" for label, share in shares.items() if share > _BIASED]
+    if not biased or (len(biased) == len(shares) and not any(c.bias_known for c in analysis.configurations)):
+        return []
+    return [f"More workers do not shrink the part of an error that is bias: {listed(biased)}."]
+
+
+def _single_steps(analysis: SweepAnalysis, k: int) -> list[str]:
+    """Who would lead by single steps, when windows of steps say otherwise."""
+    if analysis.basis.window is None:
+        return []
+    known = [
+        (float(analysis.step_at[f, k]), family.label)
+        for f, family in enumerate(analysis.families)
+        if math.isfinite(analysis.step_at[f, k])
+    ]
+    if not known or min(known)[1] in {f.label for f in leaders(analysis, k)}:
+        return []
+    error, label = min(known)
+    return [f"In a single step {label} loses least ({energy_share(error)}), but memory brings the rest later."]
+
+
+def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
+    """Whether another coder of the symbols has another leader."""
+    here, target = {f.label for f in leaders(analysis, k)}, analysis.targets[k]
+    own = analysis.basis.coder
+    said: dict[tuple[str, float], list[str]] = {}
+    for coder, found in analysis.coder_leaders.items():
+        if coder != own and found.label not in here:
+            said.setdefault((found.label, found.target), []).append(CODED[coder])
+    elsewhere = any(rate != target for _, rate in said)
+
+    def at(rate: float) -> str:
+        return f" at {bits_in_words(rate)}" if elsewhere else ""
+
+    others = [f"{listed(how)} {label} leads{at(rate)}" for (label, rate), how in said.items()]
+    sentence = f"{', '.join(others)}; {CODED[own]} {ranking(analysis, k)[0].label} does{at(target)}."
+    return [f"{sentence[:1].upper()}{sentence[1:]}"] if said else []
+
+
+def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:
+    """The leader against those that are too close to call, and against the first that is not."""
+    found, level = ranking(analysis, k), leaders(analysis, k)
+    sentences = []
+    if len(level) > 1:
+        sentences.append(f"{listed([f.label for f in level])} are too close to call: {_doubt(analysis, level, k)}.")
+    behind = next((f for f in found if f not in level), None)
+    if behind is None:
+        return sentences
+    compared = analysis.comparison(found[0].label, behind.label, analysis.targets[k])
+    if compared is None:
+        return sentences
+    return [*sentences, f"{found[0].label} has {compared_in_words(compared)}."]
+
+
+def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
+    known = [analysis.comparison(level[0].label, f.label, analysis.targets[k]) for f in level[1:]]
+    found = [c for c in known if c is not None]
+    if all(f.at[k].variance <= level[0].at[k].variance * (1 + LEVEL) for f in level):
+        return "their errors are nearly the same"
+    unsure = next((c for c in found if not c.by_elements.known), None)
+    if unsure is not None:
+        return f"{unsure.first} was better in {percent(unsure.better)} of training, but {unsure.by_elements.why}"
+    return f"the differences are within the noise of {count(found[0].by_elements.count, 'step')}"
+
+
+def compared_in_words(compared: Comparison) -> str:
+    """``0.54 times the error of zipml (95%: 0.46 to 0.63)``, or why there is no interval."""
+    ratio, low, high = compared.by_elements.exp()
+    said = f"{number(ratio, 2)} times the error of {compared.second}"
+    if compared.by_elements.known:
+        sure = "" if compared.differs else f", not beyond the noise of {count(compared.by_elements.count, 'step')}"
+        return f"{said} (95%: {number(low, 2)} to {number(high, 2)}){sure}"
+    return f"{said} and less in {percent(compared.better)} of training, but {compared.by_elements.why}"
+
+
+def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
+    """Who leads at the other targets, where there is a choice at all."""
+    here = leaders(analysis, k)
+    led: dict[tuple[str, ...], list[float]] = {}
+    for j, target in enumerate(analysis.targets):
+        if j != k and len(ranking(analysis, j)) > 1:
+            led.setdefault(tuple(f.label for f in leaders(analysis, j)), []).append(target)
+    sentences = []
+    for labels, targets in led.items():
+        verb = "leads" if len(labels) == 1 else "lead"
+        also = " as well" if {f.label for f in here}.issuperset(labels) else ""
+        bits = "bit" if targets == [1.0] else "bits"
+        sentences.append(f"{listed(labels)} {verb} at {listed([f'{t:g}' for t in targets])} {bits}{also}.")
+    return sentences
+
+
+def _over_training(analysis: SweepAnalysis, k: int) -> list[str]:
+    """Thirds of training where another method has the least error than over all of it."""
+    found = ranking(analysis, k)
+    if len(found) < 2:
+        return []
+    labels = [f.label for f in analysis.families]
+    said = []
+    for phase in analysis.phases:
+        known = {label: phase.at[i, k] for i, label in enumerate(labels) if math.isfinite(phase.at[i, k])}
+        if found[0].label not in known:
+            continue
+        best = min(known, key=lambda label: known[label])
+        if best != found[0].label:
+            values = f"{best} {energy_share(known[best])}, {found[0].label} {energy_share(known[found[0].label])}"
+            said.append(f"{phase.name} (steps {phase.first:,} to {phase.last:,}) {values}")
+    return [f"The leader changes over training: {'; '.join(said)}."] if said else []
+
+
+def _layers(analysis: SweepAnalysis) -> list[str]:
+    """Layers that another method suits better beyond the noise of steps, the clearest first."""
+    sure = sorted((c for c in analysis.layer_choices if c.sure), key=lambda c: c.ratio)
+    if not sure:
+        return []
+    shown = [f"{c.tensor} prefers {c.best} ({number(c.ratio, 2)} times the error)" for c in sure[:_LAYERS]]
+    more = f" and {len(sure) - _LAYERS} more" if len(sure) > _LAYERS else ""
+    at = bits_in_words(sure[0].bits)
+    return [f"At {at} per value of the layer itself, {', '.join(shown)}{more}, against {sure[0].leader}."]
+
+
+def _rates(analysis: SweepAnalysis) -> list[str]:
+    known = sorted((b for b in analysis.bd_rates if math.isfinite(b.change)), key=lambda b: b.change)
+    if not known:
+        return []
+    said = listed([f"{b.family} {signed_percent(b.change)}" for b in known], _NAMED)
+    return [f"Average extra bits needed for the same error as {known[0].reference} (BD-rate): {said}."]
+
+
+def _fitted(analysis: SweepAnalysis) -> list[str]:
+    """How far fitted levels are from the best ones, at the nominal bits that most fitted methods have."""
+    known = [c for c in analysis.configurations if c.method in FITTED and not c.partial]
+    known = [c for c in known if math.isfinite(c.times_optimal) and math.isfinite(c.nominal_bits)]
+    counts = Counter(c.nominal_bits for c in known)
+    if not counts:
+        return []
+    # Two levels, 0 and 1, leave nothing to fit: every method is the best one there.
+    bits = max(counts, key=lambda b: (b > 2, counts[b], -abs(b - FITTED_BITS)))
+    here = sorted((c for c in known if c.nominal_bits == bits), key=lambda c: c.times_optimal)
+    times = listed(f"{c.family} {number(c.times_optimal)}" for c in here)
+    what = "fitted levels make this many times the error of the best levels of the same number"
+    sentences = [f"At bits={bits:g}, {what}: {times}{_age(here)}."]
+    models = [c for c in here if math.isfinite(c.model_variance)]
+    if models:
+        said = [f"{c.family} {number(c.model_variance)}, in truth {number(c.relative_variance)}" for c in models]
+        sentences.append(f"Relative variance that the model of the data promised for its levels: {'; '.join(said)}.")
+    return sentences
+
+
+def _age(configurations: list[Configuration]) -> str:
+    """What the levels were fitted to; the distance to the optimum is in part their age."""
+    ages = {c.fitted_on for c in configurations}
+    if ages == {"previous"}:
+        return "; they were fitted to the captured step before"
+    if ages and all(age.startswith("pooled ") for age in ages):
+        return "; they were fitted to a decayed mean of the captured steps before"
+    if len(ages) == 1 and "itself" not in ages and "" not in ages:
+        return f"; they were fitted to {ages.pop()}"
+    return ""
+
+
+def off_target(analysis: SweepAnalysis) -> list[str]:
+    """Where the methods lie that no target reaches, as ``terngrad 523% at 0.60 bits``."""
+    found = []
+    for family in analysis.families:
+        if lossless(analysis, family) or any(math.isfinite(at.variance) for at in family.at):
+            continue
+        points = [analysis.configurations[i] for i in family.members]
+        points = [c for c in points if math.isfinite(c.bits) and math.isfinite(c.error)]
+        if points:
+            near = min(points, key=lambda c: min(abs(c.bits - t) for t in analysis.targets or (0.0,)))
+            found.append(f"{family.label} {energy_share(near.error)} at {number(near.bits)} bits")
+    return found
+
+
+def bits_in_words(target: float) -> str:
+    """``1 bit``, ``2.5 bits``."""
+    return f"{target:g} {'bit' if target == 1 else 'bits'}"
+
+
+def energy_share(error: float) -> str:
+    """An error over the gradient's energy, as verdicts and the table at equal bits show it.
+
+    >>> energy_share(0.0459), energy_share(2.78)
+    ('4.6%', '278%')
+    """
+    return f"{number(100 * error, 2)}%" if math.isfinite(error) else MISSING
+
+
+def signed_percent(change: float) -> str:
+    """``-18%``, ``+4.2%``: two digits are all that such a mean is good for."""
+    return f"{100 * change:+.{0 if abs(change) >= 0.0995 else 1}f}%"

@@ -1,0 +1,237 @@
+"""A trace in tables: what it holds, the laws of its gradients and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.fitting.magnitudes import LAWS
+from gtrace.fitting.sparsity import RULES
+from gtrace.report.names import MISSING, listed, number
+from gtrace.report.tables import Cell, Column, Mark, Table
+from gtrace.sweep.laws import ASKED, FEW
+
+if TYPE_CHECKING:
+    from gtrace.report.analysis.traces import LawSection, TraceSummary
+
+
+def section_json(section: LawSection) -> dict[str, Any]:
+    """Every number of a section as plain values and arrays."""
+    return {
+        "kind": section.kind,
+        "verdict": section.sentences,
+        "steps": list(section.steps),
+        "recorded_steps": section.recorded,
+        "mean_ks": section.verdict.distances,
+        "nearest": section.verdict.nearest,
+        "layers": [
+            {
+                "tensor": layer.info.name,
+                "best": layer.best,
+                "mean_ks": layer.mean_distances,
+                "steps": layer.steps,
+                "nonzero": layer.counts,
+                "mu_log2": layer.mu_log2,
+                "sigma_log2": layer.sigma_log2,
+                "ks": [fit.ks for fit in layer.fits],
+            }
+            for layer in section.layers
+        ],
+        "formats": {
+            layer.info.name: {found.bits: found.format.name for found in layer.formats} for layer in section.formats
+        },
+        "asked_sparsity": list(ASKED),
+        "pruning": [
+            {
+                "tensor": cell.tensor,
+                "step": cell.step,
+                "zeros": cell.zeros,
+                "wanted": cell.wanted,
+                "expected": dict(zip(RULES, cell.expected, strict=True)),
+                "realized": dict(zip(RULES, cell.realized, strict=True)),
+                "standard_error": dict(zip(RULES, cell.standard_error, strict=True)),
+            }
+            for cell in section.cells
+        ],
+        "cosines": [
+            {"step": c.step, "homogeneous": c.homogeneous, "heterogeneous": c.heterogeneous} for c in section.cosines
+        ],
+    }
+
+
+def trace_table(summary: TraceSummary) -> Table:
+    """One line per tensor of a trace."""
+    columns = (
+        Column("tensor", numeric=False),
+        Column("shape", numeric=False),
+        Column("elements"),
+        Column("steps"),
+    )
+    rows = tuple(
+        (
+            Cell(t.name),
+            Cell(" × ".join(map(str, t.shape)) or "scalar"),
+            Cell(f"{t.elements:,}"),
+            Cell(f"{t.steps:,}"),
+        )
+        for t in summary.tensors
+    )
+    return Table("Recorded tensors", columns, rows, (), "The trace holds no tensor.")
+
+
+#: How early a narrow terminal drops a law.
+_RANKS = {"lognormal": 0, "normal": 1, "loglaplace": 2, "half-normal": 3, "half-laplace": 3}
+#: A layer that loses more than this is marked.
+_MUCH_FLUSHED = 0.25
+
+
+def law_tables(section: LawSection) -> list[Table]:
+    """Distances per layer, formats per layer, sparsity per rule, cosine per allocation: those that have a line."""
+    tables = [law_table(section), format_table(section), sparsity_table(section), cosine_table(section)]
+    return [table for table in tables if table.rows]
+
+
+def law_table(section: LawSection) -> Table:
+    """One line per layer: mean KS distance to each law, mu and sigma."""
+    columns = (
+        Column("layer", "tensor", numeric=False),
+        Column("non-zero", "elements that are not zero, mean over steps", rank=5),
+        Column("sigma log2", "standard deviation of log2 |g|: mean over the steps, smallest to largest"),
+        Column("mu log2", "mean of log2 |g|: mean over the steps, smallest to largest", rank=2),
+        *(
+            Column(name, f"KS distance to the fitted {name} law, mean over steps", rank=_RANKS.get(name, 4))
+            for name in LAWS
+        ),
+    )
+    rows = []
+    for layer in section.layers:
+        few = not layer.judged.any()
+        means, best = layer.mean_distances, layer.best
+        cells = [
+            Cell(layer.info.name, mark="quiet" if few else ""),
+            Cell(f"{float(layer.counts.mean()):,.0f}", mark="quiet" if few else ""),
+        ]
+        sigma, mu = layer.sigma_log2[layer.counts > 0], layer.mu_log2[layer.counts > 0]
+        known = bool(len(sigma))
+        for values, digits in ((sigma, 2), (mu, 1)):
+            span = f"{values.min():.{digits}f} to {values.max():.{digits}f}" if known else ""
+            cells.append(Cell(f"{values.mean():.{digits}f}" if known else MISSING, detail=span))
+        for name in LAWS:
+            missing = math.isnan(means[name])
+            mark: Mark = "missing" if missing else "quiet" if few else "best" if name == best else ""
+            cells.append(Cell(MISSING if missing else f"{means[name]:.3f}", mark=mark))
+        rows.append(tuple(cells))
+    if section.verdict.cells:
+        means = section.verdict.distances
+        cells = [Cell("mean"), Cell(""), Cell(""), Cell("")]
+        cells += [Cell(f"{means[name]:.3f}", mark="best" if name == section.verdict.best else "") for name in LAWS]
+        rows.append(tuple(cells))
+    notes = (
+        "KS distance: largest gap between the distribution functions of |g| without zeros and of the law fitted to it.",
+        "0 is perfect. There is no p-value, since the parameters are fitted.",
+        f"Grey: fewer than {FEW} non-zero elements, which is too few to tell laws apart; not in the mean.",
+    )
+    return Table("Distance to each law, per layer", columns, tuple(rows), notes)
+
+
+def format_table(section: LawSection) -> Table:
+    """One line per layer: the best float format of each number of bits."""
+    bits = [found.bits for found in section.formats[0].formats] if section.formats else []
+    columns = (
+        Column("layer", "tensor", numeric=False),
+        Column("sigma log2", "mean over steps", rank=1),
+        *(Column(f"FP{b}", f"format 1-E-M of {b} bits with the least expected relative error") for b in bits),
+        Column("scale drift", f"scale exponents over the steps at {bits[-1] if bits else 8} bits", rank=2),
+    )
+    rows = []
+    flushed = False
+    for layer in section.formats:
+        cells = [Cell(layer.info.name), Cell(f"{layer.sigma_log2.mean():.2f}")]
+        for found in layer.formats:
+            worst = float(found.flushed.max())
+            much = worst > _MUCH_FLUSHED
+            flushed = flushed or much
+            cells.append(
+                Cell(
+                    str(found.format) + ("*" if much else ""),
+                    hint=f"relative error {found.error:.1%}, up to {worst:.1%} flushed to zero, up to "
+                    f"{float(found.saturated.max()):.2%} saturated; second best {found.second} has "
+                    f"{number(found.margin)} times the error",
+                )
+            )
+        k = layer.formats[-1].scale_exponents
+        cells.append(Cell(f"{k.min()} to {k.max()}"))
+        rows.append(tuple(cells))
+    notes = [
+        "1-E-M: sign, exponent and mantissa bits with the least expected relative error over the steps.",
+        "Scale: the power of two that keeps the largest expected value below the format's largest (scale=max).",
+        "Scale drift: the smallest and largest k of the 2^k that gradients are multiplied by, at the most bits.",
+    ]
+    if flushed:
+        notes.append(f"*: at some step more than {_MUCH_FLUSHED:.0%} of the non-zero elements become zero.")
+    notes.append("`gtrace formats TRACE` tells errors, drift, flush, saturation and margins, and writes YAML.")
+    return Table("Best float format per layer", columns, tuple(rows), tuple(notes))
+
+
+def sparsity_table(section: LawSection) -> Table:
+    """One line per threshold rule: how far the sparsity is from what was asked for."""
+    columns = (
+        Column("threshold rule", numeric=False),
+        Column("mean off", "mean |expected - required| over gradients and sparsities"),
+        Column("worst off", "largest |expected - required|"),
+        Column("worst layer", numeric=False, rank=1),
+        *(
+            Column(f"realized at {asked:g}", "one draw, mean over gradients, and its standard error", rank=2)
+            for asked in ASKED
+        ),
+    )
+    rows = []
+    if section.cells:
+        off = {rule: section.deviations(rule) for rule in RULES}
+        best = min(RULES, key=lambda rule: float(off[rule].mean()))
+        for place, rule in enumerate(RULES):
+            worst = section.cells[int(off[rule].max(axis=1).argmax())]
+            cells = [
+                Cell(rule),
+                Cell(f"{off[rule].mean():.4f}", mark="best" if rule == best else ""),
+                Cell(f"{off[rule].max():.4f}"),
+                Cell(f"{worst.tensor} @ {worst.step}"),
+            ]
+            for k in range(len(ASKED)):
+                value = float(np.mean([cell.realized[place, k] for cell in section.cells]))
+                error = math.sqrt(sum(cell.standard_error[place, k] ** 2 for cell in section.cells)) / len(
+                    section.cells
+                )
+                cells.append(Cell(f"{value:.4f}", detail=f"±{error:.4f}"))
+            rows.append(tuple(cells))
+    zeros = np.mean([cell.zeros for cell in section.cells]) if section.cells else 0.0
+    steps = sorted({cell.step for cell in section.cells})
+    notes = (
+        f"Stochastic pruning of {len(section.cells)} gradients, at steps {listed(map(str, steps))}.",
+        f"Required: the sparsity asked for, or the zeros that are there already ({zeros:.1%} on average) if more.",
+        "Off: |expected sparsity - required|. Realized: one seeded draw, with the standard error of its mean.",
+    )
+    return Table("Required against achieved sparsity, per threshold rule", columns, tuple(rows), notes)
+
+
+def cosine_table(section: LawSection) -> Table:
+    """One line per step and allocation: size-weighted mean cosine at each sparsity."""
+    columns = (
+        Column("step", numeric=False),
+        Column("allocation", numeric=False),
+        *(Column(f"{asked:g}", f"mean cosine at mean sparsity {asked:g}") for asked in ASKED),
+    )
+    rows = []
+    for found in section.cosines:
+        for name, values in (("homogeneous", found.homogeneous), ("heterogeneous", found.heterogeneous)):
+            other = found.homogeneous
+            marks = values > other + 5e-4 if name == "heterogeneous" else np.zeros(len(ASKED), bool)
+            cells = [Cell(f"{v:.4f}", mark="best" if m else "") for v, m in zip(values, marks.tolist(), strict=True)]
+            rows.append((Cell(f"{found.step:,}"), Cell(name), *cells))
+    notes = (
+        "Cosine of pruned and whole gradient, mean over layers weighted by size, exact thresholds.",
+        "Homogeneous: every layer at the same sparsity. Heterogeneous: shared out for the largest mean cosine.",
+    )
+    return Table("Cosine after pruning, per allocation", columns, tuple(rows), notes)

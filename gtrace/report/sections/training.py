@@ -1,0 +1,321 @@
+"""Training runs in words and tables: each run, seeds, ranks, weight gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.report.analysis.evidence import SIGNIFICANT
+from gtrace.report.analysis.runs import chosen_bits, common_loss, known_mean, seconds_to_loss
+from gtrace.report.analysis.seeds import BASELINE
+from gtrace.report.names import MISSING, count, number, size
+from gtrace.report.statistics import FEWEST_SEEDS
+from gtrace.report.tables import Cell, Column, Mark, Table, cosine_cell, value_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis.run_logs import RunLogAnalysis
+    from gtrace.report.analysis.runs import RankCosts, Run
+    from gtrace.report.analysis.seeds import SeedGroup
+    from gtrace.report.statistics import Interval
+
+
+def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, notes: Sequence[str] = ()) -> Table:
+    """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
+    metric = groups[0].metric if groups else "test accuracy"
+    columns = (
+        Column("codec", numeric=False),
+        Column("seeds", rank=2),
+        Column(f"mean {metric}", "over seeds"),
+        Column("deviation", "standard deviation over seeds", rank=1),
+        Column("95% interval", "of the mean, by Student's t", rank=2),
+        Column("against none", "mean difference to uncompressed runs with the same seed; pp: percentage points"),
+        Column("its 95% interval", "by Student's t over seeds", rank=1),
+        Column("float32 / encoded" if neural else "float32 / sent", "bits, mean over seeds", rank=3),
+    )
+    rows = []
+    for group in groups:
+        value, off = group.interval, group.difference
+        mark: Mark = "best" if group.p_holm < SIGNIFICANT else ""
+        rows.append(
+            (
+                Cell(group.spec),
+                Cell(str(len(group.seeds)), hint=", ".join(map(str, group.seeds))),
+                Cell(metric_text(metric, group.mean)),
+                Cell(metric_text(metric, group.deviation)),
+                Cell(
+                    f"{metric_text(metric, value.low)} to {metric_text(metric, value.high)}" if value.known else MISSING
+                ),
+                Cell(_points(metric, off.estimate), mark=mark),
+                Cell(f"{_points(metric, off.low)} to {_points(metric, off.high)}" if off.known else MISSING),
+                Cell(number(group.ratio)),
+            )
+        )
+    few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
+    said = [f"{averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
+    if few:
+        said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
+    return Table("Over seeds", columns, tuple(rows), (*said, *notes), "No run was finished.")
+
+
+def _points(metric: str, value: float) -> str:
+    if math.isnan(value):
+        return MISSING
+    return f"{100 * value:+.2f} pp" if metric == "test accuracy" else f"{value:+.3g}"
+
+
+_NO_STEP = "No training step was logged."
+
+
+def run_table(analysis: RunLogAnalysis) -> Table:
+    """One line per training run."""
+    neural = analysis.neural
+    what = "codec on the gradients inside the backward passes" if neural else "codec on the workers' gradients"
+    if analysis.linear:
+        what = "how samples, model and gradients were quantized"
+    tested = any(math.isfinite(run.final_accuracy) for run in analysis.runs)
+    columns = [
+        Column("run", f"{what}; none: uncompressed", numeric=False),
+        Column("seed", rank=4),
+        Column("epochs" if analysis.linear else "steps", rank=3),
+        Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
+        Column("test accuracy", "at the last test"),
+        Column(
+            "relative variance",
+            f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
+            rank=2,
+        ),
+        Column(
+            "encoded per worker" if neural else "sent up per worker",
+            "samples, models and gradients over the run"
+            if analysis.linear
+            else "payload and shared bytes over the run",
+            rank=1,
+        ),
+        Column(
+            "float32 / encoded" if neural else "float32 / sent",
+            f"bits that float32 would have taken over the bits {'encoded' if neural else 'sent'}",
+        ),
+    ]
+    timed = any(np.isfinite(run.sim_seconds).any() for run in analysis.runs)
+    if timed:
+        columns.append(Column("simulated time", "of the whole run over the simulated network", rank=1))
+    target = common_loss(analysis.runs) if timed else math.nan
+    if math.isfinite(target):
+        hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"
+        columns.append(Column(f"time to loss {target:g}", hint))
+    chosen = [chosen_bits(run) for run in analysis.runs]
+    if any(chosen):
+        columns.append(Column("bits chosen", "by the policy, with the step from which on", rank=2, numeric=False))
+    rows = tuple(
+        (
+            Cell(run.spec, hint="" if run.finished else "not finished"),
+            Cell(str(run.seed)),
+            Cell(f"{len(run.steps):,}"),
+            value_cell(run.final_loss),
+            _accuracy(run.final_accuracy),
+            value_cell(run.mean_relative_variance),
+            Cell(size(float(run.sent[-1]) if len(run.sent) else math.nan)),
+            value_cell(run.ratio),
+            *([Cell(_seconds(run))] if timed else []),
+            *([Cell(_in_seconds(seconds_to_loss(run, target)))] if math.isfinite(target) else []),
+            *([Cell(bits)] if any(chosen) else []),
+        )
+        for run, bits in zip(analysis.runs, chosen, strict=True)
+    )
+    alone = analysis.workers == 1 and not analysis.has_ranks
+    whose = "one worker" if alone else "one rank" if analysis.has_ranks else f"all {analysis.averaged}"
+    compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both by {whose}."
+    error = "of the neural gradients" if neural else f"of the mean over {'one worker' if alone else analysis.averaged}"
+    if analysis.has_ranks:
+        error += ", over the steps at which it was compared with plain all-reduces"
+    network = analysis.study.get("network")
+    measured = "" if "computing" in str(network) else "computing and coding as measured, "
+    simulated = [f"Simulated: {measured}links of {network}."] if network and timed else []
+    if math.isfinite(target):
+        simulated.append(f"A loss of {target:g} is the least that all finished runs reached.")
+    if analysis.linear:
+        return Table("Training runs", tuple(columns), rows, ("Ratio: bits of float32 over bits moved.",), _NO_STEP)
+    notes = (compared, f"Relative variance: {error}.", *simulated)
+    return Table("Training runs", tuple(columns), rows, notes, _NO_STEP)
+
+
+def rank_table(analysis: RunLogAnalysis) -> Table:
+    """One line per run between real ranks: what one rank sent, and the same gradients in a bf16 all-reduce."""
+    columns = (
+        Column("run", "codec on the gradients of each rank", numeric=False),
+        Column("bits up", "per value of one rank's gradient, payload and shared bytes"),
+        Column("bits second shot", "per value of the average that is encoded again and sent to all"),
+        Column("relative variance", "of the average, over the compared steps"),
+        Column("bf16 variance", "relative variance of an all-reduce in bfloat16 of the same gradients"),
+        Column("steps compared", rank=2),
+        Column("given to collectives", "by one rank, for the others, over the run", rank=1),
+    )
+    rows = tuple(
+        (
+            Cell(run.spec),
+            value_cell(run.ranks.up_bits),
+            value_cell(run.ranks.down_bits),
+            value_cell(run.ranks.relative_variance),
+            value_cell(run.ranks.bf16_variance),
+            Cell(f"{run.ranks.compared:,}"),
+            Cell(size(8 * run.ranks.wire_bytes)),
+        )
+        for run in analysis.runs
+        if run.ranks is not None
+    )
+    notes = (
+        f"{analysis.averaged}. Bits are those of the rank that wrote the log; float32 is 32 per value, bf16 is 16.",
+        "Relative variance: ||average of decoded - exact average||² / ||exact average||², where both were computed.",
+    )
+    return Table("Between the ranks", columns, rows, notes, "No ranks trained together.")
+
+
+def shadow_table(analysis: RunLogAnalysis) -> Table:
+    """One line per weight gradient that shadow passes compared, means over the passes."""
+    runs = [run for run in analysis.runs if run.shadow]
+    several = len(runs) > 1
+    columns = (
+        *([Column("run", numeric=False), Column("seed")] if several else []),
+        Column("weight gradient", "name of the parameter", numeric=False),
+        Column("cosine", "to the exact gradient of the same batch, all layers compressed"),
+        Column("lowest", "cosine of the worst shadow pass"),
+        Column("error", "||compressed - exact|| / ||exact||, all layers compressed"),
+        Column("cosine alone", "where only the gradients of this layer's own outputs are compressed", rank=1),
+        Column("error alone", "where only the gradients of this layer's own outputs are compressed", rank=2),
+    )
+    rows = tuple(
+        (
+            *([Cell(run.spec), Cell(str(run.seed))] if several else []),
+            Cell(curve.tensor),
+            cosine_cell(known_mean(curve.cosine)),
+            cosine_cell(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan),
+            value_cell(known_mean(curve.error)),
+            cosine_cell(known_mean(curve.cosine_alone)),
+            value_cell(known_mean(curve.error_alone)),
+        )
+        for run in runs
+        for curve in run.shadow
+    )
+    passes = max((len(curve.steps) for run in runs for curve in run.shadow), default=0)
+    notes = (
+        f"Means over {passes} shadow passes: the backward pass of one batch with and without compression.",
+        "Alone: only the gradients of this layer's own outputs are compressed; otherwise those of all layers.",
+    )
+    return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
+
+
+def _seconds(run: Run) -> str:
+    known = run.sim_seconds[np.isfinite(run.sim_seconds)]
+    return _in_seconds(float(known[-1]) if len(known) else math.nan)
+
+
+def _in_seconds(value: float) -> str:
+    return f"{number(value)} s" if math.isfinite(value) else MISSING
+
+
+def _accuracy(value: float) -> Cell:
+    return Cell(MISSING, mark="missing") if math.isnan(value) else Cell(f"{value:.2%}")
+
+
+def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
+    """What each codec reached, what the uncompressed run reached, what was sent; over seeds where there are several."""
+    if not analysis.runs:
+        return ["No training step was logged."]
+    if analysis.several_seeds:
+        return seeds_verdict(analysis.groups, analysis.averaged, neural=analysis.neural)
+    sentences = []
+    for run in analysis.runs:
+        if run.spec == BASELINE and len(analysis.runs) > 1:
+            continue
+        baseline = analysis.baseline(run)
+        until = "" if run.finished else f", until step {run.last_step}"
+        parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
+        if baseline is not None and _reached(baseline) and _comparable(run, baseline):
+            parts.append(f"uncompressed {_reached(baseline, name=False)}")
+        if math.isfinite(run.ratio) and run.spec != BASELINE:
+            parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
+        sentences.append("; ".join(parts) + ".")
+        if run.ranks is not None:
+            sentences += _between_ranks(run.ranks)
+        if run.shadow:
+            cosines = {curve.tensor: known_mean(curve.cosine) for curve in run.shadow}
+            known = {tensor: value for tensor, value in cosines.items() if math.isfinite(value)}
+            if known:
+                worst = min(known, key=known.__getitem__)
+                mean = sum(known.values()) / len(known)
+                sentences.append(
+                    f"Its weight gradients have a mean cosine of {mean:.4f} to the exact ones; "
+                    f"the worst is {worst} with {known[worst]:.4f}."
+                )
+    return sentences
+
+
+def _between_ranks(costs: RankCosts) -> list[str]:
+    """What the second shot takes, and a bf16 all-reduce of the same gradients beside the codec."""
+    up = f"{number(costs.up_bits)} bits per value from each rank"
+    second = f" and {number(costs.down_bits)} for the average sent on" if math.isfinite(costs.down_bits) else ""
+    if not costs.compared:
+        return [f"It takes {up}{second}."]
+    beside = f"a bf16 all-reduce takes 16 and has {number(costs.bf16_variance, 2)}"
+    average = f"the average has relative variance {number(costs.relative_variance)}"
+    return [f"It takes {up}{second}, and {average}; {beside} ({count(costs.compared, 'step')} compared)."]
+
+
+def seeds_verdict(groups: Sequence[SeedGroup], averaged: str, *, neural: bool) -> list[str]:
+    """One sentence per codec over seeds: its mean, its difference to the uncompressed runs, and how sure that is."""
+    sentences = []
+    for group in groups:
+        if group.spec == BASELINE and len(groups) > 1:
+            continue
+        spread = f" ± {metric_text(group.metric, group.deviation)}" if math.isfinite(group.deviation) else ""
+        parts = [
+            (
+                f"Trained with {group.spec} on {averaged}, {count(len(group.seeds), 'seed')}: "
+                f"{group.metric} {metric_text(group.metric, group.mean)}{spread}"
+            )
+        ]
+        if math.isfinite(group.difference.estimate):
+            parts.append(f"against uncompressed {difference_text(group.metric, group.difference, group.p_holm)}")
+        if math.isfinite(group.ratio) and group.spec != BASELINE:
+            parts.append(f"{number(group.ratio)} times fewer bits {_sent(neural=neural)} than with float32")
+        sentences.append("; ".join(parts) + ".")
+    return sentences
+
+
+def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
+    """A paired difference with how sure it is: ``-0.31 points (95%: -0.52 to -0.10)``."""
+
+    def shown(value: float) -> str:
+        return f"{100 * value:+.2f}" if metric == "test accuracy" else f"{value:+.3g}"
+
+    unit = " points" if metric == "test accuracy" else ""
+    if not difference.known:
+        return f"{shown(difference.estimate)}{unit} (descriptive: {difference.why})"
+    sure = "" if p_holm < SIGNIFICANT else ", within the noise of seeds"
+    return f"{shown(difference.estimate)}{unit} (95%: {shown(difference.low)} to {shown(difference.high)}){sure}"
+
+
+def metric_text(metric: str, value: float) -> str:
+    """A value of a metric of training: accuracies in percent."""
+    return f"{value:.2%}" if metric == "test accuracy" and math.isfinite(value) else number(value)
+
+
+def _sent(*, neural: bool) -> str:
+    return "for the neural gradients" if neural else "sent up"
+
+
+def _comparable(run: Run, baseline: Run) -> bool:
+    return math.isfinite(run.final_accuracy) == math.isfinite(baseline.final_accuracy)
+
+
+def _reached(run: Run, *, name: bool = True) -> str:
+    if math.isfinite(run.final_accuracy):
+        return f"test accuracy {run.final_accuracy:.2%}" if name else f"{run.final_accuracy:.2%}"
+    for word, value in (("test loss", run.final_eval_loss), ("training loss", run.final_loss)):
+        if math.isfinite(value):
+            return f"{word} {number(value)}" if name else number(value)
+    return "no finite loss"

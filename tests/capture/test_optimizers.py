@@ -131,7 +131,7 @@ def test_sketches_and_samples_of_a_gan(tmp_path):
     gtrace.sketch_trace(tmp_path / "full.zarr", tmp_path / "small.zarr", sketch="l2:512", tensors=["Discriminator.*"])
     with gtrace.open_trace(tmp_path / "small.zarr") as trace:
         assert [info.name for info in trace.tensors] == DISCRIMINATOR
-    captured(tmp_path / "cut.zarr", lambda: gan(2), max_elements=16384, include=("Discriminator.*", "0.*"))
+    captured(tmp_path / "cut.zarr", lambda: gan(2), max_elements=16384, tensors=("Discriminator.*", "0.*"))
     with gtrace.open_trace(tmp_path / "cut.zarr") as trace:
         assert [info.name for info in trace.tensors] == [*GENERATOR[:2], *DISCRIMINATOR]
 

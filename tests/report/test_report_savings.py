@@ -14,8 +14,8 @@ from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
 from gtrace.report.render.files import write_report
 from gtrace.report.render.records import csv_tables
+from gtrace.report.sections import sections
 from gtrace.report.sections.savings import savings_records, savings_table, savings_verdict
-from gtrace.report.sections.section import sections
 
 from ..helpers_report import result_of, row, rows_of, write_runs, write_sweep
 

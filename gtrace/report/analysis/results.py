@@ -72,6 +72,10 @@ def lossless(analysis: SweepAnalysis, family: Family) -> bool:
     return bool(values) and all(value == 0 for value in values)
 
 
+#: Tensors that a figure names one by one; more are named in groups, or every few.
+MOST_NAMED = 60
+
+
 @dataclass(frozen=True, slots=True)
 class SweepAnalysis:
     """A sweep summed up.
@@ -191,3 +195,30 @@ class SweepAnalysis:
         if self.table is None:
             return ()
         return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
+
+
+def drawn_families(analysis: SweepAnalysis) -> list[Family]:
+    """The families that have at least one point to draw."""
+    return [
+        family
+        for family in analysis.families
+        if any(
+            drawable(analysis.configurations[i].bits) and drawable(analysis.configurations[i].relative_variance)
+            for i in family.members
+        )
+    ]
+
+
+def drawable(value: float) -> bool:
+    """Whether a logarithmic axis can show it."""
+    return math.isfinite(value) and value > 0
+
+
+def fitted_at(analysis: SweepAnalysis) -> list[int]:
+    """The steps of a sweep whose data levels and codes were fitted on; empty where that is every step."""
+    refit = analysis.provenance.get("refit")
+    if refit == "once":
+        return [int(step) for step in analysis.steps[:1]]
+    if not isinstance(refit, (list, tuple)):
+        return []
+    return [step for step in analysis.steps.tolist() if step in refit]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import MOST_SHADOWS, WINDOW, running_mean, worst_shadows
+from gtrace.report.analysis.runs import WINDOW, running_mean, worst_shadows
 from gtrace.report.analysis.seeds import BASELINE
 from gtrace.report.figures.labels import Label, label_curves, make_room
 from gtrace.report.figures.style import MUTED, Look, log_ticks, look, new_figure, series, styled
@@ -51,11 +51,6 @@ def weight_gradient_cosines(run: Run) -> Figure:
                 label_curves(axes, labels)
         left.set_ylabel("cosine to the exact weight gradient")
         return figure
-
-
-def left_out(run: Run) -> str:
-    """What a caption says where some weight gradients are not drawn."""
-    return f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if len(run.shadow) > MOST_SHADOWS else ""
 
 
 Against = Literal["steps", "bits", "time"]

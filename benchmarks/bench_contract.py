@@ -17,7 +17,7 @@ import pytest
 import gtrace
 from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
-from gtrace.codecs.rounding import Rule
+from gtrace.codecs.grids import Rule
 from gtrace.coding import HuffmanCode, huffman_lengths
 from gtrace.coding.prefix import PrefixCode
 from gtrace.kernels import rounding

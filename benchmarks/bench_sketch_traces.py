@@ -15,8 +15,8 @@ import numpy as np
 import gtrace
 from gtrace.sweep import EXPECTATION, expand
 from gtrace.trace import SketchPlan, create_trace, sketch_trace
-from gtrace.trace.sketched import DEFAULT_SKETCHES
-from gtrace.trace.summarize import disk_bytes
+from gtrace.trace.convert import disk_bytes
+from gtrace.trace.sketches import DEFAULT_SKETCHES
 
 METHODS = "qsgd,qsgdinf,nuqsgd,natural,terngrad,alq,alq-n,alqg,amq,amq-n,zipml"
 LAWS = {

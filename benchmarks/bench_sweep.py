@@ -25,7 +25,7 @@ from gtrace.codecs import codec
 from gtrace.codecs.level_sets import LevelSets
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
-from gtrace.sweep import ResultStore, batched, expand, gradients, replay
+from gtrace.sweep import ResultStore, batched, expand, gradients, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def least(tasks: dict[str, Callable[[], object]], turns: int, clock: Callable[[]
 #: where time goes: what is clocked -> the functions that do it
 STAGES: dict[str, tuple[tuple[object, str], ...]] = {
     "read": ((gradients.Gradients, "read"),),
-    "totals and checks of values": ((replay, "count_nonfinite"), (Reference, "__init__")),
+    "totals and checks of values": ((sources, "count_nonfinite"), (Reference, "__init__")),
     "sketch": ((MomentSketch, "from_spec"),),
     "closed forms": ((LevelSets, "judge"), (LevelSets, "fit"), (LevelSets, "expect"), (LevelSets, "differ")),
     "rows": ((batched, "expectation_table"),),

@@ -50,9 +50,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.trace.checks import parse_json
-from gtrace.trace.names import printable
+from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
+from gtrace.trace.validate import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

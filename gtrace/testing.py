@@ -315,12 +315,12 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64], workers
     A value just above the last but one level rarely jumps to 1, at a price: 24 draws seldom show that, so a sampled
     deviation would be too small.
     """
-    if not isinstance(c, LevelCodec) or c.needs.norm == "none" or c.clip is not None:
+    if not isinstance(c, LevelCodec) or c.needs.norm == "none" or c.needs.clip is not None:
         return 0.0
     levels = c.levels(state).astype(np.float64)
     grid = levels if c.has_zero else np.concatenate([-levels[:1], levels])
     variance = 0.0
-    size = c.bucket_size or max(1, exact.size)
+    size = c.needs.bucket_size or max(1, exact.size)
     for start in range(0, exact.size, size):
         bucket = exact[start : start + size]
         scale = float(bucket_scales(bucket.astype(np.float32), c.needs.norm, None)[0])

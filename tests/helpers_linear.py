@@ -7,9 +7,8 @@ import math
 import naive
 import numpy as np
 
-from gtrace.kernels import linear as kernels
-from gtrace.training.linear import TASKS, Prox, column_levels, place
 from gtrace.types import Key
+from gtrace_experiments.linear import TASKS, Prox, column_levels, kernels, place
 
 
 def keyed(seed=0):

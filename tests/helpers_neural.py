@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep
+from gtrace.capture.options import EveryStep
 
 
 class Run:

@@ -24,8 +24,7 @@ from gtrace.coding.envelope import seal
 from gtrace.errors import PayloadError
 from gtrace.metrics import Histogram, RunningComparison
 from gtrace.testing import check_round_trip, fitted
-from gtrace.trace.blocks import whole_numbers
-from gtrace.trace.statistics import row_statistics
+from gtrace.trace.rows import row_statistics, whole_numbers
 from gtrace.types import Key
 
 TINY, HUGE = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)

@@ -14,12 +14,14 @@ import pytest
 from helpers_trace import write_trace
 
 import gtrace
+import gtrace_experiments
 from gtrace.cli import main
 from gtrace.report.render.files import put
 from gtrace.runlog import RunLogWriter
 from gtrace.training import checkpoint
 
 PACKAGE = Path(gtrace.__file__).parent
+EXPERIMENTS = Path(gtrace_experiments.__file__).parent
 
 #: call -> files that may make it, and why
 ALLOWED = {
@@ -75,9 +77,9 @@ def dotted(node):
 
 
 def sources():
-    files = sorted(PACKAGE.rglob("*.py"))
+    files = [(root, file) for root in (PACKAGE, EXPERIMENTS) for file in sorted(root.rglob("*.py"))]
     assert len(files) > 200
-    return [(file.relative_to(PACKAGE).as_posix(), file) for file in files]
+    return [(file.relative_to(root).as_posix(), file) for root, file in files]
 
 
 def violations(name, file):
@@ -230,7 +232,19 @@ def test_unfinished_files_follow_no_link_and_folders_for_the_time_being_are_priv
 def test_only_the_standard_library_s_and_known_packages_are_imported():
     """A new dependency is a decision, not an accident."""
     known = {
-        *("gtrace", "click", "google_crc32c", "h5py", "matplotlib", "numba", "numcodecs", "numpy", "yaml", "rich"),
+        *(
+            "gtrace",
+            "gtrace_experiments",
+            "click",
+            "google_crc32c",
+            "h5py",
+            "matplotlib",
+            "numba",
+            "numcodecs",
+            "numpy",
+            "yaml",
+            "rich",
+        ),
         *(
             "llvmlite",
             "scipy",

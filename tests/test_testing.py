@@ -82,7 +82,7 @@ def test_a_class_is_taken_as_well_as_an_instance():
         (Bare, "Bare: bits is no parameter yet; put @dataclass"),
         (Unfinished, "Unfinished: it must define decode, encode"),
         (Needy, r"Needy: write levels as gtrace.codecs.parameter\("),
-        (Taken, "another codec has this name, gtrace.codecs.qsgd.QsgdInf"),
+        (Taken, "another codec has this name, gtrace.codecs.levels.QsgdInf"),
         (Dividing, r"dividing on one element: RuntimeWarning: .* \(test_testing.py, line \d+\)"),
         (int, "int: give a class that extends gtrace.codecs.Codec"),
     ],

@@ -19,7 +19,7 @@ import click
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
-from gtrace.cli import COMMANDS, gtrace
+from gtrace.cli import gtrace
 from gtrace.codecs import Codec, ExpectingCodec, codec_class, codec_names, parameter_fields, wrapper_names
 from gtrace.sweep.schema import COLUMNS
 
@@ -47,7 +47,7 @@ def commands() -> str:
     """Every command: what it does, its example, usage and options, as click tells them."""
     parts = []
     parent = click.Context(gtrace, info_name="gtrace")
-    for name in COMMANDS:
+    for name in gtrace.list_commands(None):
         command = gtrace.get_command(None, name)
         with command.make_context(name, [], parent=parent, resilient_parsing=True) as context:
             parts.append(f"## gtrace {name}\n\n{described(command.help or '')}\n")

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtrace.capture.options import CaptureOptions, capture_options
-from gtrace.capture.session import CaptureSession, CaptureSummary
+from gtrace.capture.session import CaptureSession
+from gtrace.capture.summary import CaptureSummary
 from gtrace.errors import UsageError
 from gtrace.torch_hooks.processes import first_of_launch, launch_token
 

@@ -1,19 +1,148 @@
-"""Host memory for gradients on their way to disk."""
+"""Host memory for gradients on their way to disk, and copies from a GPU that training does not wait for.
+
+A GPU's gradients are gathered into one block on the device, in the order of the training's own work, so that it may
+change them at once. A stream of its own copies that block to page-locked memory of the host. An event says when that is
+done: until then the writer does not read the copy and the next step does not fill the block.
+"""
 
 from __future__ import annotations
 
 import math
 import queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from gtrace.capture.staging import parts_of
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from gtrace.capture.staging import Event, Staging
+
+class Event(Protocol):
+    """A moment in a stream of work."""
+
+    def record(self, stream: Any) -> None:
+        """It is when all is done that the stream has been given so far."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+
+class Runtime(Protocol):
+    """What a device can do beside computing."""
+
+    def block(self, elements: int) -> torch.Tensor:
+        """Room for so many float32 on the device."""
+
+    def locked_block(self, elements: int) -> torch.Tensor:
+        """Room for so many float32 on the host, where the device can write by itself."""
+
+    def event(self) -> Event:
+        """A new event."""
+
+    def computing(self) -> Any:
+        """The stream in which training computes; it has ``wait_event``."""
+
+    def copying(self) -> Any:
+        """The stream of copies to the host; it has ``wait_event``."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Have the stream of copies copy a block of the device to a locked one."""
+
+
+class CudaRuntime:
+    """A GPU's runtime, as ``torch.cuda`` gives it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def block(self, elements: int) -> torch.Tensor:
+        """As of ``Runtime``."""
+        return torch.empty(elements, dtype=torch.float32, device=self._device)
+
+    def locked_block(self, elements: int) -> torch.Tensor:
+        """As of ``Runtime``."""
+        return torch.empty(elements, dtype=torch.float32, device="cpu", pin_memory=True)
+
+    def event(self) -> Event:
+        """As of ``Runtime``; those who wait sleep, so that training keeps the core."""
+        event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        return event
+
+    def computing(self) -> torch.cuda.Stream:
+        """As of ``Runtime``."""
+        return torch.cuda.current_stream(self._device)
+
+    def copying(self) -> torch.cuda.Stream:
+        """As of ``Runtime``."""
+        return self._stream
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """As of ``Runtime``."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+
+class Staging:
+    """One row's room on a device.
+
+    Args:
+        device: where the gradients are.
+        runtime: of this device.
+        shapes: of the gradients of a row.
+    """
+
+    def __init__(self, device: torch.device, runtime: Runtime, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.device = device
+        self._runtime = runtime
+        self._block = runtime.block(sum(map(math.prod, shapes)))
+        self._parts = parts_of(self._block, shapes)
+        self._copied: Event | None = None
+
+    def room(self, elements: int) -> torch.Tensor:
+        """A host block to copy to."""
+        return self._runtime.locked_block(elements)
+
+    def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> Event:
+        """Have a row copied; the gradients may change when this returns.
+
+        Args:
+            target: a block from ``room``; parts that have no gradient get arbitrary content.
+            places: of the gradients in the row.
+            gradients: on the device, with the shapes of their places.
+
+        Returns:
+            the moment from which on ``target`` can be read.
+        """
+        computing, copying = self._runtime.computing(), self._runtime.copying()
+        if self._copied is not None:
+            computing.wait_event(self._copied)
+        torch._foreach_copy_([self._parts[place] for place in places], list(gradients))
+        filled, self._copied = self._runtime.event(), self._runtime.event()
+        filled.record(computing)
+        copying.wait_event(filled)
+        self._runtime.copy(target, self._block)
+        self._copied.record(copying)
+        return self._copied
+
+
+def parts_of(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Consecutive parts of a block in these shapes."""
+    parts, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        parts.append(block[start : start + size].view(shape))
+        start += size
+    return parts
+
+
+def staging_for(devices: Iterable[torch.device], shapes: Sequence[tuple[int, ...]]) -> Staging | None:
+    """How to copy gradients from these devices: through a block on the device if they share a GPU, else plainly."""
+    several = set(devices)
+    if len(several) != 1:
+        return None
+    device = several.pop()
+    return Staging(device, CudaRuntime(device), shapes) if device.type == "cuda" else None
 
 
 class RowBuffer:

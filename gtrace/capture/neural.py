@@ -13,17 +13,17 @@ import torch
 
 from gtrace.capture.buffers import as_real_dense
 from gtrace.capture.layout import Slot
-from gtrace.torch_hooks.modules import ModulePaths
+from gtrace.torch_hooks.naming import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
-from gtrace.trace.variable_length import SAMPLE, default_capacity, sample_indices
+from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
-    from gtrace.capture.policy import TensorSelection
-    from gtrace.torch_hooks.modules import ModuleName
+    from gtrace.capture.options import TensorSelection
+    from gtrace.torch_hooks.naming import ModuleName
     from gtrace.torch_hooks.outputs import Output
 
 #: Calls of one module that are recorded of a step.

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from gtrace.capture.gaps import Gaps
-from gtrace.capture.layout import RowLayout
-from gtrace.capture.policy import AutomaticSteps
-from gtrace.capture.state import moments_of, second_moments
-from gtrace.capture.writer import AsyncWriter, Row
+from gtrace.capture.layout import RowLayout, moments_of, second_moments
+from gtrace.capture.options import AutomaticSteps
+from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.torch_hooks.naming import Names
-from gtrace.trace.blocks import BLOCK
 from gtrace.trace.format import SECOND_MOMENT
+from gtrace.trace.rows import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,13 +28,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gtrace.capture.buffers import RowBuffer
-    from gtrace.capture.layout import Slot
+    from gtrace.capture.layout import MomentsOf, Slot
     from gtrace.capture.neural import NeuralGradients
-    from gtrace.capture.policy import StepPolicy, TensorSelection
-    from gtrace.capture.state import MomentsOf
+    from gtrace.capture.options import StepPolicy, TensorSelection
     from gtrace.torch_hooks.hooks import OptimizerStep
     from gtrace.torch_hooks.naming import ParameterName
-    from gtrace.torch_hooks.rounds import Rounds
+    from gtrace.torch_hooks.steps import Rounds
     from gtrace.trace import SketchPlan, TraceWriter
 
 _MOST_WARNINGS = 3

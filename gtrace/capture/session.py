@@ -1,4 +1,4 @@
-"""One capture from start to end: hooks, recorder and trace put together, and what came of it."""
+"""One capture from start to end, in this process and in those that it launches: hooks, recorder and trace together."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from gtrace.capture.logs import quiet_logs
-from gtrace.capture.options import MAX_ELEMENTS
-from gtrace.capture.policy import TensorSelection
+from gtrace.capture.options import MAX_ELEMENTS, TensorSelection, capture_options
+from gtrace.capture.summary import CaptureSummary, all_parts, disk_usage
+from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
-from gtrace.torch_hooks.processes import Place, process_place
+from gtrace.torch_hooks.children import children_call
+from gtrace.torch_hooks.launcher import hide_machinery
+from gtrace.torch_hooks.processes import (
+    Place,
+    before_abrupt_exit,
+    before_shutdown,
+    launch_token,
+    process_place,
+    spans_machines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from torch import nn
     from torch.optim import Optimizer
@@ -27,61 +37,6 @@ if TYPE_CHECKING:
     from gtrace.capture.recorder import Recorder
     from gtrace.torch_hooks.hooks import TrainingHooks
     from gtrace.trace import SketchPlan, TraceWriter
-
-
-@dataclass(frozen=True)
-class CaptureSummary:
-    """What a capture came to.
-
-    Attributes:
-        path: the trace; it exists only where ``rows`` is positive.
-        torch_seen: the program imported torch.
-        steps_seen: optimizer steps that the program took, of all optimizers.
-        steps_wanted: those of them that were to be recorded.
-        backward_passes: how often it called ``backward``.
-        rows: steps that were recorded.
-        optimizers: optimizers of which steps were recorded.
-        tensors: distinct weight tensors that were recorded.
-        bytes: size of the trace on disk.
-        blocked: share of the training time that capture took.
-        waited: the same in seconds.
-        span: seconds from the first optimizer step to the last one.
-        skipped_steps: steps that a gradient scaler left out.
-        dropped: steps left out because too many waited to be written.
-        unwritten: steps that could not be written.
-        errors: errors of capture.
-        over_budget: recording ended early because the budget was used up.
-        complaints: one line for each tensor pattern that matched nothing.
-        ranks: processes that recorded.
-        fewest_rows: steps of the process that recorded fewest, where there are several.
-        neural_rows: steps of which gradients of module outputs were recorded.
-        neural_tensors: distinct outputs of modules whose gradients were recorded.
-        without: what was asked for beside the gradients and was not to be had, one line each.
-    """
-
-    path: Path
-    torch_seen: bool = False
-    steps_seen: int = 0
-    backward_passes: int = 0
-    steps_wanted: int = 0
-    rows: int = 0
-    optimizers: int = 0
-    tensors: int = 0
-    bytes: int = 0
-    blocked: float = 0.0
-    waited: float = 0.0
-    span: float = 0.0
-    skipped_steps: int = 0
-    dropped: int = 0
-    unwritten: int = 0
-    errors: int = 0
-    over_budget: bool = False
-    complaints: tuple[str, ...] = ()
-    ranks: int = 1
-    fewest_rows: int = 0
-    neural_rows: int = 0
-    neural_tensors: int = 0
-    without: tuple[str, ...] = ()
 
 
 class CaptureSession:
@@ -221,7 +176,6 @@ class CaptureSession:
         summary, options = self.finish(status), self._options
         if options.run is None or not options.path.is_dir():
             return summary
-        from gtrace.capture.parts import all_parts
         from gtrace.trace.shared import belongs_to, settle
 
         if not belongs_to(options.path, options.run):
@@ -390,14 +344,63 @@ def git_commit(folder: str) -> str | None:
     return answer.stdout.strip() or None
 
 
-def disk_usage(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    if path.is_file():
-        return path.stat().st_size
-    total = 0
-    for folder, _, files in os.walk(path):
-        for file in files:
-            # Another process of the run may just be moving it into its place.
-            with contextlib.suppress(FileNotFoundError):
-                total += os.stat(os.path.join(folder, file)).st_size
-    return total
+def captured(path: Path, options: Mapping[str, Any], attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Inside the block, Python processes that are launched record into the trace at ``path``, each its own rank.
+
+    Args:
+        path: the trace.
+        options: keyword arguments of ``capture_options``.
+        attrs: attributes of the trace.
+    """
+    return children_call(__name__, {"path": str(path), "options": dict(options), "attrs": dict(attrs)})
+
+
+def start(told: Mapping[str, Any]) -> None:
+    """Record in this process until it ends; called when it has imported torch. Nothing here stops the process."""
+    try:
+        _Child(told).start()
+    except Exception as error:  # noqa: BLE001 - the program's import of torch must succeed
+        print_line(f"gtrace: warning: capture could not start: {type(error).__name__}: {error}")
+
+
+class _Child:
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        chosen = dict(told["options"])
+        token = launch_token() if spans_machines() else None
+        if token not in (None, chosen["run"]):
+            # Every machine has its own process that launches, and all of them write one trace.
+            chosen |= {"launcher": chosen["run"], "run": token}
+        options = capture_options(Path(told["path"]), **chosen)
+        self._session = CaptureSession(options, told["attrs"], launched=True, status=True)
+        self._failed = False
+        self._exits = contextlib.ExitStack()
+
+    def start(self) -> None:
+        self._session.start()
+        self._exits.enter_context(before_abrupt_exit(self._leave))
+        sys.excepthook = self._watch_excepthook(sys.excepthook)
+        before_shutdown(self._end)
+
+    def _watch_excepthook(self, original: Any) -> Any:
+        def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self._failed = True
+            if traceback is not None:
+                hide_machinery(error)
+                traceback = error.__traceback__
+            original(kind, error, traceback)
+
+        return excepthook
+
+    def _leave(self, exit_code: int) -> int:
+        self._failed = self._failed or exit_code != 0
+        self._end()
+        return exit_code
+
+    def _end(self) -> None:
+        summary = self._session.finish("interrupted" if self._failed else "complete")
+        if summary.complaints and summary.rows:
+            print_line(f"gtrace: warning: {'; '.join(summary.complaints)}")
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None and multiprocessing._exiting:
+            # It has cleaned up already, and what the writer made since (a lock of numcodecs) would be leaked.
+            multiprocessing._run_finalizers()

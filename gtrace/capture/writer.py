@@ -1,18 +1,20 @@
-"""The thread that writes rows of gradients while training goes on."""
+"""The thread that writes rows of gradients while training goes on.
+
+Importing this imports neither torch nor numpy: the program may set them up first.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from gtrace.capture.gaps import Gaps
-from gtrace.capture.logs import quiet_logs
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,7 +22,68 @@ if TYPE_CHECKING:
     from gtrace.capture.layout import Slot
     from gtrace.capture.neural import NeuralRow
     from gtrace.trace import TraceWriter
-    from gtrace.trace.blocks import BlockSample
+    from gtrace.trace.rows import BlockSample
+
+
+#: Loggers of what reads and writes traces: each tells at level DEBUG what it does when it is imported and used.
+_LOGGERS = ("numcodecs", "zarr.core.sync", "asyncio", "h5py._conv")
+_quiet: dict[int, int] = {}
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    return record.thread not in _quiet
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Inside the block, what those libraries log in this thread reaches no handler.
+
+    A program that logs at level DEBUG, to its standard output for example, prints what it would without a capture.
+    """
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_not_ours)  # once, however often it is added
+    thread = threading.get_ident()
+    _quiet[thread] = _quiet.get(thread, 0) + 1
+    try:
+        yield
+    finally:
+        _quiet[thread] -= 1
+        if not _quiet[thread]:
+            del _quiet[thread]
+
+
+class Gaps:
+    """Steps by optimizer, in runs of consecutive ones. One thread adds."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[list[int]]] = {}
+        #: Steps so far, of all optimizers.
+        self.count = 0
+
+    def add(self, stream: int, step: int) -> None:
+        """Note a step; those of one optimizer rise. The second time, for another kind of gradient, changes nothing."""
+        runs = self._runs.setdefault(stream, [])
+        if runs and runs[-1][1] == step:
+            return
+        if runs and runs[-1][1] == step - 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+        self.count += 1
+
+    def describe(self) -> dict[str, str]:
+        """optimizer -> its steps, written like the option ``--steps``.
+
+        >>> gaps = Gaps()
+        >>> for step in (3, 4, 5, 9):
+        ...     gaps.add(0, step)
+        >>> gaps.describe()
+        {'0': '3-5,9'}
+        """
+        return {
+            str(stream): ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            for stream, runs in sorted(self._runs.items())
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +218,7 @@ class AsyncWriter:
         self, slot: Slot, gradient: NDArray[Any], most: int, about: dict[str, Any], numbers: dict[str, float]
     ) -> NDArray[Any]:
         """The blocks of a weight's gradient that are kept; adds what the trace is told about the rest."""
-        from gtrace.trace.blocks import UNKNOWN, BlockSample, whole_numbers
+        from gtrace.trace.rows import UNKNOWN, BlockSample, whole_numbers
 
         numbers |= UNKNOWN
         key = slot.name, gradient.size

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, su
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from importlib.metadata import EntryPoint
     from typing import TextIO
 
 #: command -> (module that defines it as ``command``, its line in ``gtrace --help``), in the order of use.
@@ -33,11 +35,88 @@ COMMANDS = {
     "train": ("gtrace.cli.train", "Train with a codec on the gradients."),
     "compare": ("gtrace.cli.compare", "Say which measure of the error predicts the loss of training."),
     "bench": ("gtrace.cli.bench", "Compare a codec of your own with every built-in one."),
-    "reproduce": ("gtrace.cli.reproduce", "Repeat experiments of the papers in miniature."),
     "import": ("gtrace.cli.import_", "Make a trace of arrays that other programs stored."),
     "export": ("gtrace.cli.export", "Write a trace as npz, safetensors or Parquet."),
     "codecs": ("gtrace.cli.codecs", "List the codecs, or explain one."),
 }
+#: entry points of packages that add commands; each names a pair as in COMMANDS, in a module that imports fast
+GROUP = "gtrace.commands"
+#: what the package gtrace-experiments adds
+EXPERIMENTS = ("reproduce", "linear")
+
+
+@cache
+def added_commands() -> dict[str, EntryPoint]:
+    """Commands of other installed packages, by name; nothing of theirs is imported."""
+    from importlib import metadata
+
+    return {entry.name: entry for entry in metadata.entry_points(group=GROUP) if entry.name not in COMMANDS}
+
+
+def use_instead(name: str, arguments: str = "") -> str:
+    """Which command of gtrace-experiments to use, and how to install it if it is missing."""
+    missing = "" if name in added_commands() else "; first pip install ./experiments in a clone of gtrace"
+    return f"use gtrace {name} {arguments}".rstrip() + missing
+
+
+def command_line(name: str) -> str:
+    """The line of a command in ``gtrace --help``; of another package's, why if it cannot be loaded."""
+    if name in COMMANDS:
+        return COMMANDS[name][1]
+    try:
+        return _pair(added_commands()[name])[1]
+    except UsageError as error:
+        return str(error)
+
+
+def _load(name: str) -> click.Command:
+    if name in COMMANDS:
+        command = importlib.import_module(COMMANDS[name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+    entry = added_commands()[name]
+    try:
+        with _of_package(entry):
+            command = importlib.import_module(_pair(entry)[0]).command
+            if not isinstance(command, click.Command):
+                raise TypeError("its command is not a click command")
+            return command
+    except UsageError as error:
+        return _broken(name, error)
+
+
+def _pair(entry: EntryPoint) -> tuple[str, str]:
+    """What another package's entry point names: the module of a command, and its line in the help."""
+    with _of_package(entry):
+        module, line = entry.load()
+        return str(module), str(line)
+
+
+@contextmanager
+def _of_package(entry: EntryPoint) -> Iterator[None]:
+    """One line for whatever another package raises: the other commands go on.
+
+    Raises:
+        UsageError: the package cannot be loaded.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an error of another package must not stop gtrace's own commands
+        package = entry.value if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"{entry.name}: cannot load {package} ({reason}); update or uninstall it") from None
+
+
+def _broken(name: str, error: UsageError) -> click.Command:
+    """Stands in for a command that cannot be loaded: it lists and completes, and says why when it is run."""
+
+    def refuse() -> None:
+        raise error
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, anything, refuse, short_help=str(error), add_help_option=False)
 
 
 class _ReaderWentAwayError(Exception):
@@ -69,25 +148,23 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *added_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
-        assert isinstance(command, click.Command)
-        return command
+        return _load(cmd_name) if cmd_name in COMMANDS or cmd_name in added_commands() else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            ctx.fail(f"no command '{args[0]}'; {suggest(args[0], COMMANDS)}")
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in added_commands():
+            if args[0] in EXPERIMENTS:
+                ctx.fail(f"no command '{args[0]}' here; {use_instead(args[0])}")
+            ctx.fail(f"no command '{args[0]}'; {suggest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, command_line(name)) for name in self.list_commands(ctx)])
 
 
 @click.group(
@@ -156,7 +233,7 @@ def _refused_by_the_system(error: OSError, stderr: TextIO) -> int:
 def _say(message: str, stderr: TextIO) -> None:
     """One line on stderr, in which nothing that a file said can act on a terminal."""
     if not message.isprintable():
-        from gtrace.trace.names import printable
+        from gtrace.errors import printable
 
         message = printable(message)
     click.echo(f"gtrace: {message}", file=stderr)

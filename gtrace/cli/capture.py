@@ -17,7 +17,8 @@ from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_te
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.capture.session import CaptureSession, CaptureSummary
+    from gtrace.capture.session import CaptureSession
+    from gtrace.capture.summary import CaptureSummary
     from gtrace.torch_hooks.launcher import Outcome, Program
 
 #: Seconds of training below which its share that capture took is told in milliseconds, too.
@@ -153,10 +154,10 @@ def command(
     if rank == "0" and place.rank:
         return run_program(program).exit_code
 
-    from gtrace.capture import capture_options, children
-    from gtrace.capture.session import CaptureSession, git_commit, print_line
-    from gtrace.torch_hooks.exits import before_abrupt_exit
-    from gtrace.torch_hooks.imports import after_import
+    from gtrace.capture import capture_options
+    from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
+    from gtrace.torch_hooks.children import after_import
+    from gtrace.torch_hooks.processes import before_abrupt_exit
 
     shown = output or Path(f"{program.stem}.zarr")
     chosen: dict[str, Any] = {
@@ -196,7 +197,7 @@ def command(
 
     with before_abrupt_exit(leave):
         try:
-            with after_import("torch", session.start_or_tell), children.captured(options.path, chosen, attrs):
+            with after_import("torch", session.start_or_tell), captured(options.path, chosen, attrs):
                 outcome = run_program(program)
         except BaseException:
             # There is no such module, or Ctrl-C came between the program's end and here: nothing must stay hooked.

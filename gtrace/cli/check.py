@@ -14,8 +14,7 @@ from gtrace.errors import EXIT_INPUT, EXIT_OK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.trace.repair import Repair
-    from gtrace.trace.verify import CheckReport, Fault
+    from gtrace.trace.check import CheckReport, Fault, Repair
 
 _MOST_LINES = 100
 
@@ -35,8 +34,7 @@ def command(trace: Path | str, wanted: bool, as_json: bool) -> int:
     Every fault is reported. The exit code is 0 where there is none, and 3 otherwise; after a repair it is 0. A repair
     keeps all gradients that are right; those that are damaged are absent in the new trace.
     """
-    from gtrace.trace.repair import repair_trace
-    from gtrace.trace.verify import check_trace
+    from gtrace.trace.check import check_trace, repair_trace
 
     repair: Repair | None = None
     if wanted:
@@ -101,7 +99,7 @@ def _summary(report: CheckReport) -> str:
 
 def _lines(faults: Sequence[Fault]) -> list[str]:
     """One line for each fault, and one for all steps of a tensor that share a chunk, whose messages are alike."""
-    from gtrace.trace.names import printable
+    from gtrace.errors import printable
 
     lines = []
 

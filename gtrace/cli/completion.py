@@ -55,10 +55,9 @@ def complete_specs(context: click.Context, parameter: click.Parameter, incomplet
 def complete_task(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The name of a built-in task."""
     del context, parameter
-    from gtrace.training.linear import LINEAR_TASKS
     from gtrace.training.tasks import task_names
 
-    return [name for name in (*task_names(), *LINEAR_TASKS) if name.startswith(incomplete)]
+    return [name for name in task_names() if name.startswith(incomplete)]
 
 
 def complete_figure(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

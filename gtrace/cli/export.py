@@ -55,8 +55,8 @@ def command(
     """
     from gtrace.report.names import count, literal
     from gtrace.trace import open_trace
-    from gtrace.trace.exporting import export_trace
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.exporting import export_trace
+    from gtrace.trace.io.remote import stem_of
 
     with open_trace(trace) as opened, step_progress("export", quiet=as_json) as progress:
         made = export_trace(

@@ -16,8 +16,8 @@ from gtrace.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gtrace.trace.foreign import TensorFile
-    from gtrace.trace.importing import Imported
+    from gtrace.trace.io.foreign import TensorFile
+    from gtrace.trace.io.importing import Imported
 
 
 @click.command("import")
@@ -60,7 +60,7 @@ def command(
       gtrace import grads/ -o run.zarr
       gtrace import grads/ -o run.zarr --pattern '{step}/{tensor}.npy'
     """
-    from gtrace.trace.importing import import_trace
+    from gtrace.trace.io.importing import import_trace
 
     with step_progress("import", quiet=as_json) as progress:
         made = import_trace(
@@ -107,7 +107,7 @@ def _document(made: Imported) -> dict[str, object]:
 
 def _show(made: Imported) -> None:
     from gtrace.report.names import count, literal
-    from gtrace.trace.importing import STEPS_TOLD
+    from gtrace.trace.io.importing import STEPS_TOLD
 
     say: Callable[[str], None] = click.echo
     span = f" ({made.steps[0]} to {made.steps[-1]})" if len(made.steps) > 1 else ""

@@ -155,8 +155,8 @@ def _streams(trace: Trace) -> list[_Stream]:
 
 def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything as JSON values."""
-    from gtrace.trace.agreement import agreement
-    from gtrace.trace.sketched import sketch_name
+    from gtrace.trace.choose import agreement
+    from gtrace.trace.sketches import sketch_name
 
     streams = _streams(trace)
     return {
@@ -245,7 +245,7 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
         lines.append(("steps", text))
     sketched = next((row.info for row in rows if row.info.sketches), None)
     if sketched is not None:
-        from gtrace.trace.sketched import sketch_name
+        from gtrace.trace.sketches import sketch_name
 
         names = ", ".join(sketch_name(spec) for spec in sketched.sketches)
         large = count(sum(bool(row.info.sketches) for row in rows), "tensor")
@@ -261,9 +261,9 @@ def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _agreements(trace: Trace) -> list[str]:
+    from gtrace.errors import printable
     from gtrace.report.names import count
-    from gtrace.trace.agreement import agreement, part_of
-    from gtrace.trace.names import printable
+    from gtrace.trace.choose import agreement, part_of
 
     said = []
     cut = {(info.kind, info.optimizer, info.name) for info in trace.tensors if part_of(info)}

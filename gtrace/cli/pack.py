@@ -23,7 +23,7 @@ def command(trace: Path | str, output: Path | None, force: bool) -> None:
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
     """
-    from gtrace.trace.pack import pack_trace
+    from gtrace.trace.convert import pack_trace
 
     before = f" (before: {_files(trace)} files)" if isinstance(trace, Path) else ""
     packed = pack_trace(trace, output, force=force)

@@ -134,7 +134,7 @@ def run(*, trace: Path | str, output: Path | None, force: bool, as_json: bool, *
     from gtrace.cli.options import check_output
     from gtrace.cli.plan_weights import weigh
     from gtrace.planning import make_plan, save_plan
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.remote import stem_of
 
     load_plugins(options["plugin"])
     check_budget(options)

@@ -72,7 +72,7 @@ def command(
     """
     from gtrace.report.names import count
     from gtrace.trace import SketchPlan, sketch_trace
-    from gtrace.trace.remote import stem_of
+    from gtrace.trace.io.remote import stem_of
 
     plan = SketchPlan.parse(sketches, mantissa, merge_steps)
     path = output or Path(f"{stem_of(trace)}.sketch.zarr")

@@ -161,8 +161,8 @@ def run(
     """The command without its options' parsing."""
     from gtrace.codecs import split_specs
     from gtrace.sweep import expand, run_sweep
-    from gtrace.sweep.bursts import LEFT_OUT
-    from gtrace.trace.remote import stem_of
+    from gtrace.sweep.jobs import LEFT_OUT
+    from gtrace.trace.io.remote import stem_of
 
     load_plugins(plugin)
     ranges: dict[str, list[Any]] = {

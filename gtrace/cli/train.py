@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gtrace.cli import use_instead
 from gtrace.cli.cluster import CLUSTER, chosen_cluster, cluster_options, simulated_network, simulation_options
 from gtrace.cli.completion import complete_task
 from gtrace.cli.options import check_output, codec_options, load_plugins
 from gtrace.cli.train_choice import choice_options
-from gtrace.cli.train_linear import OF_LINEAR, linear_options, run_linear
 from gtrace.cli.train_measures import measure_options
 from gtrace.cli.train_options import script_options
 from gtrace.cli.train_weights import chosen_levels
 from gtrace.errors import UsageError
-from gtrace.training.linear import LINEAR_TASKS
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 DEFAULT_TASK = "digits-cnn"
 DEFAULT_WORKERS = 4
-_TASKS = "".join(
-    f"  {name:17}{line}\n" for name, line in [*((n, describe_task(n)) for n in task_names()), *LINEAR_TASKS.items()]
-)
+_TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
+#: models that have a command of their own
+_LINEAR = ("linear", "lssvm", "logistic", "svm")
 
 
 @click.command("train", context_settings={"allow_interspersed_args": False}, epilog=f"\b\nTasks:\n{_TASKS}")
@@ -97,8 +96,7 @@ _TASKS = "".join(
 @click.option(
     "--quantize",
     metavar="PARTS",
-    help="For a linear task: samples, model, gradients, or several with commas.  [default: samples]  For a network: "
-    "model lets forward and backward see quantized weights, while the optimizer steps float32 ones.",
+    help="For a task: model lets forward and backward see quantized weights, while the optimizer steps float32 ones.",
 )
 @click.option(
     "--weight-levels",
@@ -144,7 +142,6 @@ _TASKS = "".join(
     help="Tensors with fewer elements go uncompressed.",
 )
 @script_options
-@linear_options
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @measure_options
 @click.option(
@@ -162,9 +159,6 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
     step follows. With --kind neural the gradient with respect to each layer's output takes that way inside the backward
     pass, and weight gradients are averaged exactly.
 
-    The tasks linear, lssvm, logistic and svm are linear models at low precision: samples, model and gradients are
-    quantized, with the full precision beside it.
-
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
     DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
 
@@ -180,19 +174,15 @@ def command(script: str | None, args: tuple[str, ...], *, is_module: bool, **opt
       gtrace train --compare qsgdinf:bits=3,alq:bits=3,terngrad --seeds 5 --network 1Gbit/s
       gtrace train --codec minmax --policy mqgrad --policy adaptive --network 10MB/s --topology ps --down same
       gtrace train --codec alq --bits 3 --workers 8 --network 1Gbit/s --step-time 20ms
-      gtrace train --task linear --quantize samples --bits 5 --sampling double
       gtrace train --plan plan.yaml --compare qsgdinf:bits=3 --task digits-cnn
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
-    if script is None and options["task"] in LINEAR_TASKS:
-        run_linear({"is_module": is_module, **options}, refuse=_refuse, codec_of=_codec, of_scripts=_OF_SCRIPTS)
-        return None
+    if options["task"] in _LINEAR or (script in _LINEAR and not Path(script).exists()):
+        remedy = use_instead("linear", f"--task {script or options['task']}")
+        raise UsageError(f"linear models have a command of their own; {remedy}")
     if script is None and options["task"] is not None:
         describe_task(options["task"])
-    _refuse(options, OF_LINEAR, "is for linear models, as in --task linear")
-    for name in OF_LINEAR:
-        del options[name]
     weights = chosen_levels(options) if script is None else []
     chosen = _chosen(options)
     if script is not None and len(chosen) > 1:
@@ -286,7 +276,7 @@ def _chosen(options: dict[str, Any]) -> list[Coding]:
         _refuse(
             {"error_feedback": feedback, **given}, {"error_feedback": False, **dict.fromkeys(given)}, "is for --codec"
         )
-    return [*(_codec(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
+    return [*(codec_with(f"ef:{one}" if feedback and one != "none" else one, given) for one in specs), *planned]
 
 
 def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
@@ -332,8 +322,8 @@ def run(
     del plugin
     task = task or DEFAULT_TASK
     describe_task(task)
-    from gtrace.training.plans import run_name
-    from gtrace.training.policy import FIXED, PolicySpec
+    from gtrace.training.policies import FIXED, PolicySpec
+    from gtrace.training.settings import run_name
 
     choosing = [PolicySpec.parse(text) for text in policies or (FIXED,)]
     named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
@@ -382,7 +372,7 @@ def run(
     show(study, path, cluster, as_json=as_json)
 
 
-def _codec(spec: str, options: dict[str, float | None]) -> Codec:
+def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
     """The codec of a spec, with the parameters that have options of their own."""
     from gtrace.codecs import codec
     from gtrace.codecs.registry import parse_spec

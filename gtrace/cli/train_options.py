@@ -30,8 +30,8 @@ _OPTIONS = (
         "--levels",
         metavar="NAME",
         help="For such a SCRIPT: own for each rank's own levels, or common for those that fit the sum of all ranks' "
-        "sketches.  [default: own]  With --quantize: where levels lie, optimal, uniform or (weights only) xnor, of "
-        "weights also several, with commas.  [default: optimal; uniform for linear tasks]",
+        "sketches.  [default: own]  With --quantize: where the weights' levels lie: optimal, uniform, xnor, or "
+        "several with commas.  [default: optimal]",
     ),
     click.option(
         "--compare-every",

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.savings import Savings
     from gtrace.torch_hooks.launcher import Outcome, Program
-    from gtrace.training.script import ScriptSummary, ScriptTraining
+    from gtrace.training.scriptlog import ScriptSummary
+    from gtrace.training.unmodified import ScriptTraining
 
 
 def run_script(
@@ -48,11 +49,9 @@ def run_script(
     """
     from gtrace.cli.train import file_name
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.torch_hooks.children import watch_no_more
-    from gtrace.torch_hooks.exits import before_abrupt_exit
-    from gtrace.torch_hooks.imports import after_import
+    from gtrace.torch_hooks.children import after_import, watch_no_more
     from gtrace.torch_hooks.launcher import Outcome, Program, run_program
-    from gtrace.torch_hooks.processes import launch_token, launched_place
+    from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place
 
     if isinstance(chosen, CodecTable) and (rules or options["min_size"]):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
@@ -78,7 +77,7 @@ def run_script(
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
-        from gtrace.training.children import training
+        from gtrace.training.unmodified import training
 
         trainings.append(training(told, _live() if not as_json else None))
         trainings[0].start()
@@ -96,7 +95,7 @@ def run_script(
     from gtrace.torch_hooks.children import children_call
 
     with before_abrupt_exit(leave):
-        with after_import("torch", start), children_call("gtrace.training.children", told):
+        with after_import("torch", start), children_call("gtrace.training.unmodified", told):
             outcome = run_program(program)
         return conclude(outcome)
 

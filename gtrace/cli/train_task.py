@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.report.analysis.runs import Run as Logged
     from gtrace.training import RunResult, Study
+    from gtrace.training.neural import ShadowSummary
     from gtrace.training.settings import Kind
-    from gtrace.training.shadow import ShadowSummary
 
 
 #: what stands below the table: column -> what it says; columns that are not shown are left out

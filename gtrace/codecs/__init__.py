@@ -1,30 +1,14 @@
 """Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
 
-from gtrace.codecs.accumulate import Accumulate
-from gtrace.codecs.adacomp import AdaComp
-from gtrace.codecs.adaptive import AdaptiveCodec
-from gtrace.codecs.alq import Alq, AlqG, AlqGN, AlqN
-from gtrace.codecs.amq import Amq, AmqN
 from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
-from gtrace.codecs.casts import Bf16, Fp16
+from gtrace.codecs.casts import Bf16, Fp16, Identity, Int8, MinMax
 from gtrace.codecs.chunked import Part, PartwiseCodec, TensorSums
-from gtrace.codecs.dgc import Dgc
-from gtrace.codecs.dropping import Dropping
-from gtrace.codecs.feedback import ErrorFeedback
+from gtrace.codecs.engine import LevelCodec
 from gtrace.codecs.fp import Fp
-from gtrace.codecs.identity import Identity
-from gtrace.codecs.int8 import Int8
-from gtrace.codecs.levels import LevelCodec
+from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
 from gtrace.codecs.mcgq import Mcgq
-from gtrace.codecs.minmax import MinMax
-from gtrace.codecs.momentum import Momentum
-from gtrace.codecs.natural import Natural
-from gtrace.codecs.nuqsgd import Nuqsgd
-from gtrace.codecs.onebit import OneBit
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
-from gtrace.codecs.qsgd import Qsgd, QsgdInf
-from gtrace.codecs.randomk import RandomK
 from gtrace.codecs.registry import (
     codec,
     codec_class,
@@ -34,16 +18,13 @@ from gtrace.codecs.registry import (
     split_specs,
     wrapper_names,
 )
-from gtrace.codecs.rotate import Rotate
-from gtrace.codecs.signs import EfSignSgd, SignSgd, Signum
-from gtrace.codecs.terngrad import TernGrad
-from gtrace.codecs.topk import MemSgd, TopK
-from gtrace.codecs.zipml import ZipMl
+from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
+from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
+from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum, Rotate
 
 __all__ = [
     "Accumulate",
     "AdaComp",
-    "AdaptiveCodec",
     "Alq",
     "AlqG",
     "AlqGN",

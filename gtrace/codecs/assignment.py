@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from gtrace.codecs.identity import Identity
+from gtrace.codecs.casts import Identity
 from gtrace.codecs.registry import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.types import WHOLE_MODEL

@@ -151,6 +151,14 @@ class Codec(ABC):
     paper: ClassVar[str] = ""
     #: what was corrected against the paper, a line each
     corrections: ClassVar[tuple[str, ...]] = ()
+    #: what it is and when it is used
+    about: ClassVar[str] = ""
+    #: the body of its payload, in the order of its bytes
+    sends: ClassVar[str] = ""
+    #: how error and bits behave
+    behavior: ClassVar[str] = ""
+    #: related codecs and prefixes
+    related: ClassVar[tuple[str, ...]] = ()
     #: E decode(encode(v)) = v
     unbiased: ClassVar[bool] = True
     #: the payload depends on the values and the state alone, not on the key; only coins for exact zeros may differ

@@ -1,108 +1,314 @@
-"""Shorter floating point: float16 and bfloat16."""
+"""Methods without randomness and levels: shorter floats and integer codes, every value to the nearest."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import checked_values
-from gtrace.codecs.chunked import Part, PartwiseCodec
-from gtrace.codecs.registry import register
-from gtrace.coding import open_envelope, seal
+from gtrace.codecs.base import ExpectingCodec, parameter
+from gtrace.codecs.coders import OwnCode, Plain
+from gtrace.codecs.engine import Machine, Parts, method
+from gtrace.codecs.parts import FixedGrid, Nearest
+from gtrace.codecs.scales import BlockMax, Range
 from gtrace.errors import PayloadError
+from gtrace.kernels import affine as _affine
 from gtrace.kernels import casts as _casts
+from gtrace.kernels import rounding as _rounding
+from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
+    from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
 _SATURATES = "values beyond the format's range become its largest finite number, not infinity"
+_STEPS = 127
+#: what the codes -127..127 stand for, in units of the block's largest magnitude
+_VALUES = (np.arange(-_STEPS, _STEPS + 1) / _STEPS).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class CastCodec(PartwiseCodec):
-    """A 16-bit format; a method says how float32 becomes its bits and back."""
+class Float32(FixedGrid):
+    """Every float32."""
 
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
-    corrections: ClassVar[tuple[str, ...]] = (_SATURATES,)
+    def nearest(
+        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
+    ) -> NDArray[np.float32]:
+        """The values themselves."""
+        del scales, bucket, key
+        return x
 
-    @staticmethod
-    @abstractmethod
-    def narrowed(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-        """float32[n] as uint16[n], nearest even, saturating."""
-
-    @staticmethod
-    @abstractmethod
-    def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-        """uint16[n] as float32[n], exactly."""
-
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """Sixteen bits a value."""
-        del key
-        x = checked_values(state, values)
-        return seal(self.narrowed(x).astype("<u2").tobytes(), codec=self.name, size=x.size, shared=b"")
-
-    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
-        """The part's values."""
-        del start
-        return Part(self.encode(state, values, key), head=16 * state.size)
-
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
-        if len(body) != 2 * size or flags:
-            raise PayloadError(f"payload body of {len(body)} bytes where {2 * size} were expected")
-        out = self.widened(np.frombuffer(body, "<u2").astype(np.uint16))
-        if not np.isfinite(out).all():
-            raise PayloadError("payload holds a value that is not finite")
-        return out
+    def values(
+        self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
+        """The values themselves, in memory of their own."""
+        del scales, bucket, size
+        return symbols.copy()
 
 
-@register
 @dataclass(frozen=True)
-class Fp16(CastCodec):
-    """IEEE 754 half precision: 5 bits of exponent, 10 of mantissa, subnormals kept."""
+class Float16(FixedGrid):
+    """float16: 5 bits of exponent, 10 of mantissa, subnormals kept, saturating."""
 
-    name: ClassVar[str] = "fp16"
-    summary: ClassVar[str] = "float16, rounded to nearest even"
-    formula: ClassVar[str] = "Q(v) = the nearest of the float16 numbers, up to 65504 in magnitude"
-    paper: ClassVar[str] = "IEEE 754-2008, binary16"
-
-    @staticmethod
-    def narrowed(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-        """float32[n] as the bits of float16[n]."""
+    def nearest(
+        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
+    ) -> NDArray[np.uint16]:
+        """The bits of the nearest float16, ties to even."""
+        del scales, bucket, key
         largest = np.float32(np.finfo(np.float16).max)
         return np.clip(x, -largest, largest).astype(np.float16).view(np.uint16)
 
-    @staticmethod
-    def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-        """The bits of float16[n] as float32[n]."""
-        return bits.view(np.float16).astype(np.float32)
+    def values(
+        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
+        """The bits of float16 as float32."""
+        del scales, bucket, size
+        return finite(symbols.view(np.float16).astype(np.float32))
 
 
-@register
 @dataclass(frozen=True)
-class Bf16(CastCodec):
-    """bfloat16: float32 with 7 bits of mantissa."""
+class BFloat16(FixedGrid):
+    """bfloat16: the upper halves of float32, saturating."""
 
-    name: ClassVar[str] = "bf16"
-    summary: ClassVar[str] = "bfloat16, rounded to nearest even"
-    formula: ClassVar[str] = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa"
-    paper: ClassVar[str] = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
-
-    @staticmethod
-    def narrowed(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-        """The upper halves of float32[n]."""
+    def nearest(
+        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
+    ) -> NDArray[np.uint16]:
+        """The upper halves of the nearest bfloat16, ties to even."""
+        del scales, bucket, key
         out = np.empty(x.size, np.uint16)
         _casts.to_bfloat16(x.view(np.uint32), out)
         return out
 
-    @staticmethod
-    def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    def values(
+        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
         """Upper halves, filled up with zeros."""
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        del scales, bucket, size
+        return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
+
+
+def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Decoded values as they are.
+
+    Raises:
+        PayloadError: one of them is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise PayloadError("payload holds a value that is not finite")
+    return values
+
+
+@dataclass(frozen=True)
+class Signed8(FixedGrid):
+    """k / 127 for k = -127..127, numbered from 0."""
+
+    @property
+    def alphabet(self) -> int:
+        """Of eight bits one code is not used."""
+        return _VALUES.size
+
+    def nearest(
+        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
+    ) -> NDArray[np.uint16]:
+        """The number of the nearest, ties to even."""
+        del key
+        codes = np.empty(x.size, np.uint16)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # A block of zeros divides by zero; its codes are set to zero below.
+            whole = x.size - x.size % bucket
+            parts = [
+                (x[:whole].reshape(-1, bucket), codes[:whole].reshape(-1, bucket), scales[: whole // bucket, None])
+            ]
+            if whole < x.size:
+                parts.append((x[None, whole:], codes[None, whole:], scales[-1:, None]))
+            for source, target, scale in parts:
+                ratio = source / scale
+                ratio *= np.float32(_STEPS)
+                np.rint(ratio, out=ratio)
+                ratio[scale[:, 0] == 0] = 0
+                ratio += np.float32(_STEPS)
+                target[...] = ratio
+        return codes
+
+    def values(
+        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
+        """Codes in units of their block's scale."""
+        out = np.empty(size, np.float32)
+        _rounding.restore(symbols, bucket, scales, _VALUES, out)
+        return out
+
+
+@dataclass(frozen=True)
+class Affine(FixedGrid):
+    """2^bits equal steps from the least value to the greatest, both ends on a code."""
+
+    bits: int = parameter(8, "of a code", minimum=1, maximum=16)
+
+    @property
+    def mark(self) -> int:
+        """The bits."""
+        return self.bits
+
+    @property
+    def alphabet(self) -> int:
+        """2^bits."""
+        return 1 << self.bits
+
+    def nearest(
+        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
+    ) -> NDArray[np.uint16]:
+        """The nearest code, halves upwards; 0 for a constant tensor."""
+        del bucket, key
+        low, high = scales.tolist()
+        codes = np.zeros(x.size, np.uint16)
+        if high > low:
+            _affine.round_affine(x, low, high - low, self.alphabet - 1, codes)
+        return codes
+
+    def values(
+        self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
+    ) -> NDArray[np.float32]:
+        """What the codes stand for between the ends."""
+        low, high = scales.tolist()
+        steps = self.alphabet - 1
+        levels = (low + np.arange(steps + 1) * (high - low) / steps).astype(np.float32)
+        out = np.empty(size, np.float32)
+        _rounding.restore(symbols, bucket, np.ones(min(1, size), np.float32), levels, out)
+        return out
+
+
+@method
+class Identity(Machine, ExpectingCodec):
+    """float32 as it is."""
+
+    name: ClassVar[str] = "none"
+    parts: ClassVar[Parts] = Parts(grid=Float32(), rounding=Nearest(), coder=Plain("<f4"))
+    summary: ClassVar[str] = "float32, uncompressed"
+    formula: ClassVar[str] = "Q(v) = v"
+    paper: ClassVar[str] = "-"
+    about: ClassVar[str] = "The reference of every comparison: what a training without compression sends."
+    sends: ClassVar[str] = "Four bytes a value, little-endian."
+    behavior: ClassVar[str] = "No error, 32 bits."
+    related: ClassVar[tuple[str, ...]] = ("bf16", "fp16")
+    deterministic: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> SummarySpec:
+        """Any sketch will do; only zeros are read from it."""
+        return SummarySpec("none", None)
+
+    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
+        """No error, 32 bits."""
+        del state
+        return Expectation(
+            squared_error=0.0,
+            sparsity=sketch.zeros / max(1, sketch.size),
+            bits_fixed=32.0,
+            bits_entropy=32.0,
+            bits_huffman=32.0,
+            bits_payload=32.0,
+        )
+
+
+@method
+class Fp16(Machine):
+    """IEEE 754 half precision: 5 bits of exponent, 10 of mantissa, subnormals kept."""
+
+    name: ClassVar[str] = "fp16"
+    parts: ClassVar[Parts] = Parts(grid=Float16(), rounding=Nearest(), coder=Plain())
+    summary: ClassVar[str] = "float16, rounded to nearest even"
+    formula: ClassVar[str] = "Q(v) = the nearest of the float16 numbers, up to 65504 in magnitude"
+    paper: ClassVar[str] = "IEEE 754-2008, binary16"
+    corrections: ClassVar[tuple[str, ...]] = (_SATURATES,)
+    about: ClassVar[str] = "What mixed-precision training sends: half the bits of float32."
+    sends: ClassVar[str] = "Two bytes a value, little-endian."
+    behavior: ClassVar[str] = (
+        "Relative error up to 2^-11 a value; values below 3e-8 become zero, which loss scaling is meant to prevent."
+    )
+    related: ClassVar[tuple[str, ...]] = ("bf16", "fp", "int8")
+    unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
+
+
+@method
+class Bf16(Machine):
+    """bfloat16: float32 with 7 bits of mantissa."""
+
+    name: ClassVar[str] = "bf16"
+    parts: ClassVar[Parts] = Parts(grid=BFloat16(), rounding=Nearest(), coder=Plain())
+    summary: ClassVar[str] = "bfloat16, rounded to nearest even"
+    formula: ClassVar[str] = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa"
+    paper: ClassVar[str] = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
+    corrections: ClassVar[tuple[str, ...]] = (_SATURATES,)
+    about: ClassVar[str] = (
+        "Half the bits of float32 at its whole range: nothing becomes zero, with three bits less of mantissa than "
+        "float16."
+    )
+    sends: ClassVar[str] = "Two bytes a value, little-endian."
+    behavior: ClassVar[str] = "Relative error up to 2^-8 a value, whatever the gradient's scale."
+    related: ClassVar[tuple[str, ...]] = ("fp16", "fp")
+    unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
+
+
+@method
+class Int8(Machine):
+    """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
+
+    name: ClassVar[str] = "int8"
+    parts: ClassVar[Parts] = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
+    summary: ClassVar[str] = "8-bit integers, blocks scaled by their largest magnitude"
+    formula: ClassVar[str] = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
+    paper: ClassVar[str] = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (with linear codes)"
+    corrections: ClassVar[tuple[str, ...]] = (
+        "the paper's codes are dynamic (an exponent and a fraction); these are linear, as in most int8 all-reduces",
+    )
+    about: ClassVar[str] = (
+        "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
+        "randomness."
+    )
+    sends: ClassVar[str] = "A float32 scale for each block, then a byte a value, two's complement."
+    behavior: ClassVar[str] = (
+        "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
+    )
+    related: ClassVar[tuple[str, ...]] = ("minmax", "fp", "qsgdinf")
+    unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
+
+
+@method
+class MinMax(Machine):
+    """2^bits codes, the ends on the tensor's least and greatest value, rounded to nearest.
+
+    A constant tensor decodes to itself. Zero is a level only by chance.
+    """
+
+    name: ClassVar[str] = "minmax"
+    parts: ClassVar[Parts] = Parts(scale=Range(), grid=Affine(), rounding=Nearest(), coder=OwnCode(flag=0x100))
+    summary: ClassVar[str] = "uniform codes from a tensor's least value to its greatest, rounded to nearest"
+    formula: ClassVar[str] = (
+        "q = floor((v - min) (2^bits - 1) / (max - min) + 1/2), Q(v) = min + q (max - min) / (2^bits - 1)"
+    )
+    paper: ClassVar[str] = (
+        "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
+    )
+    corrections: ClassVar[tuple[str, ...]] = (
+        "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
+    )
+    about: ClassVar[str] = (
+        "Affine codes between the least and the greatest value, as TensorFlow's quantizer and MQGrad have them."
+    )
+    sends: ClassVar[str] = (
+        "The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the bits."
+    )
+    behavior: ClassVar[str] = (
+        "Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only by "
+        "chance."
+    )
+    related: ClassVar[tuple[str, ...]] = ("int8", "qsgdinf")
+    unbiased: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True

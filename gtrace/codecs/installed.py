@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gtrace.codecs import registry
 from gtrace.codecs.base import Codec
 from gtrace.codecs.plugin import guarded, in_words, names_a_codec
-from gtrace.codecs.wrapper import Wrapper
+from gtrace.codecs.wrappers import Wrapper
 from gtrace.coding.envelope import codec_number
 from gtrace.errors import ScriptError, UsageError
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import numpy as np
 
 from gtrace.buckets import as_levels
-from gtrace.codecs.levels import SHARED_HEAD, LevelCodec
+from gtrace.codecs.coders import SHARED_HEAD
+from gtrace.codecs.engine import LevelCodec, LevelMethod
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.kernels import symbols as _symbols
@@ -25,18 +26,21 @@ if TYPE_CHECKING:
 #: What must be the engine's own for a codec to be one of many.
 _ENGINE = (
     *("init", "view", "fit", "fit_levels", "shared", "expect", "model_error", "allocates", "expects", "stateful"),
-    *("_symbols", "_tell", "_expected_bits"),
+    *("_symbols", "_tell"),
 )
 
 
 @lru_cache
 def _is_engine(kind: type[Codec]) -> bool:
-    return issubclass(kind, LevelCodec) and all(getattr(kind, name) is getattr(LevelCodec, name) for name in _ENGINE)
+    engine = LevelMethod if issubclass(kind, LevelMethod) else LevelCodec
+    return issubclass(kind, LevelCodec) and all(getattr(kind, name) is getattr(engine, name) for name in _ENGINE)
 
 
 def has_fixed_levels(item: Codec) -> TypeGuard[LevelCodec]:
     """Whether a codec can be one of :class:`LevelSets`: its levels never change, and its coder knows no integers."""
-    return _is_engine(type(item)) and isinstance(item, LevelCodec) and item.coder in ("huffman", "fixed")
+    if not (_is_engine(type(item)) and isinstance(item, LevelCodec)) or item.adaptive:
+        return False
+    return item.code.coder in ("huffman", "fixed")
 
 
 class Judged(NamedTuple):
@@ -107,7 +111,7 @@ class LevelSets:
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
         self._symbol_starts = np.concatenate([[0], np.cumsum(symbols)])
         self._fixed = np.array([float(width_for(count)) for count in symbols.tolist()])
-        self._huffman = np.array([item.coder == "huffman" for item in self.codecs])
+        self._huffman = np.array([item.code.coder == "huffman" for item in self.codecs])
 
     def judge(self, sketch: MomentSketch) -> Judged:
         """All level sets on one sketch.

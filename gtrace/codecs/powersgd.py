@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gtrace.codecs.base import Averaged, Codec, advance, checked_values, parameter
-from gtrace.codecs.feedback import UNITS, corrected
+from gtrace.codecs.memory import UNITS, saturating
+from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.registry import register
-from gtrace.codecs.wrapper import FLOAT32_MAX, saturating
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.kernels import select as _select
@@ -78,7 +78,8 @@ class PowerSgd(Codec):
             exact = checked_values(state, values)
             mean = yield exact
             return Averaged(mean, exact, state)
-        x, start = corrected(state, values), state.arrays["q"]
+        start = state.arrays["q"]
+        x = saturating(checked_values(state, values), state.arrays["residual"])
         matrix = np.zeros((self._rows(state), len(start)))
         matrix.reshape(-1)[: x.size] = x
         p = _orthonormal((yield _narrowed(matrix @ start)))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gtrace.codecs.base import Codec
-    from gtrace.codecs.wrapper import Wrapper
+    from gtrace.codecs.wrappers import Wrapper
 
 _REGISTRY: dict[str, type[Codec]] = {}
 _WRAPPERS: dict[str, type[Wrapper]] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.schedule import WINDOW
 from gtrace.sketch import COUNTED, MomentSketch
 
 if TYPE_CHECKING:
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
     from gtrace.types import SummarySpec
 
+__all__ = ["DECAY", "WINDOW", "Pool", "poolable", "pooled"]
+
 #: weight of a step's sketch relative to the step after it; docs/concepts/fits.md has the measurements
 DECAY = 0.8
-#: steps that a pool looks back; the next one would weigh a tenth of the latest
-WINDOW = 10
 _UNSEEN_POINTS = 512
 
 

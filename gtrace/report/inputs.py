@@ -17,7 +17,7 @@ from gtrace.report.analysis.side_by_side import SideBySide, side_by_side
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.runlog import read_runlog
-from gtrace.sweep.results import ResultStore, SweepResult
+from gtrace.sweep.store import ResultStore, SweepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

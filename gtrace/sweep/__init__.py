@@ -8,18 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gtrace.sweep.results import COLUMNS, EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.schema import COLUMNS, EXPECTATION
+from gtrace.sweep.store import ResultStore, SweepResult
 
 if TYPE_CHECKING:
-    from gtrace.sweep.run import run_sweep
-    from gtrace.sweep.runs import expand
+    from gtrace.sweep.run import expand, run_sweep
 
 __all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "expand", "run_sweep"]
 
-_HOMES = {"expand": "gtrace.sweep.runs", "run_sweep": "gtrace.sweep.run"}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in ("expand", "run_sweep"):
+        return getattr(importlib.import_module("gtrace.sweep.run"), name)
     raise AttributeError(f"module 'gtrace.sweep' has no attribute {name!r}")

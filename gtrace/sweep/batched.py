@@ -8,28 +8,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
-from gtrace.sweep.results import EXPECTATION
+from gtrace.sweep.jobs import Fitting
 from gtrace.sweep.rows import expectation_table, identity
+from gtrace.sweep.schema import EXPECTATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec, LevelCodec
+    from gtrace.codecs import LevelCodec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sketch import MomentSketch
-    from gtrace.sweep.jobs import Fitting
-    from gtrace.sweep.results import Table
-    from gtrace.sweep.rows import Row
+    from gtrace.sweep.jobs import Wanted
+    from gtrace.sweep.store import Row, Table
     from gtrace.types import SummarySpec
 
 #: what the table of times says instead of a codec where many share the time
 MANY = "*"
-
-
-#: the codecs of a step with the draws that are missing
-Wanted = tuple[tuple["Codec", tuple[int, ...]], ...]
 
 
 class Group(NamedTuple):
@@ -62,7 +58,7 @@ class Together:
     """The expectations of a tensor's codecs with fixed levels, step by step.
 
     Args:
-        summary: the sketch of a step, by index, or of the pool of several.
+        summary: the sketch of what fits a codec: of a step, or of the pool of several.
     """
 
     def __init__(self, summary: Callable[[Fitting, SummarySpec], MomentSketch]) -> None:
@@ -116,7 +112,7 @@ class Together:
             else:
                 before = sets.fit(self._judge(sets, schedule.before), size)
                 sent = np.where(sets.differ(codes, before), sent, 0)
-        expected = sets.expect(self._judge(sets, index), codes)
+        expected = sets.expect(self._judge(sets, Fitting((index,))), codes)
         best = None if optimum is None else list(map(optimum, sets.codecs, sets.sizes.tolist()))
         fitted_on = [schedule.label if adopted else "-" for adopted in codes.adopted.tolist()]
         update = None
@@ -126,7 +122,7 @@ class Together:
 
     def errors(self, group: Group, index: int, size: int) -> NDArray[np.float64]:
         """Expected squared errors of a group at a step, float64[codecs]."""
-        judged = self._judge(group.sets, index)
+        judged = self._judge(group.sets, Fitting((index,)))
         return group.sets.expect(judged, group.sets.fit(judged, size)).squared_error
 
     def forget(self, keep: set[Fitting]) -> None:

@@ -9,14 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gtrace.sweep.replay import Replay
-from gtrace.sweep.sampled import SampledReplay
-from gtrace.sweep.sources import ChunkReplay, SketchReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gtrace.sweep.allocation import Allocation
-    from gtrace.sweep.replay import Block, Job, Settings, Source
+    from gtrace.sweep.fits import Allocation
+    from gtrace.sweep.gradients import Gradients
+    from gtrace.sweep.jobs import Block, Job, Settings
 
 
 #: seconds after which finished blocks are handed over though no job has ended
@@ -45,17 +44,8 @@ class Gate:
                 self._changed.notify_all()
 
 
-def replay_of(job: Job) -> type[Replay]:
-    """How a job's tensor is gone through, by what there is of it."""
-    if job.sketched:
-        return SketchReplay
-    if job.sample is not None:
-        return SampledReplay
-    return ChunkReplay if job.chunked else Replay
-
-
 def run_jobs(
-    source: Source,
+    gradients: Gradients,
     jobs: Sequence[Job],
     settings: Settings,
     workers: int,
@@ -82,7 +72,7 @@ def run_jobs(
             # It may have ended while this one waited to be let in.
             if stop.is_set():
                 return
-            for block in replay_of(job)(source, job, settings, allocation).blocks():
+            for block in Replay(gradients, job, settings, allocation).blocks():
                 with lock:
                     finished.append(block)
                 if stop.is_set():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.noise import Moments, Noise, averaged, moments, noise_between, noise_of_sum, pooled
-from gtrace.trace.agreement import part_of
+from gtrace.trace.choose import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

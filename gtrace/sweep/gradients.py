@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import itertools
 import math
+import operator
 from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gtrace.buckets import bucket_scales, whole_scale
+from gtrace.buckets import Bins, bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite, power_sum
-from gtrace.metrics import Blocks, WeightedSums
+from gtrace.kernels.weighting import weighted_sums
+from gtrace.metrics import Blocks, WeightedSums, update_weights
 from gtrace.noise import Noise, added
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.chunking import spec_in_chunks
 from gtrace.sweep.gradient_noise import Yardstick
-from gtrace.sweep.moments import SecondMoments
-from gtrace.sweep.partial import PartialSketch
-from gtrace.sweep.replay import Totals
-from gtrace.sweep.sampled import Whole
-from gtrace.sweep.sketched import total
+from gtrace.sweep.jobs import Totals, Whole
+from gtrace.sweep.limits import spec_in_chunks
 from gtrace.trace.format import SECOND_MOMENT
-from gtrace.trace.pieces import rechunk
-from gtrace.types import WHOLE_MODEL
+from gtrace.trace.rows import rechunk
+from gtrace.types import WHOLE_MODEL, SummarySpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,10 +37,108 @@ if TYPE_CHECKING:
     from gtrace.trace import TensorInfo, Trace
     from gtrace.types import SummarySpec
 
+
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: values of a step that are held at a time beside those of other steps
 _PIECE = 1 << 17
+
+
+class SecondMoments:
+    """Adam's running means of squared gradients of one tensor, as its steps found them.
+
+    Args:
+        trace: where they are.
+        info: of the gradient.
+    """
+
+    def __init__(self, trace: Trace, info: TensorInfo) -> None:
+        self._trace = trace
+        self._gradient = info
+
+    @cached_property
+    def _found(self) -> tuple[TensorInfo, dict[int, float]] | None:
+        """Their own entry in the trace, and the step of the optimizer at each of its steps."""
+        own = self._gradient
+        names = (own.name, own.name.removeprefix(f"opt{own.optimizer}/"))
+        for info in self._trace.tensors:
+            place = (info.kind, info.optimizer, info.rank)
+            if place != (SECOND_MOMENT, own.optimizer, own.rank) or info.name not in names:
+                continue
+            if info.size == own.size and not info.sketches:
+                numbers = self._trace.statistics(info.name, **self._place)
+                unknown = np.full(numbers["step"].size, math.nan)
+                counts = numbers.get("optimizer_step", unknown).tolist()
+                return info, dict(zip(numbers["step"].tolist(), counts, strict=True))
+        return None
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"kind": SECOND_MOMENT, "optimizer": self._gradient.optimizer, "rank": self._gradient.rank}
+
+    def known(self, step: int) -> bool:
+        """Whether they are there at a step."""
+        return self._found is not None and step in self._found[1]
+
+    def weights(self, step: int, values: NDArray[np.float32]) -> NDArray[np.float64]:
+        """1 / d^2 of each element of the step's gradient, finite float32[n], where they are known."""
+        assert self._found is not None
+        return self._of(step, values, self._trace.read(self._found[0].name, step, **self._place))
+
+    def pieces(self, step: int, chunk: int, values: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float64]]:
+        """The same, ``chunk`` elements at a time."""
+        assert self._found is not None
+        moments = self._trace.read_chunks(self._found[0].name, step, chunk, **self._place)
+        for part, found in zip(values, moments, strict=True):
+            yield self._of(step, part, found)
+
+    def _of(self, step: int, values: NDArray[np.float32], moments: NDArray[np.float32]) -> NDArray[np.float64]:
+        assert self._found is not None
+        steps = self._found[1]
+        decay, eps = self._number("decay", 1.0, 1.0), self._number("eps", 0.0, math.inf)
+        return update_weights(values, moments, decay, eps, steps[step])
+
+    def _number(self, name: str, default: float, most: float) -> float:
+        assert self._found is not None
+        info = self._found[0]
+        value = info.attrs.get(name, default)
+        if isinstance(value, (int, float)) and 0.0 <= value <= most:
+            return float(value)
+        raise TraceError(f"{self._trace.path}: {name} of the second moments of {info.name} is no number that can be")
+
+
+class PartialSketch:
+    """The sketch of a finite tensor that arrives in parts, to the last bit that of the tensor as a whole.
+
+    ``spec`` asks for no clipping and no moments of buckets, and parts, but for the last, are multiples of its bucket
+    size; ``scale``, float32[1], is the norm of all values where the tensor is one bucket.
+    """
+
+    def __init__(self, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> None:
+        self._spec = spec
+        self._bins = Bins(spec.norm, spec.bucket_size, scale)
+        self._exact = np.empty(0, np.float32)
+        self._weights: NDArray[np.float64] | None = None
+
+    def add(self, values: NDArray[np.float32], weights: NDArray[np.float64] | None = None) -> None:
+        """The next part, finite float32[n]; with every part, or with none, its ``weights``, float64[n]."""
+        rest = values.size % (self._spec.bucket_size or 1) if self._spec.tail == "exact" else 0
+        split = values.size - rest
+        self._bins.add(values[:split], None if weights is None else weights[:split])
+        self._exact = values[split:].copy()
+        self._weights = None if weights is None else weights[split:].copy()
+
+    def finish(self) -> MomentSketch:
+        """The sketch."""
+        exact, weights = self._exact, self._weights
+        return MomentSketch.of_bins(
+            self._spec,
+            self._bins,
+            exact=exact.size,
+            exact_energy=float(power_sum(exact, 2)) if weights is None else weighted_sums(exact, exact, weights)[1],
+            exact_zeros=exact.size - int(np.count_nonzero(exact)),
+            weighted=weights is not None,
+        )
 
 
 def _choose_kind(trace: Trace, kind: Kind | None) -> Kind:
@@ -134,7 +232,9 @@ class Gradients:
         """
         own = spec._replace(scope="tensor")
         if name == WHOLE_MODEL:
-            return replace(total([self.sketch(part, step, own) for part in self._parts(step)]), spec=spec)
+            return replace(
+                functools.reduce(operator.add, [self.sketch(part, step, own) for part in self._parts(step)]), spec=spec
+            )
         if self._sketched[name]:
             sketch = self._trace.sketch_row(name, step, [own], **self._streams[name]).sketches[0]
             bad = sketch.nonfinite
@@ -148,8 +248,8 @@ class Gradients:
     def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
         """Totals, how many values are not finite, and sketches, in one pass that holds one chunk of values at a time.
 
-        The sketches are sums over chunks: what ``large.in_chunks`` admits. Non-finite values are taken as zero. Norms
-        of the whole tensor take a pass before the one over its bins.
+        The sketches are sums over chunks, see :func:`gtrace.sweep.limits.in_chunks`. Non-finite values are taken as
+        zero. Norms of the whole tensor take a pass before the one over its bins.
         """
         sketches = self._partial(name, step, specs)
         running, bad = _Sums(), 0

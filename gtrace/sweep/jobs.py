@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from gtrace.fitting.pooling import WINDOW, poolable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from gtrace.codecs import Codec, TensorSums
-    from gtrace.noise import Noise
-    from gtrace.sketch import MomentSketch
-    from gtrace.sweep.results import Table
-    from gtrace.sweep.rows import Row
-    from gtrace.sweep.sampled import Whole
-    from gtrace.trace.blocks import BlockSample
+    from gtrace.codecs.assignment import Coding
+    from gtrace.sweep.store import Row, Table
+    from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
 
+
 Refit = Literal["pooled", "previous", "each", "once"]
-#: a step that a codec is fitted to, by index, or the steps that are pooled for it, the latest one last
-Fitting: TypeAlias = int | tuple[int, ...]
 Nonfinite = Literal["skip", "zero", "error"]
 #: the tensors that a codec shares something out among; None for all of the sweep
 Among: TypeAlias = "tuple[str, ...] | None"
 #: the columns that say whose rows they are
 Name: TypeAlias = "Mapping[str, Any]"
+#: the codecs of a step with the draws that are missing
+Wanted: TypeAlias = "tuple[tuple[Codec, tuple[int, ...]], ...]"
 #: tensor, step, what, JSON-ready value
 Detail = tuple[str, int, str, object]
 #: tensor, step, codec, draw, stage, seconds
 Timing = tuple[str, int, str, int, str, float]
+
+
+class Fitting(NamedTuple):
+    """The steps that fit a codec.
+
+    Attributes:
+        steps: their indices, the latest one last.
+        pooled: whether their decayed mean does, even if it is one step; otherwise it is one step itself.
+    """
+
+    steps: tuple[int, ...]
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,21 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """What is known exactly of a gradient of which a sample is stored.
+
+    Attributes:
+        size: number of its values.
+        energy: ||g||^2 over the finite ones.
+        mean_abs: mean |g|, non-finite ones taken as zero.
+    """
+
+    size: int
+    energy: float
+    mean_abs: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One tensor's share of a sweep.
 
@@ -67,7 +90,7 @@ class Job:
         size: the most elements that it has at a step.
         sample: the blocks of which there are values, None where that is all.
         shape: of the gradient in training, None if it is not one parameter's or not all of it is stored.
-        windows: first and last index of each window, see :func:`gtrace.sweep.windows.windows_of`.
+        windows: first and last index of each window, see :func:`windows_of`.
         final: its last wanted step is the last that the sweep asks of the tensor, and not only the last of a part.
         among: of its codecs that allocate.
         names: spec -> the names under which its rows are wanted, when these are not only the codec's own.
@@ -141,10 +164,6 @@ class Settings:
     nonfinite: Nonfinite = "skip"
     optimal: bool = False
 
-    def source_of(self, codec: Codec, index: int, steps: Sequence[int]) -> Fitting:
-        """As :meth:`source`, for one codec: some are fitted to every tensor itself."""
-        return index if codec.fits_itself else self.source(index, steps, codec.needs)
-
     def source(self, index: int, steps: Sequence[int], spec: SummarySpec | None) -> Fitting:
         """What fits the codec that encodes step ``index`` and looks at the summary ``spec``.
 
@@ -154,55 +173,85 @@ class Settings:
         that is then encoded flatters every adaptive codec; the first step has only itself. ``each``: the step itself.
         ``once``: the first one. A list of steps: the last listed step so far (the first one where there is none).
         """
-        if self.refit == "pooled" and poolable(spec):
-            return tuple(range(max(0, index - WINDOW), index)) or 0
+        if self.refit == "pooled" and index > 0 and poolable(spec):
+            return Fitting(tuple(range(max(0, index - WINDOW), index)), pooled=True)
         if self.refit in ("pooled", "previous"):
-            return max(0, index - 1)
+            return Fitting((max(0, index - 1),))
         if self.refit == "each":
-            return index
+            return Fitting((index,))
         if self.refit == "once":
-            return 0
-        due = [k for k in range(index + 1) if steps[k] in self.refit]
-        return due[-1] if due else 0
+            return Fitting((0,))
+        due = [k for k, step in enumerate(steps[: index + 1]) if step in self.refit]
+        return Fitting((due[-1] if due else 0,))
 
 
-def fitting_steps(source: Fitting) -> tuple[int, ...]:
-    """All steps of a source, by index."""
-    return (source,) if isinstance(source, int) else source
+#: how the warning about codecs that were left out begins
+LEFT_OUT = "left out: "
+_MOST_NAMED = 4
 
 
-class Source(Protocol):
-    """What a replay needs of a trace."""
+def start_of(steps: Sequence[int], index: int) -> int:
+    """Index of the first step of the burst that the step at ``index`` belongs to; steps rise."""
+    while index > 0 and steps[index] - steps[index - 1] == 1:
+        index -= 1
+    return index
 
-    def read(self, name: str, step: int) -> NDArray[np.float32]:
-        """The tensor at a step, flat."""
 
-    def sketch(self, name: str, step: int, spec: SummarySpec) -> MomentSketch:
-        """Its sketch, non-finite values taken as zero: the stored one where the trace keeps sketches."""
+def any_burst(tensors: Iterable[Sequence[int]], wanted: Container[int]) -> bool:
+    """Whether a wanted step of any tensor has a neighbour: the step before it, or after it, was captured too.
 
-    def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
-        """Totals, how many values are not finite, and sketches of the rest, one chunk of values at a time."""
+    Args:
+        tensors: the captured steps of each, rising.
+        wanted: the steps that are swept.
+    """
+    return any(
+        after - before == 1 and (before in wanted or after in wanted)
+        for steps in tensors
+        for before, after in pairwise(steps)
+    )
 
-    def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Its values, a chunk or ``size`` at a time, non-finite ones taken as zero."""
 
-    def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """How much each of its values counts in Adam's update, None where that is not known."""
+def gaps_line(codecs: Sequence[Coding]) -> str:
+    """One line about codecs with memory on a trace without consecutive steps, and what to capture instead."""
+    specs = [str(item) for item in codecs]
+    more = f" and {len(specs) - _MOST_NAMED} more" if len(specs) > _MOST_NAMED else ""
+    keep = "keeps" if len(specs) == 1 else "keep"
+    return (
+        f"{', '.join(specs[:_MOST_NAMED])}{more} {keep} memory from step to step, and no two of these steps are "
+        "consecutive: capture bursts with `gtrace capture --steps 1000+50`, or leave out --steps, which records bursts"
+    )
 
-    def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
-        """What ``chunks`` and ``update_weights`` give, a chunk at a time."""
 
-    def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
-        """sum w g^2 and weighted sketches, one chunk of values at a time; None without weights."""
+#: the most steps in a window
+LENGTH = 10
 
-    def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
-        """||sum of its gradients at several steps||^2; None if there is no such sum."""
 
-    def totals(self, name: str, step: int) -> tuple[Totals, int]:
-        """What the trace knows of a tensor that it keeps sketches of, and how many values were not finite."""
+def windows_of(steps: Sequence[int], wanted: Container[int]) -> tuple[tuple[int, int], ...]:
+    """The indices of each window's first and last step.
 
-    def whole(self, name: str, step: int) -> Whole:
-        """What the trace knows of a tensor of which it keeps a sample of blocks."""
+    Windows start at a burst's first captured step and then every ten steps. A step that is not wanted cuts a window.
 
-    def noise(self, name: str, step: int) -> Noise | None:
-        """Gradient noise of the tensor at a step, None where it cannot be told."""
+    Args:
+        steps: the captured steps of a tensor, rising.
+        wanted: the steps that are swept.
+
+    >>> windows_of(range(13), range(13))
+    ((0, 9), (10, 12))
+    >>> windows_of((0, 1, 2, 3, 7, 8, 20), {0, 1, 3, 7, 8, 20})
+    ((0, 1), (4, 5))
+    """
+    found: list[tuple[int, int]] = []
+    start, first = 0, None
+    for index, step in enumerate(steps):
+        if index and step != steps[index - 1] + 1:
+            start, first = index, None
+        if (index - start) % LENGTH == 0 or step not in wanted:
+            first = None
+        if step in wanted:
+            if first is None:
+                first = index
+            elif found and found[-1][0] == first:
+                found[-1] = first, index
+            else:
+                found.append((first, index))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Rows of the result store, from what was measured."""
+"""Rows of the result store, from what was measured, and what figures of levels need besides."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gtrace.codecs import LevelCodec
+from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
+from gtrace.fitting import alq_levels
 from gtrace.metrics import ratio, relative, snr_db
 from gtrace.noise import noise_ratio
-from gtrace.sweep.results import EXPECTATION, Table
+from gtrace.sweep.schema import EXPECTATION
+from gtrace.sweep.store import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,10 +28,12 @@ if TYPE_CHECKING:
     from gtrace.codecs.level_sets import Expectations
     from gtrace.metrics import Comparison
     from gtrace.noise import Noise
-    from gtrace.sweep.batched import Wanted
-    from gtrace.types import Expectation
+    from gtrace.sketch import MomentSketch
+    from gtrace.sweep.jobs import Wanted
+    from gtrace.sweep.store import Row
+    from gtrace.types import Expectation, State, SummarySpec
 
-Row = dict[str, Any]
+
 #: relative doubt about a Wasserstein distance above which the row says so
 _DOUBTFUL = 1e-3
 
@@ -268,3 +274,74 @@ def _rates(payload: float, shared: float, dtype_bits: int) -> Row:
         "ratio_float32": ratio(32.0, total),
         "ratio_dtype": ratio(float(dtype_bits), total),
     }
+
+
+#: more levels than this cannot be told apart in a figure
+MOST_LEVELS = 32
+#: starts of the papers' coordinate descent that are compared
+STARTS = ("uniform", "exponential", "companding")
+SWEEPS = 60
+_PER_OCTAVE = 4
+_OCTAVES = 30
+
+
+def spec_name(spec: SummarySpec) -> str:
+    """A sketch's norm and bucket size as text, ``l2:8192``."""
+    return f"{spec.norm}:{spec.bucket_size or 'none'}"
+
+
+def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
+    """The magnitudes that a level codec rounds to, where there are few enough to draw."""
+    if not isinstance(codec, LevelCodec) or codec.needs.norm == "none":
+        return None
+    levels = codec.levels(state)
+    if levels.size > MOST_LEVELS:
+        return None
+    return {"levels": levels.tolist(), "zero": codec.has_zero, "law": spec_name(codec.needs)}
+
+
+def density(sketch: MomentSketch) -> dict[str, Any]:
+    """How the values of a sketch lie on a logarithmic axis of r, four classes an octave, from 2^-30 to 1.
+
+    Returns:
+        ``edges``, ``share`` of all values in each class, ``energy`` (each class's share of the squared norm),
+        ``zeros`` and ``below`` (shares of exact zeros and of values below the first edge).
+    """
+    edges = 2.0 ** (np.arange(-_OCTAVES * _PER_OCTAVE, 1) / _PER_OCTAVE)
+    middle = (sketch.lower + sketch.upper) / 2
+    where = np.searchsorted(edges, middle, side="right")
+    count = np.bincount(where, sketch.sums[:, 0], edges.size + 1)
+    w, w1, w2 = sketch.sums[:, 3], sketch.sums[:, 4], sketch.sums[:, 5]
+    energy = np.bincount(where, w * sketch.lower**2 + 2 * sketch.lower * w1 + w2, edges.size + 1)
+    # r = 1 has a bin of its own above the last edge
+    for table in (count, energy):
+        table[-2] += table[-1]
+    whole = max(1, sketch.quantized)
+    return {
+        "edges": edges.tolist(),
+        "share": (count[1:-1] / whole).tolist(),
+        "energy": (energy[1:-1] / max(energy.sum(), 1e-300)).tolist(),
+        "zeros": sketch.zeros / whole,
+        "below": float(count[0]) / whole,
+    }
+
+
+def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketch]) -> dict[str, Any] | None:
+    """The objective after each sweep of the papers' coordinate descent, from three starts.
+
+    For the ALQ codec with the fewest bits from 3 up among ``codecs``; None where there is none.
+    """
+    grids = {str(c): (c, c.parts.grid) for c in codecs if isinstance(c, LevelCodec)}
+    chosen = [(g.bits, str(c), c, g) for c, g in grids.values() if isinstance(g, LeastVariance) and g.bits >= 3]
+    if not chosen:
+        return None
+    _, _, codec, grid = min(chosen, key=lambda item: item[:2])
+    sketch = sketches.get(codec.needs)
+    if sketch is None or not sketch.sums.size:
+        return None
+    curves = {}
+    for start in STARTS:
+        _, history = alq_levels(sketch, grid.bits, grid.zero, grid.weighted, "cd", start, history=True, sweeps=SWEEPS)
+        curves[start] = history.tolist()
+    _, best = alq_levels(sketch, grid.bits, grid.zero, grid.weighted, history=True)
+    return {"codec": str(codec), "objective": curves, "best": float(best[-1])}

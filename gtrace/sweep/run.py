@@ -1,4 +1,4 @@
-"""``run_sweep``: from a trace and a list of codecs to rows."""
+"""From methods and ranges to codecs, and from a trace and codecs to rows."""
 
 from __future__ import annotations
 
@@ -17,26 +17,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace import __version__
-from gtrace.codecs import AdaptiveCodec, Codec, expecting
+from gtrace.codecs import (
+    Codec,
+    LevelCodec,
+    codec,
+    codec_class,
+    codec_names,
+    expecting,
+    parameter_fields,
+    parse_spec,
+    split_specs,
+)
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.codecs.installed import package_versions
 from gtrace.errors import UsageError
-from gtrace.sweep.allocation import Allocation
-from gtrace.sweep.bursts import LEFT_OUT, any_burst, gaps_line
-from gtrace.sweep.chunking import CHUNK, Large
 from gtrace.sweep.engine import run_jobs
+from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
-from gtrace.sweep.replay import Block, Job, Nonfinite, Refit, Settings, has_optimum
-from gtrace.sweep.results import EXPECTATION, ResultStore, SweepResult
+from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
+from gtrace.sweep.limits import CHUNK, Large, Limits, sample_of
+from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
-from gtrace.sweep.sampled import sample_of
-from gtrace.sweep.schema import OF_CODEC
-from gtrace.sweep.sketched import Limits
-from gtrace.sweep.windows import windows_of
+from gtrace.sweep.schema import EXPECTATION, OF_CODEC
+from gtrace.sweep.store import ResultStore, SweepResult
 from gtrace.trace import open_trace
 from gtrace.types import WHOLE_MODEL, Scope
 
 if TYPE_CHECKING:
+    import dataclasses
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from distributed import Client
@@ -45,6 +53,71 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Kind
     from gtrace.sweep.jobs import Among, Name
     from gtrace.trace import TensorInfo, Trace
+
+
+def expand(
+    methods: str | Iterable[str], ranges: Mapping[str, Sequence[Any]] | None = None, *, prefix: str = ""
+) -> list[Codec]:
+    """Every codec that the methods and ranges name, each once, in order.
+
+    Args:
+        methods: specs such as ``qsgd,nuqsgd:p=0.3``, as text or a list; ``all`` stands for every codec.
+        ranges: parameter -> values. A codec takes those that it has and that its spec does not fix; one
+            without the parameter runs once. ``bits`` gives way to ``amount``, which sets the same thing.
+        prefix: put before every spec, such as ``ef:``.
+
+    ``fp:all`` stands for every format of the asked bits.
+
+    Raises:
+        UsageError: an unknown codec or parameter, a value that a codec refuses, or a range that no codec takes.
+
+    >>> [str(c) for c in expand("qsgd,terngrad", {"bits": [2, 3]})]
+    ['qsgd:bits=2', 'qsgd:bits=3', 'terngrad']
+    """
+    specs = split_specs(methods) if isinstance(methods, str) else list(methods)
+    specs = [name for spec in specs for name in (codec_names() if spec == "all" else _spelled(spec, ranges or {}))]
+    found: dict[str, Codec] = {}
+    unused = {name for name, values in (ranges or {}).items() if values}
+    for spec in specs:
+        parsed = parse_spec(spec)
+        known = {item.name for item in parameter_fields(codec_class(parsed.name)) if _leaves_choice(item)}
+        if "amount" in known and ("amount" in parsed.given or (ranges or {}).get("amount")):
+            known.discard("bits")
+        word = codec_class(parsed.name).word
+        if parsed.given.get(word, "auto") != "auto":
+            # What is named has its own bits.
+            known.discard("bits")
+        options: list[dict[str, Any]] = [{}]
+        for key, values in (ranges or {}).items():
+            if key in known and values:
+                unused.discard(key)
+                if key not in parsed.given:
+                    options = [{**option, key: value} for option in options for value in values]
+        for option in options:
+            made = codec(prefix + spec, **option)
+            found[str(made)] = made
+    if unused - {"bits"}:
+        raise UsageError(f"--{min(unused - {'bits'}).replace('_', '-')}: none of the chosen codecs takes it")
+    return list(found.values())
+
+
+def _spelled(spec: str, ranges: Mapping[str, Sequence[Any]]) -> Sequence[str]:
+    """The specs that one with the word ``all`` stands for; other specs as they are."""
+    parsed = parse_spec(spec)
+    word = codec_class(parsed.name).word
+    if not word or parsed.given.get(word) != "all":
+        return (spec,)
+    bits = (parsed.given["bits"],) if "bits" in parsed.given else ranges.get("bits", ())
+    rest = {key: value for key, value in parsed.given.items() if key not in (word, "bits")}
+    head = spec[: spec.rindex(f"{parsed.name}:")] + parsed.name
+    words = codec_class(parsed.name).words(tuple(int(n) for n in bits))
+    return [f"{head}:" + ",".join([name, *(f"{key}={value}" for key, value in rest.items())]) for name in words]
+
+
+def _leaves_choice(item: dataclasses.Field[Any]) -> bool:
+    """Whether a parameter leaves a choice at all: natural has a norm, but only one."""
+    return len(item.metadata["choices"]) != 1 and item.metadata["maximum"] != 0
+
 
 _FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
@@ -105,7 +178,7 @@ def run_sweep(
             same number.
         leave_out: where no two captured steps are consecutive, leave out codecs that keep memory, with a warning
             and with their specs in the provenance under ``left_out_codecs``; otherwise they are refused.
-        chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.chunking` for what
+        chunk: elements of a tensor that are read and summarized at a time; see :mod:`gtrace.sweep.limits` for what
             happens to larger tensors. Rows do not depend on it beyond rounding.
         jobs: threads; the number of processors by default. Rows do not depend on it.
         scheduler: run on a Dask cluster instead of threads: its address, its scheduler file, ``local:N``, or a
@@ -146,7 +219,7 @@ def run_sweep(
             seed,
             refit if isinstance(refit, str) else tuple(sorted(refit)),
             nonfinite,
-            optimal and any(isinstance(c, AdaptiveCodec) for c in chosen),
+            optimal and any(isinstance(c, LevelCodec) and c.adaptive for c in chosen),
         )
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None
@@ -277,8 +350,7 @@ def _runner(
         allocation = Allocation(gradients, gradients.steps, codecs)
         threads = jobs or os.cpu_count() or 1
         return lambda plan, sink: run_jobs(gradients, plan, settings, threads, sink, allocation, room=chunk)
-    from gtrace.sweep.cluster import connected, run_on_cluster
-    from gtrace.sweep.tasks import Session
+    from gtrace.sweep.cluster import Session, connected, run_on_cluster
 
     session = Session.of(trace, tensors, gradients.kind, chunk, settings, codecs)
     client = stack.enter_context(connected(scheduler))

@@ -1,218 +1,287 @@
-"""Replays that never hold a tensor: from sketches that a trace keeps, or chunk by chunk."""
+"""What there is of a tensor: its values, chunks of them, sketches that the trace keeps, or a sample of blocks.
+
+A replay goes through all four the same way, and asks the source of its job for what it needs of a step. Steps are
+indices into the job's steps.
+
+Aligned blocks of a sample are drawn without replacement, each as likely as any other, so the mean squared error of the
+sample estimates that of the whole. What the sample has too much or too little of the energy ||g||^2, which is known
+exactly, is corrected by a regression (Cochran, Sampling Techniques, 3rd edition, section 7.1); its residuals give the
+standard error, each as it would be if its group had not been there (HC3).
+"""
 
 from __future__ import annotations
 
 import math
-import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from gtrace.codecs import Part, PartwiseCodec
-from gtrace.kernels.compare import add_error
-from gtrace.kernels.norms import BLOCK, power_sum
-from gtrace.metrics import Histogram, RunningComparison
-from gtrace.sweep.replay import Replay, Totals, Weighed
-from gtrace.sweep.results import EXPECTATION
-from gtrace.sweep.rows import Drawn
-from gtrace.types import State
+from gtrace.codecs import expecting
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.kernels.norms import count_nonfinite
+from gtrace.metrics import Reference, ratio, relative, snr_db
+from gtrace.sketch import MomentSketch
+from gtrace.sweep.schema import EXPECTATION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.metrics import Reference
-    from gtrace.sketch import MomentSketch
-    from gtrace.sweep.batched import Wanted
-    from gtrace.sweep.replay import Block, Ready
-    from gtrace.types import Key, SummarySpec
+    from gtrace.sweep.fits import Fits
+    from gtrace.sweep.gradients import Gradients
+    from gtrace.sweep.jobs import Job, Totals, Whole
+    from gtrace.sweep.store import Row
+    from gtrace.trace.rows import BlockSample
+    from gtrace.types import SummarySpec
 
-#: Encodings that share a pass over a tensor; each holds a histogram of 8 MiB.
-_TOGETHER = 8
+#: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.
+_GROUPS, _FEWEST_GROUPS = 16, 4
+_LEAST = 1e-3
+#: share of the spread of energies above which a group is said to dominate
+_DOMINATED = 0.5
+#: standard errors of the energy beyond which the sample lacks something
+_UNEXPLAINED = 1.5
 
 
-class SketchReplay(Replay):
-    """A tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
+class Weighed(NamedTuple):
+    """What Adam's update makes of a tensor at one step.
 
-    def _look(self, index: int) -> tuple[Reference | Totals, int]:
-        return self._source.totals(self._job.tensor, self._job.steps[index])
+    Attributes:
+        energy: sum w g^2.
+        sketches: weighted ones, by what codecs need.
+    """
 
-    def _summary(self, index: int, spec: SummarySpec, values: NDArray[np.float32] | None = None) -> MomentSketch:
-        del values
-        found = self._summaries.setdefault(index, {})
-        if spec not in found:
-            found[spec] = self._source.sketch(self._job.tensor, self._job.steps[index], spec)
-        return found[spec]
+    energy: float
+    sketches: Mapping[SummarySpec, MomentSketch]
 
-    def _weigh(self, index: int, reference: Reference | Totals) -> Weighed | None:
-        del index, reference
+
+class Source(Protocol):
+    """What a replay needs of a tensor."""
+
+    #: whether rows of closed forms may leave as tables, which nothing changes any more
+    in_tables: bool
+
+    def look(
+        self, index: int, specs: Sequence[SummarySpec]
+    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
+        """Go on to a step: what its rows are compared with, how many values are not finite, and, of a source that
+        must not go through the step twice, sketches."""
+
+    def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
+        """Sketches of a step, non-finite values taken as zero."""
+
+    def values(self, index: int) -> tuple[NDArray[np.float32], int]:
+        """All values of a step, the non-finite ones taken as zero, and how many these are."""
+
+    def weigh(self, index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
+        """Weighted sketches of the step that was looked at last; None if its second moments are not known."""
+
+    def stretch(self, codec: Codec, index: int, fits: Fits) -> Callable[[Row], Row] | None:
+        """What makes rows about a part stand for the whole tensor; None if they are about all of it."""
+
+
+def source_of(gradients: Gradients, job: Job) -> Source:
+    """The source of a job's tensor, by what there is of it."""
+    if job.sketched:
+        return Sketches(gradients, job)
+    if job.sample is not None:
+        return Sample(gradients, job, job.sample)
+    return Chunks(gradients, job) if job.chunked else Values(gradients, job)
+
+
+class Values:
+    """A tensor whose values are in memory, a step at a time."""
+
+    in_tables = True
+
+    def __init__(self, gradients: Gradients, job: Job) -> None:
+        self._gradients, self._tensor, self._steps = gradients, job.tensor, job.steps
+        self._dtype_bits = job.dtype_bits
+        #: of the step that was looked at last
+        self._looked: tuple[int, Reference, int] | None = None
+
+    def look(
+        self, index: int, _specs: Sequence[SummarySpec]
+    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
+        """See :class:`Source`; sketches are made when they are asked for."""
+        # No two steps are held at a time.
+        self._looked = None
+        values, bad = self.values(index)
+        reference = Reference(values, self._gradients.update_weights(self._tensor, self._steps[index], values))
+        self._looked = index, reference, bad
+        return reference, bad, {}
+
+    def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
+        """See :class:`Source`."""
+        values, _ = self.values(index)
+        return {spec: MomentSketch.from_spec(values, spec) for spec in specs}
+
+    def values(self, index: int) -> tuple[NDArray[np.float32], int]:
+        """See :class:`Source`."""
+        if self._looked is not None and self._looked[0] == index:
+            return self._looked[1].values, self._looked[2]
+        values = self._gradients.read(self._tensor, self._steps[index])
+        bad = int(count_nonfinite(values))
+        return (np.where(np.isfinite(values), values, np.float32(0)) if bad else values), bad
+
+    def weigh(self, _index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
+        """See :class:`Source`."""
+        assert self._looked is not None
+        reference = self._looked[1]
+        if reference.weights is None:
+            return None
+        made = {spec: MomentSketch.from_spec(reference.values, spec, weights=reference.weights) for spec in specs}
+        return Weighed(reference.weighted_energy, made)
+
+    def stretch(self, _codec: Codec, _index: int, _fits: Fits) -> Callable[[Row], Row] | None:
+        """See :class:`Source`."""
         return None
 
 
-class ChunkReplay(Replay):
-    """A tensor that is too large to be held: sketches of a step in one pass over its chunks, draws in another one."""
+class Chunks(Values):
+    """A tensor that is too large to be held: sketches of a step in one pass over its chunks."""
 
-    def _block(self, index: int, wanted: Wanted) -> Block:
-        self._drawn: dict[tuple[str, int], Drawn] = {}
-        block = super()._block(index, wanted)
-        self._drawn = {}
-        return block
+    def look(
+        self, index: int, specs: Sequence[SummarySpec]
+    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
+        """See :class:`Source`."""
+        totals, bad, sketches = self._gradients.scan(self._tensor, self._steps[index], specs)
+        return totals, bad, dict(zip(specs, sketches, strict=True))
 
-    def _look(self, index: int) -> tuple[Reference | Totals, int]:
-        specs = self._specs(index)
-        found = self._summaries.setdefault(index, {})
-        missing = [spec for spec in specs if spec not in found]
-        totals, bad, sketches = self._source.scan(self._job.tensor, self._job.steps[index], missing)
-        found.update(zip(missing, sketches, strict=True))
-        return totals, bad
+    def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
+        """See :class:`Source`."""
+        return self.look(index, specs)[2]
 
-    def _specs(self, index: int) -> list[SummarySpec]:
-        """What the codecs that are wanted at a step need."""
-        wanted = next(codecs for at, codecs in self._job.wanted if at == index)
-        return list(dict.fromkeys(codec.needs for codec, _ in wanted if codec.needs is not None))
-
-    def _weigh(self, index: int, reference: Reference | Totals) -> Weighed | None:
-        del reference
-        specs = self._specs(index)
-        found = self._source.weigh(self._job.tensor, self._job.steps[index], specs)
+    def weigh(self, index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
+        """See :class:`Source`."""
+        found = self._gradients.weigh(self._tensor, self._steps[index], specs)
         return None if found is None else Weighed(found[0], dict(zip(specs, found[1], strict=True)))
 
-    def _summary(self, index: int, spec: SummarySpec, values: NDArray[np.float32] | None = None) -> MomentSketch:
-        del values
-        found = self._summaries.setdefault(index, {})
-        if spec not in found:
-            missing = [need for need in {*self._needs, spec} if need not in found]
-            sketches = self._source.scan(self._job.tensor, self._job.steps[index], missing)[2]
-            found.update(zip(missing, sketches, strict=True))
-        return found[spec]
 
-    def _draw(self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals) -> Drawn:
-        del ready
-        found = self._drawn.pop((self._spec(codec), draw), None)
-        if found is None:
-            assert isinstance(reference, Totals)
-            self._draw_on(codec, draw, index, reference)
-            found = self._drawn.pop((self._spec(codec), draw))
-        return found
+class Sketches(Values):
+    """A tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
 
-    def _draw_on(self, codec: Codec, draw: int, index: int, totals: Totals) -> None:
-        """Encode this draw of a codec, and with it the next ones of the step, in one pass over the tensor."""
-        assert totals.sums is not None
-        wanted = next(codecs for at, codecs in self._job.wanted if at == index)
-        pairs = [(item, number) for item, numbers in wanted for number in numbers if number != EXPECTATION]
-        first = pairs.index((codec, draw))
-        exact = Histogram()
-        encodings = {}
-        for item, number in pairs[first : first + _TOGETHER]:
-            assert isinstance(item, PartwiseCodec)
-            ready = self._ready(item, number, index, totals.size)
-            state = item.prepare(ready.state, totals.sums)
-            if self._sums.covers(index):
-                self._sent[self._spec(item), index] = ready._replace(state=state)
-            compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
-            encodings[self._spec(item), number] = _Encoding(
-                item, state, ready.shared, self._key(index, number), compared
-            )
-        start = 0
-        for values, weights in self._source.weighted_chunks(self._job.tensor, self._job.steps[index]):
-            exact.add(values)
-            for encoding in encodings.values():
-                encoding.add(values, start, weights)
-            start += values.size
-        self._drawn.update((name, encoding.finish()) for name, encoding in encodings.items())
-        if self._window is not None:
-            lost = self._losses(pairs[first : first + _TOGETHER], index, totals.size, self._window.first)
-            self._drawn.update((name, self._drawn[name]._replace(window_error=error)) for name, error in lost.items())
+    def look(
+        self, index: int, _specs: Sequence[SummarySpec]
+    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
+        """See :class:`Source`."""
+        totals, bad = self._gradients.totals(self._tensor, self._steps[index])
+        return totals, bad, {}
 
-    def _losses(
-        self, pairs: list[tuple[Codec, int]], index: int, size: int, first: int
-    ) -> dict[tuple[str, int], float]:
-        """||sum of errors||^2 of encodings over a window: its steps are encoded again, a piece of each at a time."""
-        steps = range(first, index + 1)
-        for item, number in pairs:
-            for k in steps:
-                if (self._spec(item), k) not in self._sent:
-                    assert isinstance(item, PartwiseCodec)
-                    ready, sums = self._ready(item, number, k, size), self._totals(k).sums
-                    assert sums is not None
-                    self._sent[self._spec(item), k] = ready._replace(state=item.prepare(ready.state, sums))
-        whole = math.lcm(*(getattr(item, "part_multiple", None) or 1 for item, _ in pairs))
-        piece = whole * max(1, BLOCK // whole)
-        found = {(self._spec(item), number): 0.0 for item, number in pairs}
-        start = 0
-        chunks = (self._source.chunks(self._job.tensor, self._job.steps[k], piece) for k in steps)
-        for gradients in zip(*chunks, strict=True):
-            for item, number in pairs:
-                assert isinstance(item, PartwiseCodec)
-                total = np.zeros(gradients[0].size)
-                for k, values in zip(steps, gradients, strict=True):
-                    ready = self._sent[self._spec(item), k]
-                    state = State(values.size, ready.state.arrays)
-                    part = item.encode_part(state, values, self._key(k, number), start)
-                    add_error(values, item.decode(ready.shared, part.payload, values.size), total)
-                found[self._spec(item), number] += float(power_sum(total, 2))
-            start += gradients[0].size
-        return found
+    def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
+        """See :class:`Source`."""
+        return {spec: self._gradients.sketch(self._tensor, self._steps[index], spec) for spec in specs}
 
-    def _totals(self, index: int) -> Totals:
-        return self._source.scan(self._job.tensor, self._job.steps[index], [])[0]
+    def weigh(self, _index: int, _specs: Sequence[SummarySpec]) -> Weighed | None:
+        """See :class:`Source`."""
+        return None
 
 
-class _Encoding:
-    """One encoding of a tensor, chunk by chunk.
+class Sample(Values):
+    """A sample of a tensor's blocks, whose rows are made to stand for the whole, each with its sampling error."""
 
-    Args:
-        codec: what encodes.
-        state: what :meth:`~gtrace.codecs.PartwiseCodec.prepare` returned.
-        shared: what the receiver holds.
-        key: of the encoding.
-        compared: takes what comes out.
+    in_tables = False
+
+    def __init__(self, gradients: Gradients, job: Job, sample: BlockSample) -> None:
+        super().__init__(gradients, job)
+        self._sample = sample
+
+    def stretch(self, codec: Codec, index: int, fits: Fits) -> Callable[[Row], Row]:
+        """See :class:`Source`."""
+        whole = self._gradients.whole(self._tensor, self._steps[index])
+        scatter, stored = self._scatter(codec, index, fits), self.values(index)[0].size
+        return partial(
+            _stretched, sample=self._sample, whole=whole, scatter=scatter, stored=stored, dtype_bits=self._dtype_bits
+        )
+
+    def _scatter(self, codec: Codec, index: int, fits: Fits) -> _Scatter:
+        """A line through the errors and energies of groups of blocks, weighted by their elements."""
+        sample = self._sample
+        groups = min(_GROUPS, sample.kept)
+        if groups < _FEWEST_GROUPS or codec.needs is None or not expecting(codec):
+            return _Scatter(0.0, math.nan)
+        values, _ = self.values(index)
+        state = fits.ready(codec, EXPECTATION, index, values.size).state
+        found = np.empty((groups, 3))
+        for group in range(groups):
+            part = _every(values, sample, group, groups)
+            error = codec.expect(state, MomentSketch.from_spec(part, codec.needs)).squared_error
+            found[group] = part.size, error / part.size, float(np.square(part, dtype=np.float64).sum()) / part.size
+        weights, errors, energies = found[:, 0] / found[:, 0].sum(), found[:, 1], found[:, 2]
+        error, energy = errors - weights @ errors, energies - weights @ energies
+        spread = float(weights @ energy**2)
+        slope = float(weights @ (error * energy)) / spread if spread > 0 else 0.0
+        # A group that alone has much energy pulls the line to itself: its residual is that of a line without it.
+        pull = weights * (1.0 + (energy**2 / spread if spread > 0 else 0.0))
+        residuals = (error - slope * energy) / np.maximum(1.0 - pull, _LEAST)
+        left = 1.0 - sample.kept / sample.blocks
+        deviations = (np.square(weights * residuals), np.square(weights * energy / (1.0 - weights)))
+        error_deviation, energy_deviation = (math.sqrt(left * float(squares.sum())) for squares in deviations)
+        dominated = bool((weights * energy**2).max() > _DOMINATED * spread)
+        return _Scatter(slope, error_deviation, energy_deviation, dominated)
+
+
+class _Scatter(NamedTuple):
+    """How the error of a codec goes with the energy, over groups of blocks.
+
+    Attributes:
+        slope: what an element's squared error grows by when its energy grows by one.
+        deviation: standard error of an element's mean squared error; NaN where it is unknown.
+        energy: standard error of an element's mean energy.
+        dominated: one group has most of the spread of energies.
     """
 
-    def __init__(
-        self, codec: PartwiseCodec, state: State, shared: bytes, key: Key, compared: RunningComparison
-    ) -> None:
-        self._codec, self._state, self._shared, self._key, self._compared = codec, state, shared, key, compared
-        #: the sum of the parts so far
-        self._whole: Part | None = None
-        self._size = 0
-        self._spent = dict.fromkeys(("encode", "decode", "compare"), 0.0)
-        self._clipped = [0.0, 0.0]
-        self._present = 0
-        self._clips = True
+    slope: float
+    deviation: float
+    energy: float = math.inf
+    dominated: bool = False
 
-    def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
-        """Encode, decode and compare values ``start`` and following; see :class:`RunningComparison` on weights."""
-        state = State(values.size, self._state.arrays)
-        clock = time.perf_counter()
-        part = self._codec.encode_part(state, values, self._key, start)
-        encoded = time.perf_counter()
-        decoded = self._codec.decode(self._shared, part.payload, values.size)
-        ended = time.perf_counter()
-        self._whole = part if self._whole is None else self._whole + part
-        self._size += values.size
-        self._compared.add(values, decoded, weights)
-        clipping = self._codec.clipping(state, values, decoded) if self._clips else None
-        if clipping is None:
-            self._clips = False
-        else:
-            present = int(np.count_nonzero(values))
-            self._present += present
-            # Shares of whole numbers of values.
-            self._clipped = [
-                total + round(share * present) for total, share in zip(self._clipped, clipping, strict=True)
-            ]
-        compared = time.perf_counter()
-        for stage, seconds in zip(self._spent, (encoded - clock, ended - encoded, compared - ended), strict=True):
-            self._spent[stage] += seconds
+    def understated(self, missing: float) -> bool:
+        """Whether tails are so heavy that the standard error is too small.
 
-    def finish(self) -> Drawn:
-        """What came out."""
-        found, doubt = self._compared.finish()
-        clipping = None
-        if self._clips:
-            saturated, flushed = (total / max(1, self._present) for total in self._clipped)
-            clipping = saturated, flushed
-        assert self._whole is not None, "a tensor in chunks has chunks"
-        coded = self._codec.coded_bits(self._whole, self._size)
-        return Drawn(found, self._codec.body_bytes(self._whole), coded, clipping, self._spent, doubt)
+        One group then has most of the spread, or the sample lacks energy (``missing``, an element's) that its scatter
+        does not explain: the largest values were not drawn. Of 48 of 200 blocks of Student t values with two degrees
+        of freedom the true error is then three times the one that is told; of the others, 1.6 times.
+        """
+        return self.dominated or abs(missing) > _UNEXPLAINED * self.energy
+
+
+def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride: int) -> NDArray[np.float32]:
+    """Every so many-th of the stored blocks."""
+    blocks = [values[start : start + sample.block] for start in range(0, values.size, sample.block)]
+    return np.concatenate(blocks[first::stride])
+
+
+def _stretched(row: Row, sample: BlockSample, whole: Whole, scatter: _Scatter, stored: int, dtype_bits: int) -> Row:
+    """A row about the sample as one about the whole."""
+    kept = f"sample of {sample.kept} of {sample.blocks} blocks"
+    # Blocks that happen to hold more, or less, of the energy than their share say so: it is known.
+    missing = whole.energy / whole.size - row["energy"] / stored
+    error = max(0.0, row["squared_error"] / stored + scatter.slope * missing) * whole.size
+    doubt = ratio(scatter.deviation * whole.size, error)
+    least = "at least " if scatter.understated(missing) else ""
+    sampling = f"sampling error {least}{doubt:.1%}" if math.isfinite(doubt) else "sampling error unknown"
+    variance = relative(error, whole.energy)
+    times = row.get("times_optimal")
+    # What is sent once serves all values.
+    shared = row["bits_shared"] * stored / whole.size
+    total = row["bits_payload"] + shared
+    return {
+        **row,
+        "n": whole.size,
+        "energy": whole.energy,
+        "mean_abs": whole.mean_abs,
+        "squared_error": error,
+        "relative_variance": variance,
+        "optimal_variance": variance / times if times else row.get("optimal_variance"),
+        "snr_db": snr_db(whole.energy, error),
+        "bits_envelope": 8.0 * ENVELOPE_BYTES / whole.size,
+        "bits_shared": shared,
+        "bits_total": total,
+        "ratio_float32": ratio(32.0, total),
+        "ratio_dtype": ratio(float(dtype_bits), total),
+        "note": "; ".join(filter(None, (row.get("note"), kept, sampling))),
+    }

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gtrace.kernels.compare import add_error
+
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable
 
     from numpy.typing import NDArray
 
-#: the most steps in a window
-LENGTH = 10
 #: float64 numbers that running sums of codecs without memory hold for a tensor; further codecs are encoded again
 _HELD = 1 << 21
 
@@ -33,37 +33,6 @@ class Window(NamedTuple):
     first: int
     steps: int
     energy: float
-
-
-def windows_of(steps: Sequence[int], wanted: Container[int]) -> tuple[tuple[int, int], ...]:
-    """The indices of each window's first and last step.
-
-    Windows start at a burst's first captured step and then every ten steps. A step that is not wanted cuts a window.
-
-    Args:
-        steps: the captured steps of a tensor, rising.
-        wanted: the steps that are swept.
-
-    >>> windows_of(range(13), range(13))
-    ((0, 9), (10, 12))
-    >>> windows_of((0, 1, 2, 3, 7, 8, 20), {0, 1, 3, 7, 8, 20})
-    ((0, 1), (4, 5))
-    """
-    found: list[tuple[int, int]] = []
-    start, first = 0, None
-    for index, step in enumerate(steps):
-        if index and step != steps[index - 1] + 1:
-            start, first = index, None
-        if (index - start) % LENGTH == 0 or step not in wanted:
-            first = None
-        if step in wanted:
-            if first is None:
-                first = index
-            elif found and found[-1][0] == first:
-                found[-1] = first, index
-            else:
-                found.append((first, index))
-    return tuple(found)
 
 
 class RunningSums:
@@ -101,6 +70,22 @@ class RunningSums:
         if total is not None:
             self._held[key] = index + 1, total
         return total
+
+    def add(
+        self,
+        key: Hashable,
+        index: int,
+        values: NDArray[np.float32],
+        arrived: NDArray[np.float32],
+        *,
+        always: bool = True,
+    ) -> bool:
+        """Add a step's error where its sum is kept, see :meth:`at`, and say whether it is."""
+        total = self.at(key, index, values.size, always=always)
+        if total is None:
+            return False
+        add_error(values, arrived, total)
+        return True
 
     def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
         """The sum up to and with a step, which is forgotten; None if it was not kept or a step is missing."""

@@ -1,7 +1,10 @@
-"""Processes that a captured program launches: how they come to be watched, too.
+"""Run code as soon as torch is imported: here, and in the Python processes that a captured program launches.
 
-A folder with a ``sitecustomize`` is put on ``PYTHONPATH``, and in the environment stands what to do. Python children
-read both at their start; others never look. Nothing is imported before the child imports torch.
+torch is never imported from here. A training script may set thread counts or devices in ``os.environ`` before it
+imports torch; importing torch earlier would make those settings void, and capture would change the training.
+
+For launched processes a folder with a ``sitecustomize`` goes on ``PYTHONPATH``, and the environment says what to do.
+Python children read both when they start; other programs never look.
 """
 
 from __future__ import annotations
@@ -14,10 +17,77 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import gtrace
-from gtrace.torch_hooks.imports import call_after_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+class _Finder:
+    """Finds one module through the other finders and runs a function once its code has run."""
+
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self._name = name
+        self._callback = callback
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._follow(spec)
+                return spec
+        return None
+
+    def _follow(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None:
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            # The loader stays what it was, its type included: only this one call is watched.
+            del loader.exec_module
+            execute(module)
+            self._callback()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def call_after_import(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call ``callback`` as soon as the top-level module ``name`` has been imported.
+
+    At once, when it is imported already; never, when nobody imports it.
+
+    Returns:
+        calls it off.
+    """
+    if name in sys.modules:
+        callback()
+        return lambda: None
+    finder = _Finder(name, callback)
+    sys.meta_path.insert(0, finder)
+
+    def call_off() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return call_off
+
+
+@contextlib.contextmanager
+def after_import(name: str, callback: Callable[[], None]) -> Iterator[None]:
+    """:func:`call_after_import` for the time of a block."""
+    call_off = call_after_import(name, callback)
+    try:
+        yield
+    finally:
+        call_off()
+
 
 _VARIABLE = "GTRACE_CAPTURE"
 #: holds the ``sitecustomize.py`` that ends in :func:`watch`, and nothing else

@@ -13,21 +13,18 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gtrace.torch_hooks.compiled import never_compiled, not_compiled_itself
-from gtrace.torch_hooks.local import LOCAL, REDUCED, LocalGradients
-from gtrace.torch_hooks.losses import Losses
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients, MicroBatches
 from gtrace.torch_hooks.naming import ModuleCollector
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.replicas import MicroBatches
-from gtrace.torch_hooks.rounds import Rounds, backward_in_progress
-from gtrace.torch_hooks.steps import grad_scale_of, is_nested
+from gtrace.torch_hooks.steps import Losses, Rounds, backward_in_progress, grad_scale_of, is_nested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,9 +34,41 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
-    from gtrace.torch_hooks.replicas import Replicas
+    from gtrace.torch_hooks.gradients import Replicas
 
+    _F = TypeVar("_F", bound=Callable[..., Any])
     _Function: TypeAlias = Callable[..., object]
+
+
+def _skip(code: CodeType) -> None:
+    """Have frames of this code run as they are."""
+    if hasattr(eval_frame, "skip_code"):  # torch before 2.7
+        eval_frame.skip_code(code)
+    else:
+        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        eval_frame.set_code_exec_strategy(code, strategy)
+
+
+def never_compiled(function: _F) -> _F:
+    """The function, with everything that it calls, as plain Python; a compiled region is split where it calls it."""
+
+    @functools.wraps(function)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        before = eval_frame.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            eval_frame.set_eval_frame(before)
+
+    plain._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _skip(plain.__code__)  # type: ignore[attr-defined]
+    return plain  # type: ignore[return-value]
+
+
+def not_compiled_itself(function: _F) -> _F:
+    """The function as plain Python, while what it calls may be compiled."""
+    _skip(function.__code__)
+    return function
 
 
 @dataclass(frozen=True, slots=True)

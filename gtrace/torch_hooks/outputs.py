@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-    from gtrace.torch_hooks.modules import ModuleName, ModulePaths
+    from gtrace.torch_hooks.naming import ModuleName, ModulePaths
 
 _DEEPEST = 8
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gtrace.errors import TraceError
-from gtrace.trace.foreign import Entry, join_name, reading
-from gtrace.trace.names import printable
+from gtrace.errors import TraceError, printable
+from gtrace.trace.io.foreign import Entry, join_name, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +68,7 @@ class StateDictFile:
                 yield from self._found(join_name(name, str(key)), item, depth + 1)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[np.generic]:
-        """See :class:`gtrace.trace.foreign.TensorFile`."""
+        """See :class:`gtrace.trace.io.foreign.TensorFile`."""
         tensor = self._tensors[entry.name]
         try:
             if tensor.layout is not torch.strided:

@@ -1,15 +1,192 @@
-"""What can be told of an optimizer's step while it is about to happen."""
+"""What happens between and during optimizer steps: losses, clipping, and steps inside a backward pass."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
     from types import CodeType, FrameType
 
+    from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
 
-    from gtrace.torch_hooks.rounds import Rounds
+
+def backward_in_progress() -> int:
+    """Number of the backward pass in which this is called; -1 outside of one."""
+    return torch._C._current_graph_task_id()
+
+
+class Rounds:
+    """Makes one step of all the steps that optimizers take during one backward pass.
+
+    It stands for one optimizer: ``param_groups`` are those of all its members.
+
+    Args:
+        begin: called at the first step of a backward pass; says whether its gradients are to be kept.
+        end: called when the backward pass is over.
+    """
+
+    def __init__(self, begin: Callable[[], bool], end: Callable[[], None]) -> None:
+        # By weak reference: a program that drops its optimizers gets their memory back.
+        self._members: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self._gradients: dict[int, torch.Tensor] = {}
+        self._begin = begin
+        self._end = end
+        self._open: int | None = None
+        self._wanted = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers that stepped so far."""
+        return [group for member in self._members.values() for group in member.param_groups]
+
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient with which the parameter was stepped in this round."""
+        return self._gradients.get(id(parameter))
+
+    def add(self, optimizer: Optimizer, gradient: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        """An optimizer steps inside a backward pass.
+
+        Args:
+            optimizer: the optimizer.
+            gradient: what the gradient of one of its parameters is now.
+        """
+        task = backward_in_progress()
+        if self._open != task:
+            self.close()  # a pass that raised never came to its end
+            self._open, self._wanted = task, self._begin()
+            torch.autograd.Variable._execution_engine.queue_callback(self.close)
+        self._members.setdefault(id(optimizer), optimizer)
+        if self._wanted:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    value = gradient(parameter)
+                    if value is not None:
+                        self._gradients[id(parameter)] = value.detach().clone()
+
+    def close(self) -> None:
+        """The backward pass is over."""
+        if self._open is None:
+            return
+        self._open = None
+        self._end()
+        self._gradients = {}
+
+
+@dataclass(slots=True, eq=False)
+class _Sum:
+    """Losses that were backpropagated since some moment, and how many."""
+
+    total: float | torch.Tensor = 0.0
+    count: int = 0
+
+
+class Losses:
+    """Sums what is backpropagated between steps.
+
+    The sums stay when a step has used them, for a second optimizer that steps on the same backward pass; the
+    next backward pass starts anew. What was backpropagated before gradients were set to zero is no part of a step
+    with these gradients: an attack on the input, a penalty's statistics, the first half of a two-sided step.
+    """
+
+    def __init__(self) -> None:
+        self._all = _Sum()
+        #: parameter's id -> what was backpropagated since its gradient was set to zero
+        self._since: dict[int, _Sum] = {}
+        self._sums = [self._all]
+        #: parameters' ids, and the norm that ``clip_grad_norm_`` measured of their gradients
+        self._clipped: list[tuple[set[int], float | torch.Tensor]] = []
+        self._used = False
+        self._unscaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+        #: The gradient scaler that scaled a loss since the step before.
+        self.scaler: GradScaler | None = None
+        #: Backward passes so far.
+        self.passes = 0
+
+    def of(self, groups: Iterable[Mapping[str, Any]]) -> tuple[float, int]:
+        """What an optimizer with these parameter groups steps on.
+
+        Returns:
+            the sum of the losses, NaN where nothing was backpropagated, and their number.
+        """
+        found = {self._since.get(id(parameter), self._all) for parameter in _parameters(groups)} if self._since else ()
+        one = found.pop() if len(found) == 1 else self._all
+        return (float(one.total) if one.count else math.nan), one.count
+
+    def clip_norm(self, groups: Iterable[Mapping[str, Any]]) -> float:
+        """What ``clip_grad_norm_`` returned of an optimizer's parameters; NaN where it was not called.
+
+        Of several calls for different parameters, the Euclidean norm of what they returned.
+        """
+        if not self._clipped:
+            return math.nan
+        ids = {id(parameter) for parameter in _parameters(groups)}
+        norms = [float(norm) for clipped, norm in self._clipped if clipped & ids]
+        return norms[0] if len(norms) == 1 else math.hypot(*norms) if norms else math.nan
+
+    def use(self) -> bool:
+        """A step uses the sums; says whether it is the first one."""
+        first, self._used = not self._used, True
+        return first
+
+    def scaled(self, scaler: GradScaler, loss: object, result: object) -> None:
+        """A gradient scaler made ``result`` of ``loss``."""
+        self.scaler = scaler
+        if isinstance(loss, torch.Tensor) and isinstance(result, torch.Tensor) and result is not loss:
+            self._unscaled = weakref.ref(result), loss.detach()
+
+    def backward(self, tensors: object, gradients: object) -> None:
+        """A backward pass starts. It starts at a loss where it starts at one number, or at a multiple of one."""
+        self.passes += 1
+        if self._used:
+            self._all, self._since, self._clipped, self._used = _Sum(), {}, [], False
+            self._sums = [self._all]
+        roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+        given = gradients if isinstance(gradients, (tuple, list)) else (gradients,) * len(roots)
+        if not all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
+            return
+        if not all(factor is None or (isinstance(factor, torch.Tensor) and factor.numel() == 1) for factor in given):
+            return
+        for root, factor in zip(roots, given, strict=True):
+            value = self._value(root) if factor is None else self._value(root) * _number(factor)
+            for one in self._sums:
+                one.total = one.total + value
+        for one in self._sums:
+            one.count += 1
+
+    def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The gradients of these parameters were set to zero or None."""
+        if self._used or not self._all.count:
+            return  # as in most loops: after a step
+        fresh = _Sum()
+        self._since.update((id(parameter), fresh) for parameter in parameters)
+        self._sums = [self._all, *set(self._since.values())]
+
+    def clipped(self, parameters: Iterable[torch.Tensor], norm: torch.Tensor) -> None:
+        """``clip_grad_norm_`` returned this norm of the gradients of these parameters."""
+        ids = {id(parameter) for parameter in parameters}
+        self._clipped = [entry for entry in self._clipped if not entry[0] & ids] + [(ids, norm.detach())]
+
+    def _value(self, root: torch.Tensor) -> float | torch.Tensor:
+        if self._unscaled is not None and self._unscaled[0]() is root:
+            root, self._unscaled = self._unscaled[1], None
+        return _number(root)
+
+
+def _number(tensor: torch.Tensor) -> float | torch.Tensor:
+    # Reading a value off another device would make training wait for it: that is left for a step that is
+    # captured. The copy is needed because a loss may be changed in place after its backward pass.
+    return tensor.item() if tensor.device.type == "cpu" else tensor.detach().to(torch.float32, copy=True).reshape(())
+
+
+def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterable[torch.Tensor]:
+    return (parameter for group in groups for parameter in group["params"])
 
 
 def grad_scale_of(optimizer: Optimizer | Rounds) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from gtrace.trace.convert import SketchSummary, sketch_trace
 from gtrace.trace.format import StreamKey
-from gtrace.trace.info import TensorInfo
-from gtrace.trace.reader import Trace, open_trace
-from gtrace.trace.sketched import SketchPlan, SketchRow
-from gtrace.trace.summarize import SketchSummary, sketch_trace
+from gtrace.trace.reader import TensorInfo, Trace, open_trace
+from gtrace.trace.sketches import SketchPlan, SketchRow
 from gtrace.trace.writer import TraceWriter, create_trace
 
 __all__ = [

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.trace.names import printable
+from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,15 +1,25 @@
-"""Version 1 of the trace format, as both backends lay it out; ``docs/trace-format.md`` tells it in prose."""
+"""Version 1 of the trace format, as both backends lay it out; ``docs/trace-format.md`` tells it in prose.
+
+Also the one interface between traces and the backends that hold them: a sink that is written, a source that is read.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import string
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gtrace.errors import UsageError, printable
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
 
 FORMAT = "gtrace"
 VERSION = 1
@@ -23,7 +33,7 @@ SECOND_MOMENT = "second_moment"
 SCALARS = ("loss", "lr", "grad_scale", "found_inf", "clip_norm", "micro_batches", "time")
 
 
-class Column(NamedTuple):
+class ColumnType(NamedTuple):
     """How a (step, tensor) array is stored: its type, and what stands where a tensor is absent."""
 
     dtype: np.dtype[Any]
@@ -32,18 +42,18 @@ class Column(NamedTuple):
 
 #: Numbers about one tensor at one step, so that looking at a trace reads no gradient.
 STATISTICS = {
-    "present": Column(np.dtype("<u1"), 0),
-    "norm2": Column(np.dtype("<f8"), float("nan")),
-    "absmax": Column(np.dtype("<f8"), float("nan")),
-    "zeros": Column(np.dtype("<i8"), -1),
-    "nonfinite": Column(np.dtype("<i8"), -1),
-    "crc32c": Column(np.dtype("<u4"), 0),
+    "present": ColumnType(np.dtype("<u1"), 0),
+    "norm2": ColumnType(np.dtype("<f8"), float("nan")),
+    "absmax": ColumnType(np.dtype("<f8"), float("nan")),
+    "zeros": ColumnType(np.dtype("<i8"), -1),
+    "nonfinite": ColumnType(np.dtype("<i8"), -1),
+    "crc32c": ColumnType(np.dtype("<u4"), 0),
 }
 
 #: The same for kinds of gradient whose number of elements changes: elements stored, elements that there were.
 LENGTHS = {
-    "n_valid": Column(np.dtype("<i8"), -1),
-    "n_total": Column(np.dtype("<i8"), -1),
+    "n_valid": ColumnType(np.dtype("<i8"), -1),
+    "n_total": ColumnType(np.dtype("<i8"), -1),
 }
 
 #: Numbers about one tensor at one step that only some captures know. A stream has those that its first commit tells.
@@ -77,8 +87,8 @@ VALUES = np.dtype("<f4")
 BYTES = np.dtype("u1")
 #: Attribute of a tensor of which summaries are stored instead of values, and of the root where all large ones are so.
 SKETCH = "sketch"
-STEP = Column(np.dtype("<i8"), -1)
-SCALAR = Column(np.dtype("<f8"), float("nan"))
+STEP = ColumnType(np.dtype("<i8"), -1)
+SCALAR = ColumnType(np.dtype("<f8"), float("nan"))
 
 #: Bytes of a chunk that holds several rows, most rows in one, and bytes of a chunk of a long row.
 _CHUNK_BYTES = 256 * 1024
@@ -156,11 +166,11 @@ class TensorSpec:
 
     @property
     def sketched(self) -> bool:
-        """Whether rows are moment sketches as bytes (``trace.sketched``) instead of values."""
+        """Whether rows are moment sketches as bytes (``trace.sketches``) instead of values."""
         return SKETCH in self.attrs
 
     @property
-    def column(self) -> Column:
+    def column(self) -> ColumnType:
         """Type of the elements, and what stands where there are none."""
         return column_of(self.attrs)
 
@@ -170,17 +180,17 @@ class TensorSpec:
         return -(-self.size // self.chunk_elements)
 
 
-def column_of(attrs: Mapping[str, Any]) -> Column:
+def column_of(attrs: Mapping[str, Any]) -> ColumnType:
     """How the elements of a tensor with these attributes are stored, and what stands where there are none."""
-    return Column(BYTES, 0) if SKETCH in attrs else Column(VALUES, float("nan"))
+    return ColumnType(BYTES, 0) if SKETCH in attrs else ColumnType(VALUES, float("nan"))
 
 
-def statistics_of(kind: str) -> dict[str, Column]:
+def statistics_of(kind: str) -> dict[str, ColumnType]:
     """The (step, tensor) arrays that every stream of this kind has."""
     return STATISTICS | LENGTHS if kind == "neural" else STATISTICS
 
 
-def statistic_column(name: str) -> Column:
+def statistic_column(name: str) -> ColumnType:
     """How any (step, tensor) array is stored."""
     return (STATISTICS | LENGTHS | EXTRAS)[name]
 
@@ -209,3 +219,173 @@ def table_chunking(tensors: int) -> tuple[int, int]:
     """
     columns = min(max(tensors, _FEWEST_COLUMNS), _TABLE_COLUMNS)
     return min(max(_TABLE_BYTES // (8 * columns) // 64, 1) * 64, STEP_ROWS), columns
+
+
+class Record(NamedTuple):
+    """What a commit says about one row of a stream.
+
+    Attributes:
+        step: the training step.
+        scalars: name -> value, for every name in ``format.SCALARS``.
+        statistics: name -> one value per tensor that the stream knows so far: those of ``format.statistics_of``, and
+            the same of ``format.EXTRAS`` in every record of a stream.
+    """
+
+    step: int
+    scalars: Mapping[str, float]
+    statistics: Mapping[str, NDArray[Any]]
+
+
+class Sink(Protocol):
+    """Where a writer puts rows. Row ``r`` of a stream counts from the call of ``commit`` on, not before."""
+
+    def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:
+        """Make room for a tensor; its index follows those that the stream has."""
+
+    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        """Take one row, float32 filled up with NaN where it is shorter, or bytes; copied or written on return."""
+
+    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+        """Forget what was written of these tensors' rows: they will be absent from it, or written again."""
+
+    def commit(self, stream: StreamKey, row: int, record: Record) -> None:
+        """Make the row durable and then, as the last thing, visible."""
+
+    def close(self, attrs: Mapping[str, Any]) -> None:
+        """Drop what was not committed and store the trace's final attributes."""
+
+
+class StreamSource(Protocol):
+    """The committed part of one stream, as it was when the trace was opened."""
+
+    @property
+    def key(self) -> StreamKey:
+        """Which stream this is."""
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        """Its tensors that are present at a committed step, by index."""
+
+    @property
+    def specs(self) -> Sequence[TensorSpec]:
+        """All its tensors, whether they were committed or not."""
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Steps of the committed rows, rising."""
+
+    @property
+    def scalars(self) -> Mapping[str, NDArray[np.float64]]:
+        """name -> one value per committed row."""
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of ``format.SCALARS``: (committed rows,)."""
+
+    def statistic(self, name: str) -> NDArray[Any]:
+        """One of ``format.STATISTICS``: (committed rows, at least as many columns as the last tensor's index)."""
+
+    def lengths(self, name: str) -> NDArray[Any] | None:
+        """One of ``format.LENGTHS`` in the same form, None where the stream has none."""
+
+    def further(self, name: str) -> NDArray[Any] | None:
+        """One of ``format.EXTRAS`` in the same form, None where the stream has none."""
+
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
+
+        Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
+        """
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, part by part as it is stored; of a tensor that is not sketched."""
+
+
+class TraceSource(Protocol):
+    """A trace that can be read. Safe to use from several threads."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, for messages."""
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """What the trace says about itself."""
+
+    @property
+    def streams(self) -> Sequence[StreamSource]:
+        """Its streams, in the order of ``StreamKey.order``."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
+
+
+#: Arrays of a group that are no tensors, and names kept free for the groups of later versions.
+RESERVED = frozenset(
+    (
+        "step",
+        "tensor",
+        "loss",
+        "lr",
+        "grad_scale",
+        "found_inf",
+        "clip_norm",
+        "micro_batches",
+        "time",
+        "present",
+        "norm2",
+        "absmax",
+        "zeros",
+        "nonfinite",
+        "crc32c",
+        "call",
+        "n_valid",
+        "n_total",
+        "zarr.json",
+    )
+)
+
+#: The element dimension of a tensor is its name on disk and this; no tensor's own name ends so.
+DIMENSION_SUFFIX = ".i"
+
+#: File systems stop at 255 bytes, some encrypted ones at 143; a dimension suffix has to fit as well.
+MAX_ENTRY = 120
+_KEPT = 100
+
+_PLAIN = frozenset((string.ascii_letters + string.digits + "_-.").encode())
+
+
+def encode_name(name: str) -> str:
+    """The name under which a tensor is stored in its group, in Zarr and in HDF5.
+
+    Bytes of its UTF-8 form other than ASCII letters, digits, ``_``, ``-`` and ``.`` become ``%XX``. Names
+    that a file system, Zarr or the format itself understands otherwise get one more character encoded. An
+    encoded name of more than 120 characters is cut to 100 and ends in ``~`` and a digest of the whole, so
+    that no two collide.
+
+    >>> encode_name("fc.weight"), encode_name("unnamed/opt0"), encode_name("step"), encode_name("..")
+    ('fc.weight', 'unnamed%2Fopt0', '%73tep', '%2E.')
+
+    Raises:
+        UsageError: the name is empty or not valid Unicode.
+    """
+    if not name:
+        raise UsageError("a tensor's name must not be empty")
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"tensor {printable(name)}: the name is not valid Unicode") from None
+    parts = [chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw]
+    # A leading dot hides a file or climbs a folder, and Zarr keeps names that start with two underscores.
+    if name in RESERVED or name.startswith((".", "__")):
+        parts[0] = f"%{raw[0]:02X}"
+    if name.endswith(DIMENSION_SUFFIX):
+        parts[-1] = f"%{raw[-1]:02X}"
+    entry = "".join(parts)
+    if len(entry) <= MAX_ENTRY:
+        return entry
+    kept = ""
+    for part in parts:
+        if len(kept) + len(part) > _KEPT:
+            break
+        kept += part
+    return f"{kept}~{hashlib.blake2b(raw, digest_size=8).hexdigest()}"

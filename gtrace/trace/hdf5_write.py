@@ -20,8 +20,8 @@ from h5py import h5f, h5p, h5s
 
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_place, check_room, clear_leftovers, move_in
+from gtrace.trace.format import DIMENSION_SUFFIX
 from gtrace.trace.journal import hold
-from gtrace.trace.names import DIMENSION_SUFFIX
 from gtrace.trace.superblock import unmark
 from gtrace.trace.zarr_read import is_gtrace_zarr
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Column, StreamKey, TensorSpec
-    from gtrace.trace.storage import Record
+    from gtrace.trace.format import ColumnType, Record, StreamKey, TensorSpec
 
 #: What HDF5 1.10 and everything after it reads.
 _LIBVER = ("v110", "v110")
@@ -129,13 +128,13 @@ def _make_stream(file: h5py.File, key: StreamKey) -> h5py.Group:
     return group
 
 
-def _make_statistic(group: h5py.Group, name: str, column: Column) -> None:
+def _make_statistic(group: h5py.Group, name: str, column: ColumnType) -> None:
     table = _make_table(group, name, column, layout.table_chunking(64))
     table.dims[0].attach_scale(group["step"])
     table.dims[1].attach_scale(group["tensor"])
 
 
-def _make_table(group: h5py.Group, name: str, column: Column, chunks: tuple[int, ...]) -> h5py.Dataset:
+def _make_table(group: h5py.Group, name: str, column: ColumnType, chunks: tuple[int, ...]) -> h5py.Dataset:
     return group.create_dataset(
         name,
         shape=(0,) * len(chunks),

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.errors import OutputExistsError, TraceError
+from gtrace.errors import OutputExistsError, TraceError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import write_beside
-from gtrace.trace.names import printable
-from gtrace.trace.statistics import checksum_bytes
-from gtrace.trace.storage import Record
+from gtrace.trace.format import Record
+from gtrace.trace.rows import checksum_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -205,7 +204,7 @@ def refuse_living(place: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One row of a journal; its values are not verified yet.
 
     Attributes:
@@ -219,7 +218,7 @@ class Entry:
     values: memoryview
 
 
-def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceError], None]) -> list[Entry]:
+def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceError], None]) -> list[JournalEntry]:
     """The whole entries of a journal; what a killed writer left unfinished at its end is none.
 
     Args:
@@ -242,7 +241,7 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
         tolerate(TraceError(f"{where}: no journal of version {_VERSION}; damaged, foreign or of a newer gtrace"))
         return []
     columns = {name: layout.statistic_column(name) for name in names}
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     view, place = memoryview(data), end
     while len(data) - place >= _ENTRY.size:
         magic, crc, table_bytes, value_bytes = _ENTRY.unpack_from(data, place)
@@ -259,11 +258,11 @@ def parse_journal(data: bytes, kind: str, where: str, tolerate: Callable[[TraceE
             tolerate(TraceError(f"{where}: checksum mismatch at row {row}; damaged from there on"))
             break
         place = start + table_bytes + value_bytes
-        entries.append(Entry(row, record, view[start + table_bytes : place]))
+        entries.append(JournalEntry(row, record, view[start + table_bytes : place]))
     return entries
 
 
-def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, layout.Column]) -> Record | None:
+def _read_table(table: memoryview, crc: int, row: int, columns: Mapping[str, layout.ColumnType]) -> Record | None:
     """The record in the table of an entry, None where it is damaged."""
     head = _FIXED.size + 8 * len(layout.SCALARS)
     if len(table) < head or checksum_bytes(np.frombuffer(table, np.uint8)) != crc:
@@ -289,7 +288,9 @@ class JournalRows:
         tolerate: is told that rows between the two are missing; it may raise.
     """
 
-    def __init__(self, entries: Sequence[Entry], base: int, where: str, tolerate: Callable[[TraceError], None]) -> None:
+    def __init__(
+        self, entries: Sequence[JournalEntry], base: int, where: str, tolerate: Callable[[TraceError], None]
+    ) -> None:
         self.base = base
         self._where = where
         self.entries = [entry for entry in entries if entry.row >= base]
@@ -350,7 +351,7 @@ class JournalRows:
         """One of the numbers about the step, for each row."""
         return [entry.record.scalars[name] for entry in self.entries]
 
-    def statistic(self, name: str, column: layout.Column) -> NDArray[Any]:
+    def statistic(self, name: str, column: layout.ColumnType) -> NDArray[Any]:
         """(rows, tensors) of one of the statistics."""
         width = max((entry.record.statistics[name].size for entry in self.entries if name in self.names), default=0)
         table = np.full((len(self.entries), width), column.fill, column.dtype)

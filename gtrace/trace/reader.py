@@ -4,36 +4,165 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.errors import TraceError, UsageError, printable, suggest
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
-from gtrace.trace.info import TensorInfo, shown_names
-from gtrace.trace.names import printable
-from gtrace.trace.opening import open_source
-from gtrace.trace.pieces import rechunk
-from gtrace.trace.remote import place_of
-from gtrace.trace.sketched import SketchPlan, SketchRow, sketch_name, unpack_row
-from gtrace.trace.statistics import checksum, checksum_bytes
-from gtrace.trace.variable_length import lengths
+from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
+from gtrace.trace.ram import source_of
+from gtrace.trace.rows import BlockSample, checksum, checksum_bytes, rechunk
+from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row, values_of
+from gtrace.trace.validate import refuse
+from gtrace.trace.zarr_read import ZarrSource
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from os import PathLike
+    from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
-    from gtrace.trace.storage import Source, StreamSource
+    from gtrace.trace.format import StreamSource, TraceSource
     from gtrace.types import Norm
+
+
+#: A stream of a trace, and a name in it.
+_Place: TypeAlias = "tuple[StreamKey, str]"
+
+_OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", "stage", "sample", SKETCH)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a trace says about one tensor.
+
+    Attributes:
+        name: the parameter's name. Where an earlier optimizer has a tensor of this name, too, the optimizer's number
+            is in front: ``opt1/fc.weight``.
+        shape: shape of the gradient in training.
+        dtype: its type in training, such as ``bfloat16``; a trace holds float32.
+        size: elements stored per step, fewer than the shape has where it was sampled; of a neural gradient the
+            most that a step can have, while its shape is that of its first step.
+        kind: ``weight`` or ``neural``.
+        optimizer: number of the optimizer that steps it.
+        rank: number of the process that it was recorded in.
+        aliases: other names of the same parameter (tied weights).
+        module_type: type of the module that owns it, None where unknown.
+        stage: ``local`` or ``reduced``: before or after gradients of several ranks were averaged.
+        sketches: norm and bucket size of the moment sketches that are stored instead of values, none for values;
+            ``size`` is then that of the gradient at one step.
+        mantissa: of the stored sketches, bits that tell two bins of one octave apart; 0 for values.
+        merged: consecutive recorded steps that the sketches of one step sum; fewer at the end of a run.
+        sample: which elements were kept, None for all of them. Of weights: ``kind`` "blocks", ``offsets`` of the
+            blocks of ``block`` elements, and ``total`` elements. Of a neural gradient how those of a long one are
+            chosen, while ``n_total`` of a step says whether it was long.
+        attrs: everything else that was recorded about it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    kind: str = "weight"
+    optimizer: int = 0
+    rank: int = 0
+    aliases: tuple[str, ...] = ()
+    module_type: str | None = None
+    stage: str = "local"
+    sample: Mapping[str, Any] | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    sketches: tuple[SummarySpec, ...] = ()
+    merged: int = 1
+    mantissa: int = 0
+
+    @classmethod
+    def of(cls, key: StreamKey, spec: TensorSpec, name: str) -> TensorInfo:
+        """The public view of a stored tensor, under a name that no other optimizer's has."""
+        attrs = dict(spec.attrs)
+        plan = SketchPlan.read(attrs[SKETCH]) if spec.sketched else None
+        return cls(
+            name=name,
+            shape=tuple(attrs["shape"]),
+            dtype=attrs.get("dtype", "float32"),
+            size=spec.size if plan is None else math.prod(attrs["shape"]),
+            kind=key.kind,
+            optimizer=key.optimizer,
+            rank=key.rank,
+            aliases=tuple(attrs.get("aliases", ())),
+            module_type=attrs.get("module_type"),
+            stage=attrs.get("stage", "local"),
+            sample=attrs.get("sample"),
+            attrs={key: value for key, value in attrs.items() if key not in _OWN_ATTRIBUTES},
+            sketches=() if plan is None else plan.specs,
+            merged=1 if plan is None else plan.merged,
+            mantissa=0 if plan is None else plan.mantissa,
+        )
+
+
+def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
+    """What tensors are called so that no two optimizers have one of the same kind and name.
+
+    The first optimizer that has a name, in any process, keeps it as it is stored. Others get their number in front.
+
+    >>> from gtrace.trace.format import StreamKey
+    >>> shown_names([(StreamKey(0, "weight", number), "fc.weight") for number in range(3)]).values()
+    dict_values(['fc.weight', 'opt1/fc.weight', 'opt2/fc.weight'])
+    """
+    places = list(stored)
+    taken = {(key.kind, name) for key, name in places}
+    first: set[tuple[str, str]] = set()
+    names: dict[tuple[str, int, str], str] = {}
+    for kind, optimizer, name in sorted({(key.kind, key.optimizer, name) for key, name in places}):
+        shown = name
+        if (kind, name) in first:
+            while (kind, shown) in taken:
+                shown = f"opt{optimizer}/{shown}"
+            taken.add((kind, shown))
+        first.add((kind, name))
+        names[kind, optimizer, name] = shown
+    return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
+
+
+def lengths(stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice) -> dict[str, NDArray[np.int64]]:
+    """``n_valid`` and ``n_total`` of a tensor at some rows at which it is present; its size where nothing was stored.
+
+    Raises:
+        TraceError: they are negative, or there are more valid elements than a row has or than there were.
+    """
+    stored = {name: stream.lengths(name) for name in ("n_valid", "n_total")}
+    if any(table is not None and table.shape[1] <= spec.index for table in stored.values()):
+        raise TraceError(f"tensor '{printable(spec.name)}': its numbers of elements are missing; the trace is damaged")
+    count = stream.steps[rows].size
+    whole = values_of(spec.attrs, stream.steps[rows]) if spec.sketched else np.full(count, spec.size, np.int64)
+    found = {
+        name: whole.copy() if table is None else table[rows, spec.index].astype(np.int64)
+        for name, table in stored.items()
+    }
+    valid, total = found["n_valid"], found["n_total"]
+    if stored["n_total"] is None:
+        sample = BlockSample.read(spec.attrs.get("sample"))
+        total[:] = valid if sample is None else sample.total
+    most = np.iinfo(np.int64).max if spec.sketched else spec.size
+    wrong = np.flatnonzero((valid < 0) | (valid > most) | (valid > total))
+    if wrong.size:
+        row = wrong[0]
+        raise TraceError(
+            f"tensor '{printable(spec.name)}', step {stream.steps[rows][row]}: {valid[row]} valid elements of "
+            f"{total[row]} in a row of {spec.size}; the trace is damaged"
+        )
+    return found
+
 
 #: Bytes of decoded chunks that a trace keeps for the next steps of the same tensors.
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -54,7 +183,7 @@ class Trace:
         tensors: what it holds, in that order and within it in the order in which they first appeared.
     """
 
-    def __init__(self, source: Source, location: str | None = None) -> None:
+    def __init__(self, source: TraceSource, location: str | None = None) -> None:
         self._source = source
         self.location = location
         self._streams = {stream.key: stream for stream in source.streams}
@@ -95,8 +224,6 @@ class Trace:
         >>> trace.steps("w").tolist(), trace.read("w", 5).tolist()
         ([0, 5], [0.0, 3.0])
         """
-        from gtrace.trace.memory import source_of
-
         return cls(source_of(tensors, scalars or {}, attrs or {}, kind))
 
     @property
@@ -444,3 +571,42 @@ def open_trace(path: str | PathLike[str]) -> Trace:
     """
     place = place_of(path)
     return Trace(open_source(place), place if isinstance(place, str) else os.path.abspath(place))
+
+
+def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refuse) -> TraceSource:
+    """What holds the trace at a place; ``tolerate`` is told of damage that leaves other parts readable.
+
+    Args:
+        place: a path of this machine, or an address that is none, see :func:`gtrace.trace.io.remote.place_of`.
+        tolerate: by default it raises.
+
+    Raises:
+        UsageError: what reads such addresses is not installed.
+        TraceError: as of :func:`gtrace.open_trace`, as far as it is not tolerated.
+    """
+    if isinstance(place, str):
+        return _open_remote(place, tolerate)
+    try:
+        there = place.exists()
+    except OSError as error:
+        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
+    if not there:
+        raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
+    if place.is_dir():
+        return ZarrSource(place, tolerate)
+    if place.is_file():
+        from gtrace.trace.hdf5 import Hdf5Source
+
+        return Hdf5Source(place, tolerate)
+    raise TraceError(f"{place}: neither a file nor a folder, so no trace")
+
+
+def _open_remote(address: str, tolerate: Callable[[TraceError], None]) -> TraceSource:
+    files = RemoteFiles(address)
+    if is_hdf5(address):
+        from gtrace.trace.hdf5 import Hdf5Source
+
+        return Hdf5Source(address, tolerate, files.stream(address))
+    if not files.read_root(address):
+        raise TraceError(f"{address}: no such trace; a Zarr trace has a zarr.json there")
+    return ZarrSource(address, tolerate, files)

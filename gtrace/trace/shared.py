@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gtrace.errors import TraceError, UsageError
-from gtrace.trace.checks import parse_json
 from gtrace.trace.files import folders, read_regular, write_error
 from gtrace.trace.format import MAX_METADATA_BYTES, StreamKey
 from gtrace.trace.journal import refuse_living
+from gtrace.trace.validate import parse_json
 from gtrace.trace.writer import TraceWriter, root_attrs
-from gtrace.trace.zarr_arrays import group_document, make_group, write_json
-from gtrace.trace.zarr_arrays import write_root as write_whole_root
-from gtrace.trace.zarr_write import ZarrSink, prepare_documents, start_folder
+from gtrace.trace.zarr_write import ZarrSink, group_document, make_group, prepare_documents, start_folder, write_json
+from gtrace.trace.zarr_write import write_root as write_whole_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

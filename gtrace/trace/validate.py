@@ -1,4 +1,4 @@
-"""What callers hand to a writer, as a trace can hold it."""
+"""What a trace demands: of files that somebody else may have written, and of what callers hand to a writer."""
 
 from __future__ import annotations
 
@@ -7,18 +7,177 @@ import json
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from gtrace.errors import UsageError, suggest
-from gtrace.trace.format import EXTRAS, SCALARS
-from gtrace.trace.names import printable
+from gtrace.errors import TraceError, UsageError, printable, suggest
+from gtrace.trace.format import EXTRAS, FORMAT, SCALARS, SKETCH, VERSION, TensorSpec
+from gtrace.trace.rows import BlockSample
+from gtrace.trace.sketches import SketchPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.trace.format import StreamSource
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def parse_json(text: str | bytes, where: str) -> object:
+    """A JSON value; NaN and infinities, which JSON does not have, are refused.
+
+    Raises:
+        TraceError: it is none, or is nested too deep.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise TraceError(f"{where}: bad JSON ({reason}); damaged or foreign") from None
+
+
+def check_root(path: str, attrs: Mapping[str, Any]) -> None:
+    """Check that a store is a trace of a version that is read.
+
+    Raises:
+        TraceError: it is something else, or a newer gtrace wrote it.
+    """
+    if attrs.get("format") != FORMAT:
+        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays")
+    version = attrs.get("version")
+    if type(version) is not int or version < 1:
+        raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is none; damaged")
+    if version > VERSION:
+        raise TraceError(
+            f"{path}: written by a newer gtrace (trace format {version}; this one reads {VERSION}); upgrade"
+        )
+
+
+def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
+    """What is wrong with the attributes of a tensor of which ``size`` elements are stored, None when nothing is."""
+    if SKETCH in attrs:
+        try:
+            SketchPlan.read(attrs[SKETCH])
+        except UsageError as error:
+            return f"attribute '{SKETCH}': {error}"
+    shape = attrs.get("shape")
+    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
+        return "attribute 'shape' is no list of lengths"
+    try:
+        sample = BlockSample.read(attrs.get("sample"))
+    except ValueError as error:
+        return f"attribute 'sample': {error}"
+    if sample is not None and (SKETCH in attrs or (sample.size, sample.total) != (size, math.prod(shape))):
+        return f"attribute 'sample': not one of {size} elements of a tensor of shape {shape}"
+    if SKETCH not in attrs and attrs.get("sample") is None and math.prod(shape) != size:
+        return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
+    aliases = attrs.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        return "attribute 'aliases' is no list of names"
+    for key in ("dtype", "module_type", "stage"):
+        if not isinstance(attrs.get(key, ""), str):
+            return f"attribute '{key}' is no text"
+    if not isinstance(attrs.get("sample", {}), dict):
+        return "attribute 'sample' is no object"
+    return None
+
+
+def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chunks: tuple[int, ...]) -> TensorSpec:
+    """The description of a stored tensor from its attributes.
+
+    Raises:
+        TraceError: an attribute is missing or not of its type.
+    """
+    name, index = attrs.get("name"), attrs.get("index")
+    if not isinstance(name, str) or not name:
+        raise TraceError(f"{where}: attribute 'name' is no text; damaged or foreign")
+    if type(index) is not int or index < 0:
+        raise TraceError(f"{where}: attribute 'index' is no column number; damaged or foreign")
+    fault = attribute_fault(attrs, size)
+    if fault is not None:
+        raise TraceError(f"{where}: {fault}; damaged or foreign")
+    return TensorSpec(index, name, entry, size, chunks[0], chunks[1], attrs)
+
+
+def refuse(error: TraceError) -> None:
+    """What a reader does about damage unless it is told otherwise: it raises the error."""
+    raise error
+
+
+def check_indices(where: str, found: list[TensorSpec], tolerate: Callable[[TraceError], None]) -> None:
+    """Check that tensors are numbered 0, 1, ... and no two have one name; drop those that contradict others.
+
+    Args:
+        where: the stream, for messages.
+        found: its tensors.
+        tolerate: is told that two share an index or a name, or that the metadata of one is gone; it may raise.
+    """
+    found.sort(key=lambda spec: spec.index)
+    for what in ("name", "index"):
+        seen: set[str | int] = set()
+        for spec in list(found):
+            if getattr(spec, what) in seen:
+                found.remove(spec)
+                tolerate(TraceError(f"{where}: two tensors have one {what}; damaged or foreign"))
+            seen.add(getattr(spec, what))
+    for expected, spec in enumerate(found):
+        if spec.index != expected:
+            tolerate(TraceError(f"{where}: the metadata of tensor number {expected} is missing; the trace is damaged"))
+            break
+
+
+def known_columns(stream: StreamSource, tolerate: Callable[[TraceError], None]) -> NDArray[Any]:
+    """The statistic ``present`` of a stream; empty where it is damaged and ``tolerate`` bears that."""
+    try:
+        return stream.statistic("present")
+    except TraceError as error:
+        tolerate(error)
+        return np.empty((0, 0), np.uint8)
+
+
+def present_tensors(
+    where: str, found: Sequence[TensorSpec], present: NDArray[Any], tolerate: Callable[[TraceError], None]
+) -> tuple[TensorSpec, ...]:
+    """Those tensors that are present at a committed step, by their index.
+
+    Args:
+        where: the stream, for messages.
+        found: the tensors whose metadata is there.
+        present: (committed rows, number of tensors found, or one more where the array has it).
+        tolerate: is told that the commit record knows one whose metadata is gone; it may raise.
+    """
+    by_index = {spec.index: spec for spec in found}
+    committed = np.flatnonzero(present.any(axis=0)).tolist() if present.size else []
+    last = max(by_index, default=-1) + 1
+    if last in committed:
+        tolerate(TraceError(f"{where}: the metadata of tensor number {last} is missing; the trace is damaged"))
+    return tuple(by_index[index] for index in committed if index in by_index)
+
+
+def committed_steps(
+    where: str, stored: NDArray[Any], rows: int | None, tolerate: Callable[[TraceError], None]
+) -> NDArray[np.int64]:
+    """The steps of the committed rows: those before the first -1, at most so many.
+
+    Args:
+        where: the stream, for messages.
+        stored: steps by row.
+        rows: how many the array has; None for all.
+        tolerate: is told that they do not rise; if it does not raise, they end there.
+    """
+    unused = np.flatnonzero(stored < 0)
+    steps = stored[: unused[0]] if unused.size else stored
+    steps = np.ascontiguousarray(steps[:rows], np.int64)
+    falls = np.flatnonzero(np.diff(steps) <= 0)
+    if falls.size:
+        tolerate(TraceError(f"{where}: steps do not rise; the trace is damaged"))
+        steps = steps[: falls[0] + 1]
+    return steps
 
 
 def _from_numpy(value: object) -> object:

@@ -10,17 +10,27 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gtrace import __version__
-from gtrace.errors import UsageError, suggest
+from gtrace.errors import UsageError, printable, suggest
 from gtrace.trace.files import Storing, write_error
-from gtrace.trace.format import FORMAT, KINDS, SKETCH, VERSION, StreamKey, TensorSpec
+from gtrace.trace.format import (
+    EXTRAS,
+    FORMAT,
+    KINDS,
+    SKETCH,
+    VALUES,
+    VERSION,
+    Record,
+    StreamKey,
+    TensorSpec,
+    chunking,
+    encode_name,
+    statistics_of,
+)
 from gtrace.trace.journal import refuse_living
-from gtrace.trace.names import printable
-from gtrace.trace.sketched import SketchPlan, SketchRow, values_of
-from gtrace.trace.state import StreamState, new_spec, open_chunk_bytes, other_size
-from gtrace.trace.statistics import checksum_bytes, row_statistics
-from gtrace.trace.storage import Record
-from gtrace.trace.validate import attributes, extras_of, float32_values, scalars_of
-from gtrace.trace.variable_length import SAMPLE, cut, room
+from gtrace.trace.rows import SAMPLE, checksum_bytes, row_statistics, row_width, subsample
+from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
+from gtrace.trace.validate import attribute_fault, attributes, extras_of, float32_values, scalars_of
+from gtrace.trace.zarr_write import ZarrSink, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +39,94 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.storage import Sink
+    from gtrace.trace.format import ColumnType, Sink
+
+
+#: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
+#: row.
+_OPEN_CHUNK_BYTES = 256 * 1024 * 1024
+
+
+class StreamState:
+    """Bookkeeping of one stream: its tensors, its committed rows, and the row that is being put together."""
+
+    def __init__(self, kind: str) -> None:
+        self.columns: Mapping[str, ColumnType] = statistics_of(kind)
+        self.specs: dict[str, TensorSpec] = {}
+        self.rows = 0
+        self.last_step = -1
+        self.pending: int | None = None
+        self.values: dict[int, dict[str, float]] = {}
+
+    def add(self, index: int, name: str, statistics: dict[str, float]) -> None:
+        """Note the numbers of a tensor of the pending row.
+
+        Raises:
+            UsageError: some are of a kind that the stream's first row had not.
+        """
+        for what in statistics:
+            if what not in self.columns:
+                if self.rows:
+                    raise UsageError(f"tensor '{printable(name)}': the first step of its stream had no '{what}'")
+                self.columns = {**self.columns, what: EXTRAS[what]}
+        self.values[index] = statistics
+
+    def statistics(self) -> dict[str, NDArray[Any]]:
+        """One value per tensor and statistic of the pending row."""
+        table = {name: np.full(len(self.specs), c.fill, c.dtype) for name, c in self.columns.items()}
+        for index, row in self.values.items():
+            table["present"][index] = 1
+            for name, value in row.items():
+                table[name][index] = value
+        return table
+
+
+def new_spec(
+    index: int, open_bytes: int, name: str, size: int, attrs: Mapping[str, object], first: int | None = None
+) -> TensorSpec:
+    """How a tensor will be stored.
+
+    Args:
+        index: its column.
+        open_bytes: bytes of unfinished chunks of the tensors that are there.
+        name: its name.
+        size: elements, or bytes, of a row.
+        attrs: what is told about it, ``shape`` and ``dtype`` at least.
+        first: bytes of its first row, where rows are sketches.
+
+    Raises:
+        UsageError: the name or an attribute cannot be stored.
+    """
+    what = f"tensor '{printable(name)}'"
+    entry = encode_name(name)
+    for key in ("name", "index"):
+        if key in attrs:
+            raise UsageError(f"{what}: attribute '{key}' is set by the trace itself")
+    dtype = str(attrs["dtype"]).removeprefix("torch.")
+    told = attributes({key: value for key, value in attrs.items() if value is not None}, what)
+    told["dtype"] = dtype
+    fault = attribute_fault(told, size)
+    if fault is not None:
+        raise UsageError(f"{what}: {fault}")
+    if first is None:
+        rows, elements = chunking(size)
+    else:
+        # A row is one chunk as a rule, and little of it empty.
+        rows, elements = 1, min(size, first + first // 4)
+    if rows > 1 and open_bytes + rows * elements * VALUES.itemsize > _OPEN_CHUNK_BYTES:
+        rows = 1
+    return TensorSpec(index, name, entry, size, rows, elements, {"name": name, "index": index, **told})
+
+
+def open_chunk_bytes(spec: TensorSpec) -> int:
+    """Bytes of the tensor's unfinished chunk that a writer holds."""
+    return spec.chunk_rows * spec.chunk_elements * spec.column.dtype.itemsize if spec.chunk_rows > 1 else 0
+
+
+def other_size(name: str, step: int, size: int, expected: int) -> UsageError:
+    """The error about a weight gradient whose size changed."""
+    return UsageError(f"tensor '{printable(name)}', step {step}: {size} elements; it began with {expected}")
+
 
 Status = Literal["complete", "interrupted"]
 
@@ -82,7 +179,6 @@ class TraceWriter:
         optimizer: int = 0,
         rank: int = 0,
         n_total: int | None = None,
-        capacity: int | None = None,
         numbers: Mapping[str, float] | None = None,
         **attrs: object,
     ) -> None:
@@ -101,14 +197,13 @@ class TraceWriter:
             optimizer: number of the optimizer that steps this tensor; each has its own steps.
             rank: number of this process among those that train together.
             n_total: (neural) how many elements the gradient had, where ``array`` is a part of it.
-            capacity: (neural) elements that a row can hold, told at the tensor's first appearance; a quarter
-                more than it has then by default. A gradient may have fewer; of one that has more, a sample
-                is kept (``variable_length.sample_indices``).
             numbers: further numbers about the gradient at this step, which ``Trace.statistics`` tells: names of
                 ``format.EXTRAS``. The first step of a stream decides which it has; NaN stands for unknown.
             **attrs: told at the tensor's first appearance, ignored later: ``shape`` and ``dtype`` where
                 they are not the array's, ``aliases``, ``module_type``, ``stage`` (``local`` or
-                ``reduced``), ``sample``, or any JSON value.
+                ``reduced``), ``sample``, or any JSON value. Of a neural gradient also ``capacity``: elements
+                that a row can hold, by default a quarter more than it has then. A gradient may have fewer;
+                of one that has more, a sample is kept (``rows.sample_indices``).
 
         Raises:
             UsageError: a wrong argument, a step that is committed already, a tensor given twice, or a
@@ -121,6 +216,7 @@ class TraceWriter:
             values, shape, dtype = float32_values(array, name)
             further = extras_of(numbers or {}, name)
             told = {"shape": shape, "dtype": dtype} | attrs
+            capacity = told.pop("capacity", None)
             spec = stream.specs.get(name)
             # Buckets of a sample of a weight's gradient are none of the gradient's: it keeps its values.
             whole = kind == "neural" or told.get("sample") is None
@@ -129,7 +225,7 @@ class TraceWriter:
                 total = row.size if n_total is None else n_total
                 self._append_row(key, step, name, row, total, told, further)
                 return
-            width, total = room(name, kind, values.size, n_total, capacity)
+            width, total = row_width(name, kind, values.size, n_total, capacity)
             if spec is None:
                 spec = new_spec(
                     len(stream.specs),
@@ -139,7 +235,7 @@ class TraceWriter:
                     ({"sample": SAMPLE} if kind == "neural" else {}) | told,
                 )
             if kind == "neural":
-                values = cut(values, spec.size)
+                values = subsample(values, spec.size)
             elif spec.size != values.size:
                 raise other_size(name, step, values.size, spec.size)
             statistics = row_statistics(values)._asdict()
@@ -428,8 +524,6 @@ def create_trace(
     sink: Sink
     try:
         if place.suffix == ".zarr":
-            from gtrace.trace.zarr_write import ZarrSink, start_folder
-
             start_folder(place, start, force=force)
             sink = ZarrSink(place)
         elif place.suffix in (".h5", ".hdf5"):

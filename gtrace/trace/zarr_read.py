@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from gtrace.errors import TraceError
+from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.checks import (
+from gtrace.trace.chunks import CODEC, PIPELINES, ShardReader, decode_chunk, inner_chunks, most_encoded
+from gtrace.trace.files import LOCAL
+from gtrace.trace.format import StreamKey
+from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
+from gtrace.trace.sketches import stored_bytes
+from gtrace.trace.validate import (
     check_indices,
     check_root,
     committed_steps,
@@ -21,13 +26,6 @@ from gtrace.trace.checks import (
     refuse,
     tensor_spec,
 )
-from gtrace.trace.chunks import PIPELINES, decode_chunk, most_encoded
-from gtrace.trace.files import LOCAL
-from gtrace.trace.format import StreamKey
-from gtrace.trace.journal import MAX_BYTES, NAME, JournalRows, in_journal, parse_journal
-from gtrace.trace.names import printable
-from gtrace.trace.shards import CODEC, ShardReader, inner_chunks
-from gtrace.trace.sketched import stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace.files import Files
-    from gtrace.trace.format import Column, TensorSpec
+    from gtrace.trace.format import ColumnType, TensorSpec
 
 _TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
 _TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layout.SCALARS))
@@ -253,7 +251,7 @@ class ZarrStream:
         elif entry in _TABLES:
             self._tables[entry] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
 
-    def _table(self, name: str, ndim: int, column: Column) -> _ArrayFile:
+    def _table(self, name: str, ndim: int, column: ColumnType) -> _ArrayFile:
         array = self._tables.get(name)
         if array is None or len(array.shape) != ndim or array.dtype != column.dtype:
             raise TraceError(f"{os.path.join(self._folder, name)}: missing or of another type; the trace is damaged")
@@ -322,7 +320,7 @@ class ZarrStream:
         """(committed rows, tensors) of one of the further numbers, None where there is no such array."""
         return self.statistic(name) if name in self._tables or name in self._journal.names else None
 
-    def _read_statistic(self, name: str, column: Column) -> NDArray[Any]:
+    def _read_statistic(self, name: str, column: ColumnType) -> NDArray[Any]:
         rows = self._base
         if rows == 0:
             return np.empty((0, 0), column.dtype)

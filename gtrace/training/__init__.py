@@ -17,20 +17,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gtrace.training.requirement import require_torch
+from gtrace.training.tasks import require_torch
 
 if TYPE_CHECKING:
     from gtrace.codecs.assignment import CodecTable
-    from gtrace.training.clock import ParameterServerClock
+    from gtrace.schedule import RefitSchedule
     from gtrace.training.comparison import Study, train
     from gtrace.training.compression import Compression, compress
+    from gtrace.training.ddp import State, ddp_comm_hook
     from gtrace.training.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
-    from gtrace.training.hook import ddp_comm_hook
     from gtrace.training.mqgrad import MQGrad
     from gtrace.training.plain import PlainTraining
-    from gtrace.training.ranks import State
+    from gtrace.training.policies import ParameterServerClock
     from gtrace.training.run import RunResult
-    from gtrace.training.schedule import RefitSchedule
     from gtrace.training.tasks import load_task, task_names
     from gtrace.training.tasks.base import Evaluation, Recipe, Task
 
@@ -41,9 +40,9 @@ _HOMES = {
     "Exchanged": "exchange",
     "MQGrad": "mqgrad",
     "NonfiniteGradientError": "exchange",
-    "ParameterServerClock": "clock",
+    "ParameterServerClock": "policies",
     "Recipe": "tasks.base",
-    "RefitSchedule": "schedule",
+    "RefitSchedule": "gtrace.schedule",
     "Tally": "exchange",
     "Task": "tasks.base",
     "load_task": "tasks",
@@ -53,10 +52,10 @@ _TORCH_HOMES = {
     "Compression": "compression",
     "PlainTraining": "plain",
     "RunResult": "run",
-    "State": "ranks",
+    "State": "ddp",
     "Study": "comparison",
     "compress": "compression",
-    "ddp_comm_hook": "hook",
+    "ddp_comm_hook": "ddp",
     "train": "comparison",
 }
 

@@ -16,15 +16,13 @@ from gtrace.codecs import Identity, codec
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import checkpoint
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.plain import one_thread
-from gtrace.training.plans import plan_runs, run_name, timed_network
-from gtrace.training.policy import FIXED, PolicySpec
-from gtrace.training.repeat import repeat_command
-from gtrace.training.run import Run, RunResult
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
-from gtrace.training.settings import Settings
+from gtrace.training.policies import FIXED, PolicySpec
+from gtrace.training.run import RunResult, TrainingRun
+from gtrace.training.settings import StudySettings, plan_runs, repeat_command, run_name, timed_network
 from gtrace.training.tasks import load_task
 from gtrace.training.weights import WeightLevels
 
@@ -126,7 +124,7 @@ class Study:
             raise UsageError(f"seeds: {seeds} is below 1")
         recipe = self.task.recipe
         length = recipe.steps if steps is None else steps
-        self.settings = Settings(
+        self.settings = StudySettings(
             workers=DEFAULT_WORKERS.get(kind, 1) if workers is None else workers,
             steps=length,
             batch_size=recipe.batch_size if batch_size is None else batch_size,
@@ -154,13 +152,13 @@ class Study:
         self._seed, self._step = seed, 0
         self.warnings: list[str] = []
 
-    def _begin(self, seed: int) -> list[Run]:
+    def _begin(self, seed: int) -> list[TrainingRun]:
         settings = dataclasses.replace(self.settings, seed=seed)
         first, *others = self._plans
-        runs = [Run(self.task, first.codec, settings)]
+        runs = [TrainingRun(self.task, first.codec, settings)]
         # All begin with the same weights, so one test of them is enough.
         loss = runs[0].result.first_loss
-        return runs + [Run(self.task, plan.codec, settings, loss, plan.policy, plan.weights) for plan in others]
+        return runs + [TrainingRun(self.task, plan.codec, settings, loss, plan.policy, plan.weights) for plan in others]
 
     @property
     def quantized(self) -> list[dict[str, Any]]:
@@ -328,7 +326,7 @@ class Study:
                 self._seed, self._step = self._seed + 1, 0
                 self._runs = self._begin(self._seed)
 
-    def _advance(self, run: Run, step: int) -> Iterator[dict[str, Any]]:
+    def _advance(self, run: TrainingRun, step: int) -> Iterator[dict[str, Any]]:
         settings, result = self.settings, run.result
         done = run.step(step)
         record = done.record

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.errors import UsageError
+from gtrace.schedule import DEFAULT_REFIT
 from gtrace.torch_hooks.naming import name_parameters
+from gtrace.torch_hooks.sharded import local_part
+from gtrace.training import device
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.closures import after_closure
 from gtrace.training.exchange import Exchange, Nonfinite, Tally
-from gtrace.training.gradients import is_dense, read_gradient, write_gradient
-from gtrace.training.schedule import DEFAULT_REFIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gtrace.codecs.assignment import TableLike
     from gtrace.training.exchange import Exchanged
+    from gtrace.training.vectors import Vector
 
 _WARNINGS = 3
 
@@ -150,3 +153,71 @@ def compress(
     if not isinstance(optimizer_or_model, (Optimizer, nn.Module)):
         raise UsageError(f"compress: a {type(optimizer_or_model).__name__} is neither an optimizer nor a model")
     return Compression(optimizer_or_model, Exchange(codec, seed=seed, refit=refit, nonfinite=nonfinite))
+
+
+def after_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of an optimizer's ``step`` with ``then`` called after each evaluation of its closure.
+
+    Args:
+        args: of the step, the optimizer first, as a pre-hook gets them.
+        kwargs: of the step.
+        then: called when gradients are there; at once where there is no closure.
+
+    Returns:
+        what the pre-hook returns: new arguments, or None where nothing changes.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        then()
+        return None
+
+    @functools.wraps(closure, updated=())
+    def followed() -> object:
+        result = closure()
+        then()
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": followed}
+    return (args[0], followed, *args[2:]), kwargs
+
+
+def is_dense(parameter: torch.Tensor) -> bool:
+    """Whether the parameter has a gradient that a codec can take."""
+    gradient = parameter.grad
+    return gradient is not None and gradient.layout == torch.strided
+
+
+def read_gradient(parameter: torch.Tensor, scale: float = 1.0) -> Vector:
+    """The gradient, divided by ``scale``: float32, of the parameter's shape; of a sharded one this process's part,
+    of a complex one real and imaginary parts along a last axis. It may share the gradient's memory.
+
+    It is a tensor where codecs work on its device, and an array of the host everywhere else.
+
+    Raises:
+        ValueError: there is no dense gradient.
+    """
+    if not is_dense(parameter):
+        raise ValueError("the parameter has no dense gradient")
+    values: torch.Tensor = _real(parameter).to(torch.float32)
+    stays = values.device.type in device.DEVICES
+    values = values if stays else values.cpu()
+    if scale != 1.0:
+        # On CUDA, division by a number of the host would multiply by its reciprocal.
+        values = values / values.new_full((), scale)
+    return values if stays else values.numpy()
+
+
+def write_gradient(parameter: torch.Tensor, found: Vector, scale: float = 1.0) -> None:
+    """Undo :func:`read_gradient`, in place: whoever holds the gradient sees the new values."""
+    values = torch.as_tensor(found)
+    _real(parameter).copy_(values if scale == 1.0 else values * scale)
+
+
+def _real(parameter: torch.Tensor) -> Any:
+    gradient = parameter.grad
+    assert gradient is not None
+    part = local_part(gradient.detach())
+    return torch.view_as_real(part) if part.is_complex() else part

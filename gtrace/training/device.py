@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.rounding import Rule
+    from gtrace.codecs.grids import Rule
     from gtrace.types import State
 
 #: Kinds of devices whose tensors stay where they are; float64 is needed for norms. Elsewhere gradients are copied.
 DEVICES = frozenset({"cuda"})
+
+#: what must be the engine's own
+_ENGINE = ("encode", "decode", "write", "read", "update", "aggregate")
 
 #: elements that are hashed and rounded at a time: temporaries of 32 MiB
 _CHUNK = 1 << 22
@@ -49,11 +52,9 @@ def supports(codec: Codec) -> TypeGuard[LevelCodec]:
     kind = type(codec)
     return (
         isinstance(codec, LevelCodec)
-        and codec.clip is None
-        and kind.encode is LevelCodec.encode
-        and kind.decode is LevelCodec.decode
-        and kind.update is Codec.update
-        and kind.aggregate is Codec.aggregate
+        and codec.needs.clip is None
+        and not codec.stateful
+        and all(getattr(kind, name) is getattr(LevelCodec, name) for name in _ENGINE)
     )
 
 
@@ -80,7 +81,7 @@ def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int
     if x.numel() != state.size or not bool(torch.isfinite(x).all()):
         checked_values(state, x.cpu().numpy())
     split = codec.quantized(state.size)
-    bucket = codec.bucket_size or max(1, split)
+    bucket = codec.needs.bucket_size or max(1, split)
     scales, norms = bucket_scales(x[:split], codec.needs.norm, bucket)
     codes = quantize(codec.rule(state), x[:split], bucket, scales, key).cpu().numpy()
     return codec.seal(state, norms, x[split:].cpu().numpy(), codes.astype(np.uint16))
@@ -100,7 +101,7 @@ def decode(codec: Codec, shared: bytes, payload: bytes, size: int, device: torch
     out = torch.empty(size, dtype=torch.float32, device=device)
     found = torch.from_numpy(opened.values).to(device).index_select(0, torch.from_numpy(codes).to(device).int())
     scales = torch.from_numpy(opened.scales).to(device)
-    _by_bucket(torch.mul, found, codec.bucket_size or max(1, split), scales, out[:split])
+    _by_bucket(torch.mul, found, codec.needs.bucket_size or max(1, split), scales, out[:split])
     out[split:] = torch.from_numpy(opened.tail).to(device)
     return out
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.base import Averaged, Codec, advance
+from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
-from gtrace.training.links import Receiver, Sender, allocate
-from gtrace.training.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.assignment import TableLike
-    from gtrace.training.links import Message
+    from gtrace.codecs.link import Message
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
@@ -189,8 +189,8 @@ class Exchange:
             raise UsageError(f"nonfinite: '{nonfinite}' is unknown; {suggest(str(nonfinite), NONFINITE)}")
         self.rules = CodecTable.of(codec)
         self.workers = workers
-        self._seed = seed
-        self._refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
+        schedule = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
+        self._options = LinkOptions(schedule, seed, vectors)
         self._nonfinite = nonfinite
         self._down = down
         self._whole = self.rules.over_model
@@ -328,14 +328,13 @@ class Exchange:
             sender = Sender(
                 codec,
                 size,
+                self._options,
                 tensor=name,
                 worker=max(worker, 0),
-                seed=self._seed,
-                refit=self._refit,
                 shape=self._shapes.get(name),
                 role=role,
             )
-            link = self._links[name, worker] = (sender, Receiver(codec, size))
+            link = self._links[name, worker] = (sender, Receiver(codec, size, vectors))
         elif codec != link[0].codec:
             link[0].adopt(codec)
             link[1].codec = codec
@@ -353,7 +352,7 @@ class Exchange:
         fitting = sender.fit_seconds
         message = sender.send(values, step)
         sent = time.thread_time()
-        arrived = receiver.receive(message, None if isinstance(values, np.ndarray) else values.device)
+        arrived = receiver.receive(message, vectors.place_of(values))
         tally.decode_seconds += time.thread_time() - sent
         sender.settle(values, arrived)
         tally.codec_seconds += time.thread_time() - start

@@ -13,34 +13,182 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import time
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
 from gtrace.buckets import as_values
+from gtrace.codecs.link import LinkOptions, Receiver, Sender, fit_spec, refitted
+from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
+from gtrace.metrics import ratio
+from gtrace.sketch import MomentSketch
 from gtrace.torch_hooks.outputs import output_tensors
 from gtrace.training.exchange import Bad, Nonfinite, NonfiniteGradientError, Tally
-from gtrace.training.layers import LayerCodecs
+from gtrace.types import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from torch import nn
     from torch.autograd.graph import Node
 
     from gtrace.codecs import Codec
-    from gtrace.training.schedule import RefitSchedule
+    from gtrace.schedule import RefitSchedule
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One tensor's link, and the last scheduled summary of what it encodes, until all tensors of a batch are there.
+
+    A codec that allocates does so from the gradient's own ``sketch``, and is fitted to the ``summary`` of what it
+    encodes.
+    """
+
+    sender: Sender
+    receiver: Receiver
+    summary: MomentSketch | None = None
+    sketch: MomentSketch | None = None
+    share: float | None = None
+
+
+class LayerCodecs:
+    """One worker's tensors, each with a codec state of its own, or one state for all under ``scope=model``.
+
+    A tensor's codec is fitted to the gradient that it is about to encode, at the steps of the schedule. Two kinds of
+    codecs need all tensors of a batch at once, which are not there before the batch's last one: those with
+    ``scope=model`` are fitted to the merged sketches when the batch is over, and until then values pass in float32 and
+    are counted so; those with ``allocates`` get each tensor's share when the batch is over, and fit to their own
+    parameter before.
+
+    Args:
+        codec: what encodes; without memory.
+        worker: number of the worker, part of the keys.
+        seed: of all keys.
+        refit: when codecs are fitted.
+
+    Raises:
+        UsageError: the codec keeps memory between steps.
+    """
+
+    def __init__(self, codec: Codec, *, worker: int, seed: int, refit: RefitSchedule) -> None:
+        if codec.stateful:
+            raise UsageError(
+                f"kind neural: {codec} keeps memory of each value between steps, and every batch has other values; "
+                "choose a codec without memory"
+            )
+        self._codec, self._worker, self._options = codec, worker, LinkOptions(refit, seed)
+        spec = fit_spec(codec)
+        #: the one receiver of all tensors under scope=model, and the state that they share, once it is fitted
+        self._common = Receiver(codec, 0) if spec is not None and spec.scope == "model" else None
+        self._fitted: State | None = None
+        self._tensors: dict[str, _Layer] = {}
+        self._fresh = False
+
+    def carry(self, name: str, array: NDArray[np.float32], step: int, tally: Tally) -> NDArray[np.float32]:
+        """Fit if the schedule says so, encode float32 of any shape, decode from the bytes alone, and count.
+
+        Returns:
+            float32[n]; the values themselves as long as nothing can be encoded.
+        """
+        values = array.reshape(-1)
+        start = time.thread_time()
+        tensor = self._tensor(name, array)
+        sender, receiver = tensor.sender, tensor.receiver
+        before = sender.fit_seconds
+        if self._common is not None or self._codec.allocates:
+            self._note(tensor, values, step)
+        decoded = values
+        if self._encodes:
+            # Tensors of one receiver send it the shared bytes once.
+            sender.known = receiver.shared
+            message = sender.send(values, step)
+            decoded = receiver.receive(message)
+            tally.payload_bits += message.payload_bits
+            tally.shared_bits += message.shared_bits
+            tally.envelope_bits += 8 * ENVELOPE_BYTES
+        else:
+            tally.payload_bits += 32 * values.size
+        tally.float32_bits += 32 * values.size
+        tally.fit_seconds += sender.fit_seconds - before
+        tally.codec_seconds += time.thread_time() - start
+        return decoded
+
+    def preview(self, name: str, array: NDArray[np.float32], step: int) -> NDArray[np.float32]:
+        """What :meth:`carry` would return with the codec as it is; nothing is fitted and nothing is counted."""
+        sender, values = self._tensor(name, array).sender, array.reshape(-1)
+        if not self._encodes:
+            return values
+        return self._codec.decode(self._codec.shared(sender.state), sender.encode(values, step), values.size)
+
+    def settle(self, step: int, tally: Tally) -> None:
+        """The batch is over: fit what needs all of its tensors."""
+        fresh, self._fresh = self._fresh, False
+        if not fresh:
+            return
+        start = time.thread_time()
+        tensors = [tensor for tensor in self._tensors.values() if tensor.summary is not None]
+        sketches = [tensor.summary for tensor in tensors if tensor.summary is not None]
+        if self._common is not None:
+            merged = functools.reduce(MomentSketch.merge, sketches)
+            size = round(merged.size)
+            before = self._fitted or self._codec.init(size)
+            self._fitted = refitted(self._codec, State(size, before.arrays), merged, step)
+        else:
+            shares = self._codec.allocate([tensor.sketch for tensor in tensors if tensor.sketch is not None])
+            for tensor, sketch, share in zip(tensors, sketches, shares, strict=True):
+                tensor.share = share
+                tensor.sender.state = refitted(self._codec, tensor.sender.state, sketch, step, share)
+        spent = time.thread_time() - start
+        tally.codec_seconds += spent
+        tally.fit_seconds += spent
+
+    @property
+    def _encodes(self) -> bool:
+        return self._common is None or self._fitted is not None
+
+    def _tensor(self, name: str, array: NDArray[np.float32]) -> _Layer:
+        """A tensor's link, with a state of the array's size and what was fitted so far."""
+        if name not in self._tensors:
+            sender = Sender(self._codec, 0, self._options, tensor=name, worker=self._worker)
+            self._tensors[name] = _Layer(sender, self._common or Receiver(self._codec, 0))
+        tensor = self._tensors[name]
+        fitted = self._fitted or tensor.sender.state
+        tensor.sender.state = State(array.size, fitted.arrays, array.shape)
+        tensor.receiver.size = array.size
+        return tensor
+
+    def _note(self, tensor: _Layer, values: NDArray[np.float32], step: int) -> None:
+        """Keep the summary of a scheduled fit for the end of the batch."""
+        sender = tensor.sender
+        sender.watch(values, step)
+        if not sender.due(step):
+            return
+        start = time.thread_time()
+        scheduled, summary = sender.scheduled(step), sender.summary(values, step)
+        if scheduled:
+            tensor.summary, self._fresh = summary, True
+            if self._codec.allocates:
+                tensor.sketch = sender.sketch(values, step) if sender.looks_further else summary
+        sender.fit_seconds += time.thread_time() - start
+        if self._common is None:
+            sender.fit(summary, step, share=tensor.share)
+        else:
+            sender.skip(step)
+
 
 #: whose output gradients are compressed: those of all layers but the last, or of all
 Layers: TypeAlias = Literal["inner", "all"]
 LAYERS: tuple[Layers, ...] = get_args(Layers)
 
 
-class NeuralGradients:
+class NeuralCompression:
     """A codec on the neural gradients of a model that simulated workers share.
 
     A layer is called by the path of its module, the model itself by its class. The k-th further call of a module within
@@ -121,7 +269,7 @@ class NeuralGradients:
 
 
 class Batch:
-    """One worker's batch; made by :meth:`NeuralGradients.batch`.
+    """One worker's batch; made by :meth:`NeuralCompression.batch`.
 
     Attributes:
         step: of the training.
@@ -236,3 +384,128 @@ class Batch:
         tally.worker_squared_error += error
         tally.zeros += values.size - int(np.count_nonzero(decoded))
         return decoded
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowError:
+    """How far one weight gradient is from the exact one of the same batch.
+
+    Attributes:
+        tensor: name of the parameter.
+        cosine_alone: of the angle to the exact weight gradient, where only the gradients of this layer's own outputs
+            are compressed; NaN where none is, or the exact gradient is zero; 0 where the compressed one is.
+        error_alone: ||compressed - exact|| / ||exact|| then.
+        cosine: the same where all layers are compressed, as in the training step.
+        error: the same where all layers are compressed.
+    """
+
+    tensor: str
+    cosine_alone: float
+    error_alone: float
+    cosine: float
+    error: float
+
+
+@dataclass(slots=True)
+class ShadowSummary:
+    """Means over the shadow passes of a run.
+
+    Attributes:
+        steps: how many there were.
+        seconds: CPU time that they took.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    _found: dict[str, list[ShadowError]] = field(default_factory=dict)
+
+    def add(self, errors: Iterable[ShadowError]) -> None:
+        """Take in one shadow pass."""
+        self.steps += 1
+        for item in errors:
+            self._found.setdefault(item.tensor, []).append(item)
+
+    @property
+    def tensors(self) -> list[ShadowError]:
+        """Per weight gradient the means over the passes, in the order of the model."""
+        return [
+            ShadowError(name, *(_mean([getattr(item, part) for item in items]) for part in _PARTS))
+            for name, items in self._found.items()
+        ]
+
+    @property
+    def cosine(self) -> float:
+        """Mean cosine over the weight gradients, all layers compressed; NaN before the first pass."""
+        return _mean([item.cosine for item in self.tensors])
+
+    @property
+    def worst(self) -> ShadowError | None:
+        """The weight gradient with the lowest mean cosine, all layers compressed."""
+        known = [item for item in self.tensors if math.isfinite(item.cosine)]
+        return min(known, key=lambda item: item.cosine, default=None)
+
+
+_PARTS = ("cosine_alone", "error_alone", "cosine", "error")
+
+
+def shadow(
+    batch: Batch,
+    loss: torch.Tensor,
+    parameters: Mapping[str, torch.nn.Parameter],
+    owners: Mapping[str, frozenset[str]],
+) -> list[ShadowError]:
+    """Compare the weight gradients of a compressed backward pass with exact ones.
+
+    The forward pass is not repeated, so random numbers and running statistics stay as they are. There is one further
+    backward pass without compression and one per layer; none of them writes to ``grad``, fits a codec or is counted.
+
+    Args:
+        batch: the open batch.
+        loss: whose compressed backward pass is over, with its graph retained.
+        parameters: name -> parameter; one without ``grad`` is left out.
+        owners: parameter name -> the modules that own it.
+    """
+    held = {name: p for name, p in parameters.items() if p.grad is not None}
+    with batch.only(frozenset()):
+        exact = _gradients(loss, held)
+    layers: dict[frozenset[str], dict[str, torch.nn.Parameter]] = {}
+    for name, parameter in held.items():
+        layers.setdefault(owners[name], {})[name] = parameter
+    alone: dict[str, NDArray[np.float64]] = {}
+    for paths, own in layers.items():
+        before = batch.previewed
+        with batch.only(paths):
+            found = _gradients(loss, own)
+        if batch.previewed > before:
+            alone.update(found)
+    errors = []
+    for name, parameter in held.items():
+        assert parameter.grad is not None
+        by_itself = compare(exact[name], alone[name]) if name in alone else (math.nan, math.nan)
+        errors.append(ShadowError(name, *by_itself, *compare(exact[name], _wide(parameter.grad))))
+    return errors
+
+
+def compare(exact: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[float, float]:
+    """Cosine of the angle between two float64[n], and ||other - exact|| / ||exact||.
+
+    Both are NaN where the exact gradient is zero. Where only the other one is, nothing of the direction is left: 0.
+    """
+    length, reached = float(np.linalg.norm(exact)), float(np.linalg.norm(other))
+    cosine = ratio(float(exact @ other), length * reached) if reached or not length else 0.0
+    return cosine, ratio(float(np.linalg.norm(other - exact)), length)
+
+
+def _gradients(loss: torch.Tensor, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, NDArray[np.float64]]:
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True)
+    return {name: _wide(gradient) for name, gradient in zip(parameters, found, strict=True)}
+
+
+def _wide(gradient: torch.Tensor) -> NDArray[np.float64]:
+    flat: NDArray[np.float64] = gradient.detach().to("cpu", torch.float64).reshape(-1).numpy()
+    return flat
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan

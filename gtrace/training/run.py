@@ -17,29 +17,38 @@ import torch
 from gtrace.codecs import Codec, Identity
 from gtrace.codecs.assignment import CodecTable
 from gtrace.training.checkpoint import as_arrays, as_tensors
-from gtrace.training.control import BitControl
 from gtrace.training.exchange import Bad, Exchange, Tally
 from gtrace.training.measure import Measurement
-from gtrace.training.network import simulated_step
-from gtrace.training.neural import NeuralGradients
-from gtrace.training.plans import down_codec, run_name
-from gtrace.training.settings import OPTIMIZERS
-from gtrace.training.shadow import ShadowSummary, shadow
+from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
+from gtrace.training.policies import BitControl
+from gtrace.training.settings import down_codec, run_name
 from gtrace.training.weights import QuantizedWeights
 from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gtrace.codecs.assignment import Coding
+    from gtrace.costs import Network
     from gtrace.training.exchange import Nonfinite
-    from gtrace.training.policy import PolicySpec
-    from gtrace.training.settings import Kind, Settings
-    from gtrace.training.shadow import ShadowError
+    from gtrace.training.neural import ShadowError
+    from gtrace.training.policies import PolicySpec
+    from gtrace.training.settings import Kind, StudySettings
     from gtrace.training.tasks.base import Evaluation, Task
     from gtrace.training.weights import WeightLevels
+
+#: builders of ``settings.OPTIMIZERS``
+_OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    "nesterov": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
+    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
+    "amsgrad": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr, amsgrad=True),
+    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
+}
+
 
 #: how many gradients with NaN or infinity are reported one by one
 _SHOWN = 3
@@ -59,7 +68,7 @@ class RunResult:
     """How one run of a study went, so far or in the end.
 
     Attributes:
-        run: spec of its codec; with quantized weights see :func:`gtrace.training.plans.run_name`.
+        run: spec of its codec; with quantized weights see :func:`gtrace.training.settings.run_name`.
         seed: of the study.
         steps: how many were done.
         loss: of the last evaluation; NaN before the first.
@@ -112,7 +121,7 @@ class Step:
     bad: tuple[Bad, ...]
 
 
-class Run:
+class TrainingRun:
     """One codec's training.
 
     Args:
@@ -135,7 +144,7 @@ class Run:
         self,
         task: Task,
         codec: Coding,
-        settings: Settings,
+        settings: StudySettings,
         first_loss: float | None = None,
         policy: PolicySpec | None = None,
         weights: WeightLevels | None = None,
@@ -145,14 +154,14 @@ class Run:
             torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
             self._model = task.model()
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
-        make = OPTIMIZERS.get(settings.optimizer)
+        make = _OPTIMIZERS.get(settings.optimizer)
         self._optimizer = (
             task.optimizer(self._model, settings.lr) if make is None else make(self._model.parameters(), settings.lr)
         )
-        self._neural: NeuralGradients | None = None
+        self._neural: NeuralCompression | None = None
         if settings.kind == "neural":
             assert isinstance(codec, Codec), "a study refuses plans of neural gradients"
-            self._neural = NeuralGradients(
+            self._neural = NeuralCompression(
                 self._model,
                 codec,
                 workers=settings.workers,
@@ -387,3 +396,29 @@ class Run:
 
 def _mean(values: list[float]) -> float:
     return float(np.mean(values)) if values else math.nan
+
+
+def simulated_step(
+    network: Network, workers: int, tally: Tally, seconds: float, *, exact: bool, linear: bool = False
+) -> float:
+    """Seconds of a training step of simulated workers, had each been a machine of its own.
+
+    Computation and encoding happen on all at once, decoding of all payloads on each (or on the server); nothing
+    overlaps. Where the network has a ``compute`` it stands for all of these, and the time depends on bytes alone.
+
+    Args:
+        network: between them.
+        workers: that were simulated, one after the other.
+        tally: of their exchange.
+        seconds: CPU time of the whole step.
+        exact: gradients travel as they are, in float32.
+        linear: messages are added up on the way, as exact gradients are.
+    """
+    values = tally.float32_bits // 32 // workers
+    bits = (tally.bits + tally.envelope_bits) / workers if not exact else 32.0 * values
+    transfer = network.transfer(workers, bits, values, exact=exact or linear, down_bits=tally.down_bits or None)
+    if network.compute is not None:
+        return network.compute + transfer
+    computed = (seconds - tally.codec_seconds) / workers
+    encoded = (tally.codec_seconds - tally.decode_seconds) / workers
+    return computed + encoded + tally.decode_seconds + transfer

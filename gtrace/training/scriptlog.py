@@ -1,11 +1,11 @@
-"""The run log of a program that trains with a codec."""
+"""What is to be done to a program that knows nothing of the codec, what came of it, and the run log."""
 
 from __future__ import annotations
 
 import math
 import platform
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,90 @@ import torch
 from gtrace import __version__
 from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog
+from gtrace.schedule import DEFAULT_REFIT
+from gtrace.training.exchange import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gtrace.codecs.assignment import CodecTable
     from gtrace.torch_hooks.hooks import OptimizerStep
-    from gtrace.training.exchange import Tally
-    from gtrace.training.ranks import Comparison
-    from gtrace.training.script import ScriptOptions, ScriptSummary
+    from gtrace.training.ddp import AllReduceComparison, ExchangeKind, Levels
+    from gtrace.training.exchange import Nonfinite
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """What to do to a program, in JSON values, so that a process that it launches can be told.
+
+    Attributes:
+        log: path of the run log.
+        codec: spec; of a table its name.
+        rules: (pattern, spec) for some tensors.
+        min_size: tensors with fewer elements go uncompressed.
+        workers: independently keyed encodings of the same gradient that are averaged.
+        seed: of the rounding.
+        refit: schedule of the fits.
+        nonfinite: what to do with a gradient that holds NaN or infinity.
+        exchange: how ranks exchange.
+        levels: whose levels ranks use.
+        compare_every: steps between comparisons with plain all-reduces.
+        argv: the program, for the log.
+        launch: tells this launch from others, so that its processes do not overwrite each other's logs.
+        plugins: files with codecs of the user's own.
+        table: what ``CodecTable.describe`` says of a table; None where there is one codec.
+        plan: the file that it is from.
+    """
+
+    log: str
+    codec: str
+    rules: tuple[tuple[str, str], ...] = ()
+    min_size: int = 0
+    workers: int = 1
+    seed: int = 0
+    refit: str = DEFAULT_REFIT
+    nonfinite: Nonfinite = "pass"
+    exchange: ExchangeKind = "allgather"
+    levels: Levels = "own"
+    compare_every: int = 100
+    argv: tuple[str, ...] = ()
+    launch: str = ""
+    plugins: tuple[str, ...] = ()
+    table: dict[str, Any] | None = None
+    plan: str = ""
+
+
+@dataclass(slots=True)
+class ScriptSummary:
+    """What a program's training came to.
+
+    Attributes:
+        steps: optimizer steps that used gradients from the codec.
+        optimizers: how many optimizers took them.
+        elements: values of all tensors.
+        tally: summed over the steps, of this process.
+        codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
+        seconds: CPU time of this process after the first step.
+        rank: of this process, None where there is only one.
+        world_size: processes that trained together.
+        exchanged: gradients travelled between ranks as bytes.
+        comparisons: with plain all-reduces of the same gradients.
+        log: where the run log is; None where this process wrote none.
+        warnings: that were printed.
+    """
+
+    steps: int = 0
+    optimizers: int = 0
+    elements: int = 0
+    tally: Tally = field(default_factory=Tally)
+    seconds: float = 0.0
+    codec_seconds: float = 0.0
+    rank: int | None = None
+    world_size: int = 1
+    exchanged: bool = False
+    comparisons: list[AllReduceComparison] = field(default_factory=list)
+    log: Path | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 class ScriptLog:
@@ -54,7 +129,7 @@ class ScriptLog:
         self,
         step: OptimizerStep,
         tally: Tally,
-        comparison: Comparison | None,
+        comparison: AllReduceComparison | None,
         seconds: float,
         tensors: Mapping[str, int],
         summary: ScriptSummary,

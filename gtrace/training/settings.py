@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
+import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
-import torch
-
+from gtrace.codecs import Codec, Identity
+from gtrace.codecs import codec as build_codec
+from gtrace.codecs.assignment import CodecTable
+from gtrace.costs import Network
 from gtrace.errors import UsageError, suggest
+from gtrace.training.policies import PolicySpec
+from gtrace.training.tasks import task_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from gtrace.costs import Network
+    from gtrace.codecs.assignment import Coding
+    from gtrace.schedule import RefitSchedule
     from gtrace.training.exchange import Nonfinite
     from gtrace.training.neural import Layers
-    from gtrace.training.schedule import RefitSchedule
+    from gtrace.training.weights import WeightLevels
 
 #: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-#: optimizers that the papers train with, by name
-OPTIMIZERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-    "nesterov": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
-    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr),
-    "amsgrad": lambda parameters, lr: torch.optim.Adam(parameters, lr=lr, amsgrad=True),
-    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
-}
+#: optimizers that the papers train with
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StudySettings:
     """What all runs of a study have in common.
 
     Attributes:
@@ -101,3 +102,155 @@ class Settings:
             raise UsageError("min-size and down: neural gradients do not travel between workers; choose kind weight")
         if self.down and self.network is not None and self.network.topology != "ps":
             raise UsageError(f"down: there is no server in a network of topology {self.network.topology}; choose ps")
+
+
+#: MQGrad's cluster: 10 MB/s at the parameter server, and about 5 seconds of computing an iteration
+_PAPER_NETWORK = Network(8e7, topology="ps")
+DEFAULT_COMPUTE = 5.0
+
+
+class RunPlan(NamedTuple):
+    """What tells the runs of a study apart.
+
+    Attributes:
+        codec: what every worker sends through.
+        policy: who chooses its bits; None for those that it has.
+        weights: levels that forward and backward see in the place of weights; None for the weights themselves.
+    """
+
+    codec: Coding
+    policy: PolicySpec | None = None
+    weights: WeightLevels | None = None
+
+
+def plan_runs(
+    codecs: Sequence[Coding], policies: Sequence[PolicySpec], weights: Sequence[WeightLevels], kind: str
+) -> list[RunPlan]:
+    """Each codec that has bits with each policy, the others once; policies in the outer order of the codecs.
+
+    With levels of weights, the first codec has a run with exact weights, and each other one (or the first, where it is
+    alone) a run with each of the levels.
+
+    Raises:
+        UsageError: no policy, the same one twice, one for neural gradients, for codecs without bits, or with bits
+            that a codec cannot have; the same levels twice, or levels for kind neural.
+    """
+    if len(set(weights)) < len(weights):
+        raise UsageError("weights: the same levels are named twice")
+    if weights and kind != "weight":
+        raise UsageError("weights: with kind neural they stay exact; choose kind weight")
+    if not policies or len({str(policy) for policy in policies}) < len(policies):
+        raise UsageError("policy: none is named, or the same one twice")
+    choosing = [policy for policy in policies if policy.chooses]
+    if choosing and kind != "weight":
+        raise UsageError(f"policy {choosing[0].name}: chooses bits of what travels between workers; choose kind weight")
+    flexible = [codec for codec in codecs if isinstance(codec, Codec) and "bits" in codec.parameters]
+    if choosing and not flexible:
+        raise UsageError(f"policy {choosing[0].name}: no codec with bits to choose; take one such as minmax or qsgdinf")
+    plans: dict[tuple[str, str], RunPlan] = {}
+    for codec in codecs:
+        if not isinstance(codec, Codec) or codec not in flexible:
+            plans[str(codec), ""] = RunPlan(codec)
+            continue
+        for policy in policies:
+            ends = [codec.at_bits(bits) for bits in policy.bits]
+            # What a policy makes of two codecs that differ in bits alone is the same run.
+            plans.setdefault((str(ends[0]) if ends else str(codec), str(policy)), RunPlan(codec, policy))
+    plain, *others = plans.values()
+    if not weights:
+        return [plain, *others]
+    return [plain, *(plan._replace(weights=levels) for plan in others or [plain] for levels in weights)]
+
+
+def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Network | None:
+    """The network of a study: a policy that looks at the time gets one whose times are not measured."""
+    if not any(policy.timed for policy in policies):
+        return network
+    chosen = network or _PAPER_NETWORK
+    return chosen if chosen.compute is not None else dataclasses.replace(chosen, compute=DEFAULT_COMPUTE)
+
+
+def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
+    """What a run is called: its codec's spec, behind an @ the policy that chooses its bits, then its levels of weights.
+
+    >>> from gtrace.codecs import codec
+    >>> from gtrace.training.policies import PolicySpec
+    >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
+    'ef:minmax@adaptive'
+    """
+    name = str(codec)
+    if policy is not None and policy.chooses:
+        name = f"{re.sub(r':bits=[0-9]+$|(?<=:)bits=[0-9]+,', '', name)}@{policy}"
+    if weights is None:
+        return name
+    return f"weights={weights}" if codec == Identity() else f"{name} weights={weights}"
+
+
+def down_codec(spec: str) -> Codec | Literal["same"] | None:
+    """The codec of ``StudySettings.down``, ``same`` for what the workers use, None for none."""
+    return "same" if spec == "same" else build_codec(spec) if spec else None
+
+
+def repeat_command(
+    task: str,
+    codecs: Sequence[Coding],
+    settings: StudySettings,
+    seeds: Sequence[int],
+    policies: Sequence[PolicySpec],
+    weights: Sequence[WeightLevels],
+) -> str:
+    """As one would type it; empty for a task that is not built in, a table from no file, and mixed levels of weights.
+
+    Args:
+        task: its name.
+        codecs: the exact one first.
+        settings: of all runs.
+        seeds: in a row.
+        policies: that choose bits.
+        weights: levels.
+    """
+    tables = [item for item in codecs if isinstance(item, CodecTable)]
+    named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
+    counts = {item.count for item in weights}
+    if task not in task_names() or len(counts) > 1 or not all(item.source for item in tables):
+        return ""
+    options: dict[str, object] = {
+        **({} if not named else {"--codec": named[0]} if len(named) == 1 else {"--compare": ",".join(named)}),
+        "--task": task,
+        "--workers": settings.workers,
+        "--steps": settings.steps,
+        "--batch-size": settings.batch_size,
+        "--lr": settings.lr,
+        "--seed": settings.seed,
+        "--refit": settings.refit,
+        "--nonfinite": settings.nonfinite,
+        "--eval-every": settings.eval_every,
+    }
+    if len(seeds) > 1:
+        options["--seeds"] = len(seeds)
+    for name in ("optimizer", "clip"):
+        if getattr(settings, name):
+            options[f"--{name}"] = getattr(settings, name)
+    if weights:
+        placements = ",".join(item.placement for item in weights)
+        options |= {"--quantize": "model", "--levels": placements, "--weight-levels": counts.pop()}
+    if settings.network is not None:
+        network = settings.network
+        options |= {
+            "--network": f"{network.bandwidth:.12g}bit/s",
+            "--latency": f"{network.latency:.12g}s",
+            "--topology": network.topology,
+            **({} if network.compute is None else {"--compute-time": f"{network.compute:.12g}s"}),
+        }
+    if settings.min_size:
+        options["--min-size"] = settings.min_size
+    if settings.down:
+        options["--down"] = settings.down
+    if settings.kind != "weight":
+        options |= {"--kind": settings.kind, "--layers": settings.layers}
+    for name in ("shadow", "measure"):
+        if getattr(settings, name) is not None:
+            options[f"--{name}"] = getattr(settings, name)
+    chosen = [] if tuple(policies) == (PolicySpec(),) else [("--policy", policy) for policy in policies]
+    pairs = [*(("--plan", item.source) for item in tables), *options.items(), *chosen]
+    return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])

@@ -1,6 +1,7 @@
 """Flat gradients, arrays of the host or tensors of a device: the few things that exchanges do to both.
 
-A tensor stays on its device where the codec works there (:mod:`gtrace.training.device`); everything else is numpy's.
+A tensor stays on its device if the codec works there (:mod:`gtrace.training.device`); everything else is numpy's. This
+module is the :class:`~gtrace.codecs.link.Engine` of links whose values may be tensors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
+    from gtrace.types import Key, State
 
     #: float32[n] of the host or of a device
     Vector: TypeAlias = NDArray[np.float32] | torch.Tensor
@@ -41,6 +43,33 @@ def on_host(values: Vector) -> NDArray[np.float32]:
         return values
     array: NDArray[np.float32] = values.cpu().numpy()
     return array
+
+
+def encode(codec: Codec, state: State, values: Vector, key: Key) -> bytes:
+    """The payload of ``codec.encode``; a tensor is encoded where it is if the codec works there."""
+    if isinstance(values, np.ndarray):
+        return codec.encode(state, values, key)
+    from gtrace.training import device
+
+    return device.encode(codec, state, values, key)
+
+
+def decode(codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device | None) -> Vector:
+    """What ``codec.decode`` returns, on the host (None) or on a device.
+
+    Raises:
+        PayloadError: the bytes are no payload of this codec and size, or damaged.
+    """
+    if place is None:
+        return codec.decode(shared, payload, size)
+    from gtrace.training import device
+
+    return device.decode(codec, shared, payload, size, place)
+
+
+def place_of(values: Vector) -> torch.device | None:
+    """The device of a tensor; None is the host."""
+    return None if isinstance(values, np.ndarray) else values.device
 
 
 def count_nonfinite(values: Vector) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from gtrace.training.schedule import RefitSchedule
+    from gtrace.schedule import RefitSchedule
 
 #: optimal: ZipML's levels for the tensor's own weights; uniform: evenly spaced up to the largest magnitude on both
 #: sides; xnor: these, times the factor that leaves the least squared error (XNOR-Net, equation 6, for any count)

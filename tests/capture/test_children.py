@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from gtrace.capture import children
+from gtrace.capture import session
 from gtrace.trace import open_trace
 from gtrace.trace.shared import parts
 
@@ -22,10 +22,10 @@ class Process:
         self.hooked = []
         self.ends = []
         monkeypatch.setattr(sys, "excepthook", lambda *error: self.hooked.append(error))
-        monkeypatch.setattr(children, "before_shutdown", self.ends.append)
+        monkeypatch.setattr(session, "before_shutdown", self.ends.append)
 
     def start(self, **options):
-        children.start({"path": str(self.path), "options": {"run": "word", **options}, "attrs": {"argv": ["x"]}})
+        session.start({"path": str(self.path), "options": {"run": "word", **options}, "attrs": {"argv": ["x"]}})
 
     def train(self, steps=2):
         weight = torch.nn.Parameter(torch.ones(3))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep
+from gtrace.capture.options import EveryStep
 from gtrace.trace import open_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep, parse_steps
+from gtrace.capture.options import EveryStep, parse_steps
 from gtrace.trace import open_trace
-from gtrace.trace.agreement import agreement
+from gtrace.trace.choose import agreement
 
 STEPS = 3
 

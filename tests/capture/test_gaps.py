@@ -137,7 +137,7 @@ def test_drop_leaves_out_steps_instead_of_waiting(tmp_path):
         import gtrace
         from gtrace.capture import CaptureSession, writer
         from gtrace.capture.options import CaptureOptions
-        from gtrace.capture.policy import EveryStep
+        from gtrace.capture.options import EveryStep
         from pathlib import Path
 
         go = threading.Event()

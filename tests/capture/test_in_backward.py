@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep, parse_steps
+from gtrace.capture.options import EveryStep, parse_steps
 from gtrace.trace import open_trace
 
 

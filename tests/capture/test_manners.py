@@ -13,7 +13,7 @@ from torch import nn
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.logs import quiet_logs
+from gtrace.capture.writer import quiet_logs
 from gtrace.cli import main
 
 LOGGING = """

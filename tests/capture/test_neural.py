@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from gtrace.capture.neural import MOST_CALLS
-from gtrace.capture.policy import parse_steps
-from gtrace.trace.variable_length import sample_indices
+from gtrace.capture.options import parse_steps
+from gtrace.trace.rows import sample_indices
 
 
 @pytest.fixture

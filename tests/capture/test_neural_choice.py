@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import gtrace
 from gtrace.capture.neural import HostBlocks
-from gtrace.capture.policy import AutomaticSteps
+from gtrace.capture.options import AutomaticSteps
 from gtrace.errors import UsageError
 
 

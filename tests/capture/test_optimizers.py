@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep, parse_steps
-from gtrace.trace.exporting import export_trace
+from gtrace.capture.options import EveryStep, parse_steps
+from gtrace.trace.io.exporting import export_trace
 
 
 class Generator(nn.Sequential):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gtrace.capture.parts import all_parts
-from gtrace.capture.session import CaptureSummary
+from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.trace.shared import join_trace
 
 OUTCOMES = (

@@ -13,10 +13,10 @@ from torch import nn
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession, record
-from gtrace.capture.policy import EveryStep, step_policy
+from gtrace.capture.options import EveryStep, step_policy
 from gtrace.capture.session import print_line
-from gtrace.trace.blocks import BLOCK, BlockSample
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace
+from gtrace.trace.rows import BLOCK, BlockSample
 
 MANY = 5 * BLOCK + 100
 

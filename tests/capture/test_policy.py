@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gtrace.capture.policy import (
+from gtrace.capture.options import (
     HORIZON,
     AutomaticSteps,
     EveryStep,

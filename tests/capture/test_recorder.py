@@ -16,7 +16,7 @@ import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.buffers import BufferPool, as_real_dense
 from gtrace.capture.layout import RowLayout
-from gtrace.capture.policy import AutomaticSteps, EveryStep, parse_steps
+from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
 from gtrace.torch_hooks.hooks import OptimizerStep
 from gtrace.torch_hooks.naming import name_parameters
 

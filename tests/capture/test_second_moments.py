@@ -9,9 +9,9 @@ import gtrace
 from gtrace.capture import record
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import run_sweep
-from gtrace.trace.blocks import BLOCK
-from gtrace.trace.pack import pack_trace
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.rows import BLOCK
 
 ROWS = 6
 

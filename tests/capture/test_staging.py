@@ -10,8 +10,7 @@ from torch import nn
 
 import gtrace
 from gtrace.capture import layout
-from gtrace.capture.buffers import BufferPool
-from gtrace.capture.staging import Staging, staging_for
+from gtrace.capture.buffers import BufferPool, Staging, staging_for
 
 CPU = torch.device("cpu")
 

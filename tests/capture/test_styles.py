@@ -11,7 +11,7 @@ from helpers_styles import STYLES
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep
+from gtrace.capture.options import EveryStep
 
 
 class HandWritten:

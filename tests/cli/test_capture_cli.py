@@ -16,7 +16,7 @@ import pytest
 from helpers_capture import but_first_line, environment, run_gtrace, run_python, write_script
 
 import gtrace
-from gtrace.capture.session import CaptureSummary
+from gtrace.capture.summary import CaptureSummary
 from gtrace.cli import main
 from gtrace.cli.capture import _result
 

@@ -109,7 +109,6 @@ def test_a_program_says_what_ranks_would_save(call, tmp_path):
         ([*SMALL, "--latency", "3ms"], "give its speed, as in --network 1Gbit/s"),
         ([*SMALL, "--kind", "neural", *MACHINES], "neural gradients do not travel"),
         (["--codec", "none", "--network", "1Gbit/s", "program.py"], "--network: what codecs save needs --ranks 8 and"),
-        (["--task", "linear", "--ranks", "4"], "--ranks is not for the linear model linear"),
     ],
 )
 def test_training_says_what_is_missing(call, options, said):

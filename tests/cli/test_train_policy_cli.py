@@ -52,9 +52,3 @@ def test_scripts_are_refused_in_one_line(tmp_path, capsys):
     assert gtrace("train", "--codec", "minmax", "--down", "same", str(tmp_path / "s.py")) == 2
     assert gtrace("train", "--codec", "minmax", "--compute-time", "5s") == 2
     assert "--network" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("given", [("--policy", "mqgrad"), ("--down", "same"), ("--min-size", "9")])
-def test_linear_models_have_none_of_it(given, capsys):
-    assert gtrace("train", "--task", "linear", *given) == 2
-    assert f"{given[0]} is not for the linear model" in capsys.readouterr().err

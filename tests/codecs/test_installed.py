@@ -86,7 +86,7 @@ def test_a_broken_package_costs_one_line_and_nothing_else(site, entry, target, s
 
 def test_names_of_gtrace_come_first(site):
     write_package(site, "thief", {"qsgd": "mod:Half"}, {"mod": HALF.format(name="qsgd")})
-    assert codec_class("qsgd").__module__ == "gtrace.codecs.qsgd"
+    assert codec_class("qsgd").__module__ == "gtrace.codecs.levels"
     assert installed.installed_names() == ()
     (origin,) = installed.origins()
     assert installed.hidden(origin) == (

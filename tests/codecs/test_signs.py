@@ -5,8 +5,7 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs.onebit import OneBit
-from gtrace.codecs.signs import EfSignSgd, SignSgd, Signum
+from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import select, signs

@@ -5,12 +5,7 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs.adacomp import AdaComp
-from gtrace.codecs.dgc import Dgc
-from gtrace.codecs.dropping import Dropping
-from gtrace.codecs.randomk import RandomK
-from gtrace.codecs.sparse import kept, largest, magnitudes
-from gtrace.codecs.topk import MemSgd, TopK
+from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK, kept, largest, magnitudes
 from gtrace.coding import ENVELOPE_BYTES, Floats, seal
 from gtrace.coding.positions import encode_positions, encode_sparse
 from gtrace.errors import PayloadError

@@ -9,12 +9,10 @@ import pytest
 import gtrace
 from gtrace import testing
 from gtrace.codecs.base import Codec, parameter_fields
-from gtrace.codecs.feedback import ErrorFeedback
-from gtrace.codecs.momentum import Momentum
-from gtrace.codecs.qsgd import QsgdInf
+from gtrace.codecs.levels import QsgdInf
 from gtrace.codecs.registry import codec_class, parse_spec, register_wrapper, split_specs, wrapper_names
-from gtrace.codecs.rotate import Rotate
 from gtrace.codecs.signs import SignSgd
+from gtrace.codecs.wrappers import ErrorFeedback, Momentum, Rotate
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import hadamard, select

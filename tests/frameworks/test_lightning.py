@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep
+from gtrace.capture.options import EveryStep
 from gtrace.trace import open_trace
 
 with warnings.catch_warnings():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.policy import EveryStep
+from gtrace.capture.options import EveryStep
 from gtrace.trace import open_trace
 
 with warnings.catch_warnings():

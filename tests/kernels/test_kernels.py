@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtrace.buckets import bucket_scales
-from gtrace.codecs.rounding import Rule
+from gtrace.codecs.grids import Rule
 from gtrace.kernels import bits, compare, counter, norms, rounding, sketching
 
 KEY = (0x0123456789ABCDEF, 0xFEDCBA9876543210)

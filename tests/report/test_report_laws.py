@@ -12,7 +12,7 @@ from gtrace.report.figures import laws as figures
 from gtrace.report.sections import figure_specs
 from gtrace.report.sections.traces import cosine_table, format_table, law_section, law_table, sparsity_table
 from gtrace.report.tables import Table
-from gtrace.sweep.pruning import ASKED
+from gtrace.sweep.laws import ASKED
 from gtrace.trace import Trace, create_trace, open_trace
 
 

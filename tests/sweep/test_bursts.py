@@ -8,8 +8,8 @@ from helpers_sweep import rows_of, write_trace
 import gtrace
 from gtrace.cli import main
 from gtrace.errors import UsageError
-from gtrace.sweep.bursts import any_burst, start_of
-from gtrace.sweep.results import ResultStore
+from gtrace.sweep.jobs import any_burst, start_of
+from gtrace.sweep.store import ResultStore
 from gtrace.trace import Trace
 
 MEMORY = ["ef:topk:ratio=0.1", "mem-sgd:ratio=0.1"]

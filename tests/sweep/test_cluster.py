@@ -18,10 +18,9 @@ from gtrace.cli import main
 from gtrace.codecs.assignment import CodecTable
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import ResultStore
-from gtrace.sweep import tasks as tasks_module
-from gtrace.sweep.cluster import _Arrivals, connected
-from gtrace.sweep.replay import Job
-from gtrace.sweep.tasks import cut
+from gtrace.sweep import cluster as tasks_module
+from gtrace.sweep.cluster import _Arrivals, connected, cut
+from gtrace.sweep.jobs import Job
 
 distributed = pytest.importorskip("distributed")
 

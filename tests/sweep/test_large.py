@@ -10,7 +10,7 @@ from gtrace.sweep import gradients as gradients_module
 from gtrace.sweep.engine import Gate
 from gtrace.trace import Trace
 from gtrace.trace import format as layout
-from gtrace.trace.pieces import rechunk
+from gtrace.trace.rows import rechunk
 
 SIZES = {"large": 10_000, "medium": 3_000, "small": 700}
 CODECS = ["qsgd:bits=3,bucket_size=128", "qsgdinf:bits=5,bucket_size=512", "alq:bits=3,bucket_size=256", "fp:e4m3"]

@@ -7,8 +7,8 @@ from helpers_sweep import rows_of
 import gtrace
 from gtrace.codecs import PartwiseCodec
 from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
-from gtrace.sweep import sources
-from gtrace.sweep.chunking import MOST_CHUNKS, drawn_in_chunks
+from gtrace.sweep import draws
+from gtrace.sweep.limits import MOST_CHUNKS, drawn_in_chunks
 from gtrace.trace import Trace
 from gtrace.types import Key, State
 
@@ -138,7 +138,7 @@ def test_the_whole_model_in_chunks_and_on_two_jobs():
 def test_rows_do_not_hang_on_how_many_encodings_share_a_pass(trace, monkeypatch):
     specs = ["qsgd:bits=3,bucket_size=256", "fp:e4m3"]
     one = gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)
-    monkeypatch.setattr(sources, "_TOGETHER", 2)
+    monkeypatch.setattr(draws, "_TOGETHER", 2)
     assert rows_of(gtrace.run_sweep(trace, specs, draws=3, jobs=1, chunk=CHUNK)) == rows_of(one)
 
 

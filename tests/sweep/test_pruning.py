@@ -5,8 +5,7 @@ from helpers_laws import STEPS, gradient, memory_trace
 from gtrace.fitting import threshold
 from gtrace.fitting.sparsity import RULES
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.laws import follow_laws
-from gtrace.sweep.pruning import ASKED, PruningTrial
+from gtrace.sweep.laws import ASKED, PruningTrial, follow_laws
 from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos
 

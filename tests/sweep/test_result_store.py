@@ -9,7 +9,7 @@ from helpers_sweep import rows_of
 import gtrace
 from gtrace.errors import TraceError
 from gtrace.sweep import COLUMNS, ResultStore
-from gtrace.sweep.results import Table
+from gtrace.sweep.store import Table
 from gtrace.trace import Trace
 
 

@@ -14,7 +14,7 @@ import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.sweep import EXPECTATION, ResultStore, expand
-from gtrace.sweep.replay import Settings
+from gtrace.sweep.jobs import Settings
 from gtrace.types import Key, SummarySpec
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "nuqsgd:bits=4", "terngrad", "natural"]

@@ -10,7 +10,7 @@ import pytest
 import gtrace
 from gtrace.errors import UsageError
 from gtrace.trace import create_trace
-from gtrace.trace.blocks import BLOCK, BlockSample, whole_numbers
+from gtrace.trace.rows import BLOCK, BlockSample, whole_numbers
 
 TOTAL = 40 * BLOCK - 5000
 

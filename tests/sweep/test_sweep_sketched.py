@@ -11,9 +11,9 @@ from helpers_sweep import rows_of
 import gtrace
 from gtrace.errors import TraceError, UsageError
 from gtrace.sweep import EXPECTATION, expand
-from gtrace.sweep.sketched import _WITHIN
+from gtrace.sweep.limits import _WITHIN
 from gtrace.trace import SketchPlan, Trace, create_trace
-from gtrace.trace.sketched import DEFAULT_SKETCHES
+from gtrace.trace.sketches import DEFAULT_SKETCHES
 
 SIZE = 40_000
 STEPS = (0, 1, 2)
@@ -27,8 +27,8 @@ EXACT = ("n", "energy", "mean_abs", "bits_envelope")
 @pytest.fixture(autouse=True)
 def small_sketches(monkeypatch):
     """Sketch tensors far smaller than a trace would: these tests are about numbers, not about room."""
-    monkeypatch.setattr("gtrace.trace.sketched._WEIGHTED_BYTES", 500)
-    monkeypatch.setattr("gtrace.trace.sketched._PLAIN_BYTES", 200)
+    monkeypatch.setattr("gtrace.trace.sketches._WEIGHTED_BYTES", 500)
+    monkeypatch.setattr("gtrace.trace.sketches._PLAIN_BYTES", 200)
 
 
 def gradient(name, step):

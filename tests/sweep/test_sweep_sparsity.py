@@ -9,7 +9,7 @@ from gtrace import fitting
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.sweep import EXPECTATION
-from gtrace.sweep.allocation import Allocation
+from gtrace.sweep.fits import Allocation
 from gtrace.trace import Trace
 from gtrace.types import Key, State
 

@@ -14,6 +14,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import Job, Settings
 from gtrace.sweep.replay import Replay
+from gtrace.sweep.sources import Values
 from gtrace.trace import Trace
 
 VARIANTS = [
@@ -50,7 +51,7 @@ def trace():
 
 
 def sweep(trace, together, specs, monkeypatch, **options):
-    monkeypatch.setattr(Replay, "_in_tables", together)
+    monkeypatch.setattr(Values, "in_tables", together)
     return gtrace.run_sweep(trace, specs, jobs=1, **options)
 
 

@@ -10,9 +10,8 @@ from helpers_sweep import rows_of, write_trace
 import gtrace
 from gtrace.errors import GtraceError
 from gtrace.sweep import windows
-from gtrace.sweep.bursts import start_of
-from gtrace.sweep.results import ResultStore
-from gtrace.sweep.windows import windows_of
+from gtrace.sweep.jobs import start_of, windows_of
+from gtrace.sweep.store import ResultStore
 from gtrace.trace import Trace
 from gtrace.types import Key
 

@@ -53,7 +53,6 @@ def test_a_child_is_watched_from_its_import_of_torch_on(folder):
         "gtrace.errors",
         "gtrace.torch_hooks",
         "gtrace.torch_hooks.children",
-        "gtrace.torch_hooks.imports",
     }
     assert launched(folder, "import torch") == (["torch"], "")
 

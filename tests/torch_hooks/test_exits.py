@@ -6,11 +6,11 @@ import signal
 import pytest
 from helpers_capture import run_python, write_script
 
-from gtrace.torch_hooks.exits import before_abrupt_exit
+from gtrace.torch_hooks.processes import before_abrupt_exit
 
 SCRIPT = """
     import os, signal, sys, time
-    from gtrace.torch_hooks.exits import before_abrupt_exit
+    from gtrace.torch_hooks.processes import before_abrupt_exit
 
     def finish(code):
         print("finish", code, flush=True)

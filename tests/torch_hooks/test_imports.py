@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gtrace.torch_hooks.imports import after_import
+from gtrace.torch_hooks.children import after_import
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def test_a_module_that_fails_to_import_can_be_tried_again(tmp_path, module_name)
 
 def test_waiting_for_torch_does_not_import_it():
     code = (
-        "import sys; from gtrace.torch_hooks import imports, launcher\n"
-        "with imports.after_import('torch', lambda: print('here')): pass\n"
+        "import sys; from gtrace.torch_hooks import children, launcher\n"
+        "with children.after_import('torch', lambda: print('here')): pass\n"
         "assert not {'torch', 'numpy'} & set(sys.modules), 'imported early'\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

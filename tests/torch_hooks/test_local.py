@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gtrace.torch_hooks.local import LOCAL, REDUCED, LocalGradients
+from gtrace.torch_hooks.gradients import LOCAL, REDUCED, LocalGradients
 
 
 class Watched:

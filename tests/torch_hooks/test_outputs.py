@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from gtrace.torch_hooks.modules import ModuleName, ModulePaths
+from gtrace.torch_hooks.naming import ModuleName, ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
 
 

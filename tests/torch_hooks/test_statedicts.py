@@ -13,7 +13,7 @@ import torch
 from gtrace.errors import TraceError
 from gtrace.torch_hooks.statedicts import OPENERS
 from gtrace.trace import open_trace
-from gtrace.trace.importing import import_trace
+from gtrace.trace.io.importing import import_trace
 
 
 def imported(source, output, **options):

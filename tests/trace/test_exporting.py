@@ -10,8 +10,8 @@ from helpers_trace import SHAPES, STEPS, gradient, memory_trace, present
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
-from gtrace.trace.exporting import export_trace
-from gtrace.trace.importing import import_trace
+from gtrace.trace.io.exporting import export_trace
+from gtrace.trace.io.importing import import_trace
 
 
 @pytest.mark.parametrize("to", ["npz", "safetensors"])
@@ -53,7 +53,7 @@ def test_other_libraries_read_it(to, tmp_path):
 @pytest.mark.parametrize("group_bytes", [1, 1 << 26])
 def test_parquet(group_bytes, tmp_path, monkeypatch):
     pq = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("gtrace.trace.exporting._GROUP_BYTES", group_bytes)
+    monkeypatch.setattr("gtrace.trace.io.exporting._GROUP_BYTES", group_bytes)
     with memory_trace() as trace:
         export_trace(trace, tmp_path / "out.parquet", "parquet")
     table = pq.read_table(tmp_path / "out.parquet")

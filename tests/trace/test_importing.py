@@ -16,8 +16,8 @@ from helpers_trace import edit_json, gradient, write_trace
 
 from gtrace.errors import GtraceError, OutputExistsError, TraceError, UsageError
 from gtrace.trace import open_trace
-from gtrace.trace.foreign import bfloat16
-from gtrace.trace.importing import import_trace
+from gtrace.trace.io.foreign import bfloat16
+from gtrace.trace.io.importing import import_trace
 
 STEPS = (0, 5, 100)
 

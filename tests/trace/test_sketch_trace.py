@@ -13,7 +13,7 @@ from helpers_trace import SUFFIXES, gradient
 import gtrace
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import SketchPlan, SketchRow, create_trace, open_trace, sketch_trace
-from gtrace.trace.summarize import disk_bytes
+from gtrace.trace.convert import disk_bytes
 
 SIZE = 20_000
 PLAN = "l2:512,none"
@@ -25,8 +25,8 @@ ABSENT = {"large": {4}, "small": {0}}
 @pytest.fixture(autouse=True)
 def small_sketches(monkeypatch):
     """Wide or narrow bins, the same tensors are sketched: these tests are about what becomes of them."""
-    monkeypatch.setattr("gtrace.trace.sketched._WEIGHTED_BYTES", 500)
-    monkeypatch.setattr("gtrace.trace.sketched._PLAIN_BYTES", 200)
+    monkeypatch.setattr("gtrace.trace.sketches._WEIGHTED_BYTES", 500)
+    monkeypatch.setattr("gtrace.trace.sketches._PLAIN_BYTES", 200)
 
 
 def write(path, **options):

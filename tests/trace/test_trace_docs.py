@@ -11,8 +11,8 @@ from helpers_trace import gradient, write_trace
 
 from gtrace.trace import format as layout
 from gtrace.trace.chunks import PIPELINES
+from gtrace.trace.format import RESERVED
 from gtrace.trace.journal import MOST_ROWS
-from gtrace.trace.names import RESERVED
 from gtrace.trace.shared import LAUNCHERS, RUN, WRITERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")

@@ -8,10 +8,9 @@ from helpers_trace import SUFFIXES
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.blocks import BLOCK, BlockSample, whole_numbers
-from gtrace.trace.pack import pack_trace
-from gtrace.trace.repair import repair_trace
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace, repair_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.rows import BLOCK, BlockSample, whole_numbers
 
 TOTAL = 3 * BLOCK + 10
 

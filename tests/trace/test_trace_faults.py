@@ -11,7 +11,7 @@ from helpers_trace import STEPS, SUFFIXES, check_gradients, write_steps, write_t
 
 from gtrace.errors import OutputExistsError, TraceError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace
 
 
 def _write(path, steps, told):

@@ -19,7 +19,7 @@ from numcodecs.zstd import Zstd
 from gtrace.errors import TraceError
 from gtrace.trace import open_trace
 from gtrace.trace.chunks import decode_chunk
-from gtrace.trace.statistics import checksum_bytes
+from gtrace.trace.rows import checksum_bytes
 
 
 @pytest.fixture

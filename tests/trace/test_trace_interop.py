@@ -14,7 +14,7 @@ from helpers_trace import SHAPES, STEPS, gradient, loss, present, write_steps, w
 
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace import format as layout
-from gtrace.trace.names import encode_name
+from gtrace.trace.format import encode_name
 
 GROUP = "rank00000/weight_grad"
 

@@ -10,7 +10,7 @@ from helpers_trace import SUFFIXES, check_gradients, loss, write_steps
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace
 
 
 def test_a_commit_is_one_system_call_whatever_the_number_of_tensors(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from gtrace.errors import TraceError
 from gtrace.trace import format as layout
-from gtrace.trace.format import TensorSpec
+from gtrace.trace.format import Record, TensorSpec
 from gtrace.trace.journal import (
     _ENTRY,
     _FIXED,
@@ -20,8 +20,7 @@ from gtrace.trace.journal import (
     is_held,
     parse_journal,
 )
-from gtrace.trace.statistics import checksum_bytes
-from gtrace.trace.storage import Record
+from gtrace.trace.rows import checksum_bytes
 
 NAMES = list(layout.STATISTICS)
 SCALARS = dict.fromkeys(layout.SCALARS, 0.5)

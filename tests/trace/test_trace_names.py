@@ -10,10 +10,10 @@ from helpers_trace import SUFFIXES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, printable
 from gtrace.trace import create_trace, open_trace
 from gtrace.trace import format as layout
-from gtrace.trace.names import DIMENSION_SUFFIX, MAX_ENTRY, RESERVED, encode_name, printable
+from gtrace.trace.format import DIMENSION_SUFFIX, MAX_ENTRY, RESERVED, encode_name
 
 NAMES = st.text(min_size=1, max_size=200) | st.sampled_from(
     [*RESERVED, ".", "..", "../x", "/abs", "a\\b", "a/b", "a%2Fb", "__x", "c.0.0", "a.i", "zarr.json", "~", "\0", " "]

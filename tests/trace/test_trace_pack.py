@@ -14,11 +14,11 @@ from helpers_trace import SHAPES, SUFFIXES, check_gradients, edit_json, gradient
 from gtrace.cli import main
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace import zarr_arrays as writing
-from gtrace.trace.names import encode_name
-from gtrace.trace.pack import pack_trace
-from gtrace.trace.statistics import checksum_bytes
-from gtrace.trace.verify import check_trace
+from gtrace.trace import zarr_write as writing
+from gtrace.trace.check import check_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.format import encode_name
+from gtrace.trace.rows import checksum_bytes
 
 STEPS = range(70)
 GROUP = "rank00000/weight_grad"

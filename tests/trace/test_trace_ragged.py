@@ -17,8 +17,7 @@ from numcodecs.blosc import Blosc
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
 from gtrace.trace import format as layout
-from gtrace.trace.statistics import checksum, checksum_bytes
-from gtrace.trace.variable_length import SAMPLE, default_capacity, sample_indices
+from gtrace.trace.rows import SAMPLE, checksum, checksum_bytes, default_capacity, sample_indices
 
 BACKENDS = (*SUFFIXES, "memory")
 GROUP = "rank00000/neural_grad"

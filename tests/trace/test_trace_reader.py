@@ -10,7 +10,7 @@ import pytest
 from helpers_trace import ABSENT, SHAPES, SUFFIXES, gradient, opened, present, write_trace
 
 from gtrace.trace import Trace, open_trace, reader
-from gtrace.trace.statistics import checksum_bytes, row_statistics
+from gtrace.trace.rows import checksum_bytes, row_statistics
 
 STEPS = range(140)
 

@@ -10,9 +10,9 @@ from helpers_sweep import rows_of, write_trace
 import gtrace
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
-from gtrace.trace.pack import pack_trace
-from gtrace.trace.remote import RemoteFiles, is_hdf5, place_of, stem_of
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace
+from gtrace.trace.convert import pack_trace
+from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of, stem_of
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -143,7 +143,7 @@ def test_metadata_that_lead_out_of_the_trace_are_refused(tmp_path, memory, entry
 def test_links_are_not_followed(tmp_path, memory, monkeypatch):
     address = upload(memory, write_trace(tmp_path / "run.zarr"))
     monkeypatch.setattr(type(memory), "ls", lambda self, path, **k: [{"name": f"{path}/x", "type": "link", "size": 0}])
-    monkeypatch.setattr("gtrace.trace.remote._gathered", lambda *a: None)
+    monkeypatch.setattr("gtrace.trace.io.remote._gathered", lambda *a: None)
     with pytest.raises(TraceError, match="symbolic links inside a trace are not followed"):
         gtrace.open_trace(address)
     (tmp_path / "link.zarr").mkdir()
@@ -261,6 +261,6 @@ def test_over_http_sizes_come_first_and_folders_are_not_listed(tmp_path, memory,
     upload(memory, path)
     with pytest.raises(TraceError, match="no ranges are served"):
         values(address)
-    monkeypatch.setattr("gtrace.trace.remote._gathered", lambda *a: None)
+    monkeypatch.setattr("gtrace.trace.io.remote._gathered", lambda *a: None)
     with pytest.raises(TraceError, match="a folder cannot be listed over HTTP"):
         gtrace.open_trace(address)

@@ -18,8 +18,7 @@ from helpers_trace import SUFFIXES, check_gradients, edit_json, gradient, loss, 
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.repair import repair_trace
-from gtrace.trace.verify import check_trace
+from gtrace.trace.check import check_trace, repair_trace
 
 STEPS = range(70)
 GROUP = "rank00000/weight_grad"

@@ -11,9 +11,8 @@ import zarr
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
+from gtrace.trace.check import check_trace, renumbered, repair_trace
 from gtrace.trace.format import TensorSpec
-from gtrace.trace.repair import renumbered, repair_trace
-from gtrace.trace.verify import check_trace
 
 GROUP = "rank00000/weight_grad"
 

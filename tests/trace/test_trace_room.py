@@ -10,8 +10,8 @@ from helpers_trace import check_gradients, write_steps
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
+from gtrace.trace.check import check_trace
 from gtrace.trace.files import check_room
-from gtrace.trace.verify import check_trace
 
 
 class Disk:

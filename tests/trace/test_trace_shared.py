@@ -17,7 +17,7 @@ import zarr
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.agreement import agreement
+from gtrace.trace.choose import agreement
 from gtrace.trace.shared import belongs_to, join_trace, parts, settle
 
 

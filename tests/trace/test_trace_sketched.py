@@ -16,9 +16,9 @@ from gtrace.coding.sketches import most_bytes, pack_sketch, unpack_sketch
 from gtrace.errors import TraceError, UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.trace import SketchPlan, SketchRow, Trace, create_trace, open_trace
-from gtrace.trace.memory import MemorySink
-from gtrace.trace.sketched import DEFAULT_SKETCHES, sketch_name
-from gtrace.trace.statistics import row_statistics
+from gtrace.trace.ram import MemorySink
+from gtrace.trace.rows import row_statistics
+from gtrace.trace.sketches import DEFAULT_SKETCHES, sketch_name
 from gtrace.trace.writer import TraceWriter, root_attrs
 from gtrace.types import SummarySpec
 
@@ -103,7 +103,7 @@ def test_large_tensors_come_back_as_sketches_and_small_ones_as_values(backend, t
 
 
 def test_full_width_keeps_every_digit(tmp_path, monkeypatch):
-    monkeypatch.setattr("gtrace.trace.sketched._WEIGHTED_BYTES", 500)
+    monkeypatch.setattr("gtrace.trace.sketches._WEIGHTED_BYTES", 500)
     with opened(".zarr", tmp_path, SketchPlan.parse("l1:100", 10)) as trace:
         assert trace.tensors[0].sketches
         found, truth = trace.sketch("large", 0, "l1", 100), MomentSketch.of(values("large", 0), "l1", 100)
@@ -237,7 +237,7 @@ class TestHostile:
 
     def replace_row(self, path, row, change, *, checksum=True):
         """Put other bytes in the place of a row of a Zarr trace, with checksums that fit."""
-        from gtrace.trace.statistics import checksum_bytes
+        from gtrace.trace.rows import checksum_bytes
 
         group = zarr.open_group(path / "rank00000/weight_grad")
         array = group["large"]

@@ -7,10 +7,9 @@ import pytest
 from helpers_trace import SUFFIXES, gradient
 
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.pack import pack_trace
-from gtrace.trace.repair import repair_trace
+from gtrace.trace.check import check_trace, repair_trace
+from gtrace.trace.convert import pack_trace
 from gtrace.trace.shared import join_trace
-from gtrace.trace.verify import check_trace
 
 SIZES = {"large": 30_000, "small": 7}
 # Rows of different lengths, the later ones in several chunks.

@@ -382,7 +382,7 @@ def test_a_step_whose_commit_failed_can_be_committed_again(path, monkeypatch):
 
 def test_memory_of_open_chunks_is_bounded(path, monkeypatch):
     """Past the bound tensors get chunks of one row, which are written at once."""
-    monkeypatch.setattr("gtrace.trace.state._OPEN_CHUNK_BYTES", 600 * 1024)
+    monkeypatch.setattr("gtrace.trace.writer._OPEN_CHUNK_BYTES", 600 * 1024)
     arrays = {f"w{k}": gradient("w", k, 1024) for k in range(5)}
     with create_trace(path) as writer:
         for step in range(3):

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gtrace
 from gtrace.buckets import as_values
+from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
+from gtrace.schedule import RefitSchedule
 from gtrace.training import device
-from gtrace.training.links import Receiver, Sender, allocate
-from gtrace.training.schedule import RefitSchedule
 
 STEPS = 4
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
@@ -114,7 +114,7 @@ def twin(spec: str, names: list[str]) -> list[np.ndarray]:
         sending = []
         for name, gradient in zip(names, gradients, strict=True):
             values = as_values(gradient)
-            sender = Sender(codec, values.size, tensor=name, worker=rank, seed=5, refit=RefitSchedule.parse("once"))
+            sender = Sender(codec, values.size, LinkOptions(RefitSchedule.parse("once"), 5), tensor=name, worker=rank)
             sending.append((sender, values))
         allocate(sending, 0)
         for k, (sender, values) in enumerate(sending):

@@ -6,13 +6,13 @@ import torch
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions, Sender
 from gtrace.fitting import allocate_sparsity
+from gtrace.schedule import RefitSchedule
 from gtrace.sketch import MomentSketch
 from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange, Tally
-from gtrace.training.layers import LayerCodecs
-from gtrace.training.links import Sender
-from gtrace.training.schedule import RefitSchedule
+from gtrace.training.neural import LayerCodecs
 
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
 SIZES = {"heavy": 6000, "light": 2000, "bias": 30}
@@ -95,11 +95,11 @@ def test_layers_share_out_by_the_gradients_themselves():
     for name, values in tensors.items():
         layers.carry(name, values, 0, Tally())
     layers.settle(0, Tally())
-    found = [float(layers._tensors[name].ends.state.arrays["inner.target"]) for name in NAMES]
+    found = [float(layers._tensors[name].sender.state.arrays["inner.target"]) for name in NAMES]
     assert found == pytest.approx(list(shares(tensors)))
     # Until the batch is over, the next fit keeps the share.
     layers.carry("heavy", tensors["heavy"], 2, Tally())
-    assert float(layers._tensors["heavy"].ends.state.arrays["inner.target"]) == found[0]
+    assert float(layers._tensors["heavy"].sender.state.arrays["inner.target"]) == found[0]
 
 
 def test_a_fit_does_not_depend_on_what_was_fitted_before():
@@ -108,7 +108,7 @@ def test_a_fit_does_not_depend_on_what_was_fitted_before():
     first, second = rng.standard_normal((2, 2400)).astype(np.float32)
     codec = gtrace.codec("nuqsgd:bits=8")
     both, alone = (
-        Sender(codec, 2400, tensor="w", worker=0, seed=0, refit=RefitSchedule.parse("every")) for _ in range(2)
+        Sender(codec, 2400, LinkOptions(RefitSchedule.parse("every"), 0), tensor="w", worker=0) for _ in range(2)
     )
     both.send(first, 0)
     assert both.send(second, 1).payload == alone.send(second, 1).payload
@@ -118,7 +118,7 @@ def test_a_fit_does_not_depend_on_what_was_fitted_before():
 
 
 def test_several_optimizers_of_a_script_are_told_that_they_share_apart(tmp_path):
-    from gtrace.training.script import ScriptOptions, ScriptTraining
+    from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
     said = []
     training = ScriptTraining(ScriptOptions(str(tmp_path / "log.jsonl"), MIXED), said.append)

@@ -10,13 +10,13 @@ import torch
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions, Receiver, Sender
 from gtrace.coding.sketches import pack_sketch, unpack_sketch
 from gtrace.errors import PayloadError
 from gtrace.fitting.pooling import pooled
+from gtrace.schedule import RefitSchedule
 from gtrace.training import Exchange, ddp
-from gtrace.training.frames import NOT_FINITE
-from gtrace.training.links import Receiver, Sender
-from gtrace.training.schedule import RefitSchedule
+from gtrace.training.wire import NOT_FINITE
 from gtrace.types import Key
 
 SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
@@ -91,7 +91,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
 
     results = together(world, work)
     senders = {
-        (name, rank): Sender(codec, size, tensor=name, worker=rank, seed=3, refit=RefitSchedule.parse("once"))
+        (name, rank): Sender(codec, size, LinkOptions(RefitSchedule.parse("once"), 3), tensor=name, worker=rank)
         for name, size in zip(NAMES, SIZES, strict=True)
         for rank in range(world)
     }

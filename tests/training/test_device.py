@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gtrace
-from gtrace.codecs.terngrad import TernGrad
+from gtrace.codecs.levels import TernGrad
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import counter
 from gtrace.kernels.norms import power_sum

@@ -9,13 +9,13 @@ import torch
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import LinkOptions, Receiver, Sender
+from gtrace.schedule import RefitSchedule
 from gtrace.training import device, vectors
+from gtrace.training.compression import read_gradient, write_gradient
 from gtrace.training.ddp import Shots
 from gtrace.training.exchange import Exchange
-from gtrace.training.frames import NOT_FINITE
-from gtrace.training.gradients import read_gradient, write_gradient
-from gtrace.training.links import Receiver, Sender
-from gtrace.training.schedule import RefitSchedule
+from gtrace.training.wire import NOT_FINITE
 
 CPU = torch.device("cpu")
 
@@ -34,10 +34,10 @@ def heavy(size, seed=0):
 def test_a_sender_takes_tensors_whatever_the_codec(spec):
     values = heavy(3000)
     made = [
-        Sender(gtrace.codec(spec), 3000, tensor="w", worker=0, seed=1, refit=RefitSchedule.parse("once"))
+        Sender(gtrace.codec(spec), 3000, LinkOptions(RefitSchedule.parse("once"), 1, vectors), tensor="w", worker=0)
         for _ in range(2)
     ]
-    ends = [Receiver(gtrace.codec(spec), 3000) for _ in range(2)]
+    ends = [Receiver(gtrace.codec(spec), 3000, vectors) for _ in range(2)]
     for step in range(2):
         on_host, here = made[0].send(values, step), made[1].send(torch.from_numpy(values), step)
         assert on_host == here

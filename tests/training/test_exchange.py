@@ -5,6 +5,7 @@ import pytest
 from helpers_online import Memory, Vote
 
 from gtrace.codecs import codec
+from gtrace.codecs.link import LinkOptions, Message, Receiver, Sender
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.pooling import pooled
@@ -12,8 +13,7 @@ from gtrace.sketch import MomentSketch
 from gtrace.training import Exchange, NonfiniteGradientError, RefitSchedule
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Tally
-from gtrace.training.layers import LayerCodecs
-from gtrace.training.links import Message, Receiver, Sender
+from gtrace.training.neural import LayerCodecs
 from gtrace.types import Key
 
 SPECS = ["none", "qsgd:bits=4", "qsgdinf:bits=3", "terngrad", "nuqsgd:bits=3", "natural"]
@@ -59,7 +59,7 @@ def test_counted_bits_are_the_lengths_of_the_bytes(spec):
 def test_messages_alone_are_enough_to_decode(spec):
     """A receiver built elsewhere, from the spec and the size, gets what the exchange got."""
     values = [heavy(5000, step) for step in range(4)]
-    sender = Sender(codec(spec), 5000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("0,2"))
+    sender = Sender(codec(spec), 5000, LinkOptions(RefitSchedule.parse("0,2"), 3), tensor="w", worker=0)
     messages = [sender.send(x, step) for step, x in enumerate(values)]
     assert [m.shared is not None for m in messages][1::2] == [False, False]
     receiver = Receiver(codec(spec), 5000)
@@ -70,7 +70,7 @@ def test_messages_alone_are_enough_to_decode(spec):
 
 
 def pooling_sender(refit="pooled:0,12,15"):
-    return Sender(codec("alq:bits=4"), 300, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse(refit))
+    return Sender(codec("alq:bits=4"), 300, LinkOptions(RefitSchedule.parse(refit), 3), tensor="w", worker=0)
 
 
 def test_a_pooled_fit_looks_at_this_step_and_those_before():
@@ -100,7 +100,7 @@ def test_a_pool_is_kept_only_while_a_fit_is_near():
 
 
 def test_thresholds_and_scales_are_fitted_to_one_gradient():
-    sender = Sender(codec("prune"), 300, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("pooled:0,3"))
+    sender = Sender(codec("prune"), 300, LinkOptions(RefitSchedule.parse("pooled:0,3"), 3), tensor="w", worker=0)
     made = codec("prune")
     for step in range(4):
         sender.send(heavy(300, step), step)
@@ -135,7 +135,7 @@ def test_other_bits_are_fitted_at_once_between_two_fits():
 
 
 def test_a_receiver_that_missed_the_shared_bytes_refuses():
-    sender = Sender(codec("qsgd:bits=4"), 5000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    sender = Sender(codec("qsgd:bits=4"), 5000, LinkOptions(RefitSchedule.parse("once"), 3), tensor="w", worker=0)
     message = sender.send(heavy(5000), 0)
     assert message.shared
     with pytest.raises(PayloadError, match="other shared bytes"):
@@ -424,7 +424,7 @@ def test_a_server_sends_factors_on():
 def test_what_travels_in_every_payload_follows_every_gradient(spec, off):
     """Fitted once, then sent gradients that grow and shrink: scales and thresholds are those of each gradient."""
     made = codec(spec)
-    sender = Sender(made, 1000, tensor="w", worker=0, seed=3, refit=RefitSchedule.parse("once"))
+    sender = Sender(made, 1000, LinkOptions(RefitSchedule.parse("once"), 3), tensor="w", worker=0)
     receiver, lost = Receiver(made, 1000), []
     for step, size in enumerate((1.0, 300.0, 1e-4)):
         x = np.float32(size) * heavy(1000, [4, step])

@@ -19,15 +19,14 @@ from gtrace.fitting.pooling import pooled
 from gtrace.sketch import MomentSketch
 from gtrace.training import NonfiniteGradientError, RefitSchedule, Study, train
 from gtrace.training.exchange import Tally
-from gtrace.training.layers import LayerCodecs
-from gtrace.training.neural import NeuralGradients
+from gtrace.training.neural import LayerCodecs, NeuralCompression
 from gtrace.types import Key, SummarySpec
 
 
 def compressed(model, codec, *, refit="once", workers=1, nonfinite="skip", seed=7, layers="all"):
     chosen = gtrace.codec(codec) if isinstance(codec, str) else codec
     schedule = RefitSchedule.parse(refit)
-    return NeuralGradients(
+    return NeuralCompression(
         model, chosen, workers=workers, seed=seed, refit=schedule, nonfinite=nonfinite, layers=layers
     )
 
@@ -252,7 +251,7 @@ def test_ragged_batches_keep_what_was_fitted():
     model, codec = mlp(), gtrace.codec("alq:bits=3")
     neural = compressed(model, codec)
     backward(model, data(9), neural)
-    levels = {name: tensor.ends.state.arrays["levels"] for name, tensor in neural._layers[0]._tensors.items()}
+    levels = {name: tensor.sender.state.arrays["levels"] for name, tensor in neural._layers[0]._tensors.items()}
     shared = neural.collect()[0].shared_bits
     assert shared > 0
     backward(model, data(4), neural, step=1)
@@ -260,7 +259,7 @@ def test_ragged_batches_keep_what_was_fitted():
     assert tally.shared_bits == 0
     assert tally.float32_bits == 32 * 4 * (20 + 16 + 5)
     for name, tensor in neural._layers[0]._tensors.items():
-        assert tensor.ends.state.arrays["levels"] is levels[name]
+        assert tensor.sender.state.arrays["levels"] is levels[name]
 
 
 def test_statistics_are_refreshed_by_the_schedule():
@@ -269,7 +268,7 @@ def test_statistics_are_refreshed_by_the_schedule():
     fitted = []
     for step in range(5):
         backward(model, data(8 + step), neural, step=step)
-        fitted.append(neural._layers[0]._tensors["4"].ends.state.arrays["levels"].tobytes())
+        fitted.append(neural._layers[0]._tensors["4"].sender.state.arrays["levels"].tobytes())
     assert [a == b for a, b in itertools.pairwise(fitted)] == [True, False, True, False]
 
 
@@ -282,7 +281,7 @@ def test_a_pooled_fit_looks_at_the_batches_before():
         layers.carry("layer", values, step, Tally())
     sketches = [gtrace.MomentSketch.from_spec(values, made.needs) for values in batches[3:]]
     expected = made.fit(made.init(batches[-1].size), pooled(sketches), 12)
-    found = layers._tensors["layer"].ends.state
+    found = layers._tensors["layer"].sender.state
     np.testing.assert_array_equal(made.levels(found), made.levels(expected))
 
 
@@ -337,7 +336,7 @@ def test_scope_model_is_fitted_to_all_layers_of_the_batch_before():
 
 
 def common(neural):
-    return neural._layers[0]._common.state
+    return neural._layers[0]._fitted
 
 
 def test_heterogeneous_pruning_keeps_the_mean_sparsity():
@@ -349,7 +348,7 @@ def test_heterogeneous_pruning_keeps_the_mean_sparsity():
     tensors = neural._layers[0]._tensors
     sketches = {name: tensor.summary for name, tensor in tensors.items()}
     shares = gtrace.fitting.allocate_sparsity(list(sketches.values()), 0.8)
-    assert [float(tensor.ends.state.arrays["target"]) for tensor in tensors.values()] == pytest.approx(list(shares))
+    assert [float(tensor.sender.state.arrays["target"]) for tensor in tensors.values()] == pytest.approx(list(shares))
     assert max(shares) - min(shares) > 0.01
     sizes = [sketch.size for sketch in sketches.values()]
     assert np.average(shares, weights=sizes) == pytest.approx(0.8, abs=1e-6)
@@ -365,8 +364,9 @@ def test_one_format_and_scale_for_the_whole_model():
     neural = compressed(model, "fp:bits=4,scope=model")
     backward(model, data(), neural)
     backward(model, data(), neural, step=1)
-    states = {id(tensor.ends.state) for tensor in neural._layers[0]._tensors.values()}
-    assert len(states) == 1
+    first, *others = [tensor.sender.state.arrays for tensor in neural._layers[0]._tensors.values()]
+    assert first
+    assert all(one[name] is first[name] for one in others for name in first)
     assert neural.collect()[0].ratio == pytest.approx(2 / (1 + 4 / 32), rel=0.03)
 
 
@@ -406,7 +406,7 @@ def test_shares_are_allocated_over_all_layers_when_the_batch_is_over():
     tensors = neural._layers[0]._tensors
     sketches = {name: tensor.summary for name, tensor in tensors.items()}
     total = sum(sketch.energy for sketch in sketches.values())
-    shares = {name: tensor.ends.state.arrays["factor"] for name, tensor in tensors.items()}
+    shares = {name: tensor.sender.state.arrays["factor"] for name, tensor in tensors.items()}
     assert {name: pytest.approx(s.energy / total) for name, s in sketches.items()} == shares
     # The first batch used the codec's own parameter everywhere, the second its share.
     model.zero_grad()

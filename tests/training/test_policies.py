@@ -12,8 +12,8 @@ from gtrace.costs import Network
 from gtrace.errors import UsageError
 from gtrace.runlog import read_runlog
 from gtrace.training import Exchange, MQGrad, ParameterServerClock, Study
-from gtrace.training.plans import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
-from gtrace.training.policy import Observation, PolicySpec
+from gtrace.training.policies import Observation, PolicySpec
+from gtrace.training.settings import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
 from gtrace.training.weights import WeightLevels
 
 NETWORK = Network.parse("1kbit/s", "0s", "ps", "2s")

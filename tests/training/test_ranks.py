@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import Message
 from gtrace.errors import PayloadError, UsageError
-from gtrace.training import frames
-from gtrace.training.links import Message
+from gtrace.training import wire
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
@@ -112,18 +112,18 @@ def _check_nonfinite(found):
 
 
 def test_frames_come_back_and_damaged_ones_do_not():
-    messages = [Message(b"abc", b""), None, frames.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
-    packed = frames.pack(messages)
-    assert frames.unpack(packed, 5) == messages
+    messages = [Message(b"abc", b""), None, wire.NOT_FINITE, Message(b"x" * 300, b"levels"), Message(b"y", None)]
+    packed = wire.pack(messages)
+    assert wire.unpack(packed, 5) == messages
     for bad in (packed[:-1], packed + b"z", packed[:20], b""):
         with pytest.raises(PayloadError, match="ranks differ"):
-            frames.unpack(bad, 5)
+            wire.unpack(bad, 5)
     parts = [b"", b"one", b"three"]
-    assert frames.split(frames.join(parts), 3) == parts
+    assert wire.split(wire.join(parts), 3) == parts
     with pytest.raises(PayloadError, match="announce"):
-        frames.split(frames.join(parts)[:-1], 3)
+        wire.split(wire.join(parts)[:-1], 3)
     with pytest.raises(PayloadError, match="too few"):
-        frames.split(b"ab", 3)
+        wire.split(b"ab", 3)
 
 
 def test_rules_choose_by_the_whole_name_and_by_its_last_part():

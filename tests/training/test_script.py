@@ -11,7 +11,7 @@ import gtrace
 from gtrace.cli import main
 from gtrace.runlog import read_runlog
 from gtrace.training.exchange import Exchange
-from gtrace.training.script import ScriptOptions, ScriptTraining
+from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
 PROGRAM = """
 import sys, torch

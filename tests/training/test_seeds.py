@@ -16,7 +16,7 @@ from gtrace.runlog import read_runlog
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
 from gtrace.training.exchange import Tally
-from gtrace.training.network import simulated_step
+from gtrace.training.run import simulated_step
 
 from ..helpers_online import Regression
 

@@ -8,8 +8,7 @@ from torch import nn
 
 import gtrace
 from gtrace.training import Evaluation, RefitSchedule, Study
-from gtrace.training.neural import NeuralGradients
-from gtrace.training.shadow import ShadowError, ShadowSummary, compare, shadow
+from gtrace.training.neural import NeuralCompression, ShadowError, ShadowSummary, compare, shadow
 from gtrace.types import Key
 
 PARTS = ("cosine_alone", "error_alone", "cosine", "error")
@@ -116,7 +115,7 @@ def test_figures_are_those_of_a_plain_reimplementation(spec):
     codec = gtrace.codec(spec)
     expected = naive(model, (x, y), codec)
     # A schedule without a step before the first: codecs are as they were made.
-    neural = NeuralGradients(
+    neural = NeuralCompression(
         model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip", layers="all"
     )
     with neural.batch(0) as batch:
@@ -139,7 +138,7 @@ def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
     torch.manual_seed(2)
     model, task = Network(), Difficult()
     codec = gtrace.codec("int8")
-    neural = NeuralGradients(
+    neural = NeuralCompression(
         model, codec, workers=1, seed=0, refit=RefitSchedule.parse("9"), nonfinite="skip", layers="all"
     )
     assert neural.owners["twice.weight"] == {"twice", "tied"}
@@ -165,7 +164,7 @@ def test_the_last_layer_of_a_difficult_model_and_the_tied_one():
 def test_a_lossless_codec_has_no_error():
     torch.manual_seed(2)
     model = Network()
-    neural = NeuralGradients(
+    neural = NeuralCompression(
         model,
         gtrace.codec("none"),
         workers=1,
@@ -196,7 +195,7 @@ def test_a_parameter_without_a_hooked_output_has_no_error_of_its_own():
 
     torch.manual_seed(0)
     model = Bare()
-    neural = NeuralGradients(
+    neural = NeuralCompression(
         model,
         gtrace.codec("int8"),
         workers=1,

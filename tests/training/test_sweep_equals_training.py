@@ -6,12 +6,12 @@ from helpers_variants import VARIANTS
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.link import Sender
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.metrics import Reference
-from gtrace.sweep import replay
+from gtrace.sweep import sources
 from gtrace.trace import Trace
 from gtrace.training.exchange import Exchange
-from gtrace.training.links import Sender
 
 SHAPES = {"conv": (16, 6, 5, 5), "fc": (20, 30), "bias": (17,)}
 STEPS = 4
@@ -39,7 +39,7 @@ def swept(codec, refit, monkeypatch):
             seen.append((self.values, decoded))
             return super().compare(decoded)
 
-    monkeypatch.setattr(replay, "Reference", Watched)
+    monkeypatch.setattr(sources, "Reference", Watched)
     trace = Trace.from_arrays({name: {step: BURST[step][name] for step in range(STEPS)} for name in SHAPES})
     rows = gtrace.run_sweep(trace, [codec], seed=SEED, refit=refit, jobs=1, optimal=False).rows()
     draws = [row for row in rows if row["draw"] == 0]

@@ -8,8 +8,8 @@ from torch import nn
 from gtrace.errors import UsageError
 from gtrace.fitting import objective
 from gtrace.runlog import read_runlog
+from gtrace.schedule import RefitSchedule
 from gtrace.training import Study, train
-from gtrace.training.schedule import RefitSchedule
 from gtrace.training.weights import PLACEMENTS, QuantizedWeights, WeightLevels, inner_weights
 
 FIRST = RefitSchedule.parse("once")

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from gtrace.errors import TraceError
 from gtrace.training import load_task, train
-from gtrace.training.tasks import words
+from gtrace.training.tasks import text
 
 TRAIN = " the cat sat on the mat \n a dog sat on the <unk> \n" * 20
 VALID = " the dog sat on a cat \n" * 200
@@ -16,7 +16,7 @@ VALID = " the dog sat on a cat \n" * 200
 
 @pytest.fixture
 def without_treebank(monkeypatch):
-    monkeypatch.delenv(words.VARIABLE, raising=False)
+    monkeypatch.delenv(text.VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "treebank", None)
 
 
@@ -32,7 +32,7 @@ def test_the_sonnets_in_words():
     assert list(shown) == ["from", "fairest", "creatures", "we", "desire", "increase", ",", "\n"]
     assert len(task._test) == pytest.approx(len(task._train) / 9, rel=0.01)
     inputs, targets = task.batch(np.random.default_rng(0), 3)
-    assert inputs.shape == targets.shape == (3, words.LENGTH)
+    assert inputs.shape == targets.shape == (3, text.WORD_LENGTH)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     again, _ = task.batch(np.random.default_rng(0), 3)
     assert torch.equal(inputs, again)
@@ -64,14 +64,14 @@ def test_the_test_in_pieces_is_that_of_the_whole_text(monkeypatch):
         scores = model(task._test[None, :-1])[0]
         whole = functional.cross_entropy(scores, task._test[1:]).item()
         assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
-        monkeypatch.setattr(words, "_PIECE", 7)
+        monkeypatch.setattr(text, "_PIECE", 7)
         assert task.evaluate(model).loss == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_treebank_from_a_folder(tmp_path, monkeypatch, without_treebank):
     (tmp_path / "ptb.train.txt").write_text(TRAIN)
     (tmp_path / "ptb.valid.txt").write_text(VALID)
-    monkeypatch.setenv(words.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
     task = load_task("ptb-lstm")
     assert list(task._vocabulary) == ["<eos>", "<unk>", "a", "cat", "dog", "mat", "on", "sat", "the"]
     assert list(task._vocabulary[task._train[:7]]) == ["the", "cat", "sat", "on", "the", "mat", "<eos>"]
@@ -81,7 +81,7 @@ def test_the_treebank_from_a_folder(tmp_path, monkeypatch, without_treebank):
 
 
 def test_the_treebank_from_its_package(monkeypatch):
-    monkeypatch.delenv(words.VARIABLE, raising=False)
+    monkeypatch.delenv(text.VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace(penn={"train": TRAIN, "valid": VALID}))
     assert len(load_task("ptb-lstm")._train) == 20 * 14
 
@@ -89,10 +89,10 @@ def test_the_treebank_from_its_package(monkeypatch):
 def test_without_the_treebank_one_line_says_where_it_belongs(tmp_path, monkeypatch, without_treebank):
     with pytest.raises(TraceError, match=r"Penn Treebank: not found .* set GTRACE_PTB .* or install"):
         load_task("ptb-lstm")
-    monkeypatch.setenv(words.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(text.VARIABLE, str(tmp_path))
     with pytest.raises(TraceError, match=r"ptb\.train\.txt"):
         load_task("ptb-lstm")
-    monkeypatch.delenv(words.VARIABLE)
+    monkeypatch.delenv(text.VARIABLE)
     monkeypatch.setitem(sys.modules, "treebank", types.SimpleNamespace())
     with pytest.raises(TraceError, match="Penn Treebank"):
         load_task("ptb-lstm")

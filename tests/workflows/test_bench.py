@@ -166,7 +166,7 @@ def test_a_second_run_trains_nothing_and_says_the_same(cache, dither, monkeypatc
     def fail(*arguments, **more):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("gtrace.training.standard.record_task", fail)
+    monkeypatch.setattr("gtrace.training.plain.record_task", fail)
     lines = []
     again = bench_json(run_bench(["dither"], SMALL, jobs=2, say=lines.append))
     assert json.dumps(again) == json.dumps(first)

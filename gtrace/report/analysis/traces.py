@@ -12,8 +12,17 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.names import count, listed
 from gtrace.sweep.formats import FormatTrial, LayerFormats
-from gtrace.sweep.laws import LayerLaws, Verdict, follow_laws, judge, verdict_sentences
-from gtrace.sweep.pruning import ASKED, Cosines, PruningCell, PruningTrial
+from gtrace.sweep.laws import (
+    ASKED,
+    Cosines,
+    LayerLaws,
+    PruningCell,
+    PruningTrial,
+    Verdict,
+    follow_laws,
+    judge,
+    verdict_sentences,
+)
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gtrace.report.figures.labels import Label, label_curves, make_room
 from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, styled
 from gtrace.report.figures.sweep import step_axis
 from gtrace.report.names import literal, shorten_all
-from gtrace.sweep.pruning import ASKED
+from gtrace.sweep.laws import ASKED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

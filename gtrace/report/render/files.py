@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.figures.svg import FigureKind
-    from gtrace.sweep.results import SweepResult
+    from gtrace.sweep.store import SweepResult
 
 
 _FIGURE_SUFFIXES: dict[str, FigureKind] = {".pdf": "pdf", ".png": "png", ".svg": "svg"}

@@ -15,8 +15,7 @@ from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
 from gtrace.report.sections.section import FigureSpec, Numbers, Section
 from gtrace.report.tables import Cell, Column, Mark, Table
-from gtrace.sweep.laws import FEW
-from gtrace.sweep.pruning import ASKED
+from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 from gtrace.errors import UsageError, suggest
-from gtrace.training.linear import LINEAR_TASKS
-from gtrace.training.requirement import require_torch
 
 if TYPE_CHECKING:
     from gtrace.training.tasks.base import Task
@@ -35,12 +34,12 @@ _TASKS = {
         "character-level transformer on Shakespeare's sonnets, AdamW, clipped gradients",
     ),
     "word-lstm": (
-        "gtrace.training.tasks.words",
+        "gtrace.training.tasks.text",
         "WordLSTM",
         "word-level LSTM on Shakespeare's sonnets, SGD, clipped gradients",
     ),
     "ptb-lstm": (
-        "gtrace.training.tasks.words",
+        "gtrace.training.tasks.text",
         "TreebankLSTM",
         "word-level LSTM on the Penn Treebank, where that is at hand, SGD, clipped gradients",
     ),
@@ -57,6 +56,16 @@ _TASKS = {
 }
 
 
+def require_torch() -> None:
+    """Check that PyTorch is there, without importing it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("training needs PyTorch, which is not installed: pip install 'gtrace[torch]'")
+
+
 def task_names() -> tuple[str, ...]:
     """All built-in tasks."""
     return tuple(_TASKS)
@@ -69,7 +78,7 @@ def describe_task(name: str) -> str:
         UsageError: unknown; the nearest names are suggested.
     """
     if name not in _TASKS:
-        raise UsageError(f"no task '{name}'; {suggest(name, [*_TASKS, *LINEAR_TASKS])}")
+        raise UsageError(f"no task '{name}'; {suggest(name, _TASKS)}")
     return _TASKS[name][2]
 
 

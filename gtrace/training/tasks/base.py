@@ -1,10 +1,13 @@
-"""What a training task is: a model by seed, batches by key, a loss, an evaluation."""
+"""What a training task is: a model by seed, batches by key, a loss, an evaluation; and where the samples' data are."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from gtrace.errors import TraceError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,3 +75,20 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Test a model, which is in evaluation mode and records no gradients."""
+
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_FOLDERS = (_PACKAGE / "workflows" / "samples" / "data", _PACKAGE.parent / "samples" / "data")
+
+
+def sample_file(name: str) -> Path:
+    """The path of a shipped data file.
+
+    Raises:
+        TraceError: this installation lacks it.
+    """
+    for folder in _FOLDERS:
+        if (folder / name).is_file():
+            return folder / name
+    looked = " and ".join(str(folder) for folder in _FOLDERS)
+    raise TraceError(f"{name}: the data of the samples are missing (looked in {looked}); install gtrace again")

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gtrace.training.tasks.base import Batch, Evaluation, Recipe, Task
-from gtrace.training.tasks.data import sample_file
+from gtrace.training.tasks.base import Batch, Evaluation, Recipe, Task, sample_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

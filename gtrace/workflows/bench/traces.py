@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gtrace.workflows.bench.protocol import Model, Protocol
 
 #: what the gradients depend on beside the protocol
-_SOURCES = ("training/standard.py", "training/tasks/digits.py", "training/tasks/text.py", "workflows/bench/made.py")
+_SOURCES = ("training/plain.py", "training/tasks/digits.py", "training/tasks/text.py", "workflows/bench/made.py")
 
 
 class StandardTrace(NamedTuple):
@@ -108,7 +108,7 @@ def _make(protocol: Protocol, model: Model, paths: dict[str, Path]) -> None:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as name:
         making = {phase: Path(name) / path.name for phase, path in paths.items()}
         if util.find_spec("torch") is not None:
-            from gtrace.training.standard import record_task
+            from gtrace.training.plain import record_task
 
             steps = {making[phase]: tuple(protocol.phases[phase]) for phase in paths}
             record_task(model.task, steps, batch_size=model.batch_size, seed=protocol.seed)

@@ -1,0 +1,141 @@
+"""What the experiments on adaptive levels (ALQ, AMQ) have in common: their codecs, and one uncompressed training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace_experiments.reproduce._training import small_task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace import Trace
+    from gtrace.training import Task
+    from gtrace_experiments.reproduce.experiment import Context
+
+PAPER = "Faghri et al., Adaptive Gradient Quantization for Data-Parallel SGD, NeurIPS 2020"
+
+#: the paper's name -> gtrace's
+METHODS = {
+    "ALQ": "alq",
+    "ALQ-N": "alq-n",
+    "AMQ": "amq",
+    "AMQ-N": "amq-n",
+    "QSGDinf": "qsgdinf",
+    "TRN": "terngrad",
+    "NUQSGD": "nuqsgd",
+}
+ADAPTIVE = ("ALQ", "ALQ-N", "AMQ", "AMQ-N")
+LAW_NOTE = (
+    "ALQ and AMQ are fitted to the gradients themselves. The paper fits them to truncated normals with the gradients' "
+    "mean and deviation; alq-fig5 and alq-fig6 show what that changes."
+)
+GRID_NOTE = "Grids have no level at 0, as in the paper's reference code: 3 bits are plus and minus four magnitudes."
+#: shares of the training after which the learning rate falls to a tenth, as 40K and 60K of 80K iterations
+DROPS = (0.5, 0.75)
+
+
+def spec(
+    method: str, bits: int = 3, bucket: int | None = 8192, more: str = "scope=model,tail=exact", law: str = ""
+) -> str:
+    """A codec in the paper's setting: buckets run across layers, and a short last one goes in full precision.
+
+    Args:
+        method: the paper's name, or ``none``.
+        bits: of all but TRN, which has three levels.
+        bucket: its size; None for the whole model.
+        more: further parameters.
+        law: that levels are fitted to, for adaptive methods; empty for the gradients themselves.
+    """
+    if method == "none":
+        return method
+    first = "" if method == "TRN" else f"bits={bits},zero=false,"
+    fitted = f",law={law}" if law else ""
+    return f"{METHODS[method]}:{first}bucket_size={'none' if bucket is None else bucket},{more}{fitted}"
+
+
+def paper_law(method: str) -> str:
+    """The law that the paper fits a method's levels to: one normal of averaged moments for ALQ-N and AMQ-N."""
+    return "truncnorm-mean" if method.endswith("-N") else "truncnorm"
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """An uncompressed training by one worker, with gradients of several batches at some of its steps.
+
+    Attributes:
+        workers: a trace for each batch; the training goes on with the first one's gradient.
+        at: the steps at which gradients were kept, rising.
+        steps: all of the training.
+        drops: steps at which the learning rate fell.
+        refits: kept steps at which the paper would fit levels: 100, 2,000 and every 10,000 of 80,000, in proportion.
+        data: what was trained on, in words.
+    """
+
+    workers: tuple[Trace, ...]
+    at: tuple[int, ...]
+    steps: int
+    drops: tuple[int, ...]
+    refits: tuple[int, ...]
+    data: str
+
+    def gradients(self, step: int) -> NDArray[np.float32]:
+        """The whole model's gradient of every batch, float32[batches, n]."""
+        return np.stack([np.concatenate([t.read(info.name, step) for info in t.tensors]) for t in self.workers])
+
+
+def plain_path(context: Context, seed: int | None = None) -> Path:
+    """The training that several experiments look at; made once in a process."""
+    return _path(context.seed if seed is None else seed, context.quick)
+
+
+@lru_cache(maxsize=4)
+def _path(seed: int, quick: bool) -> Path:
+    from gtrace_experiments.reproduce.experiment import Context
+
+    task, data = small_task(Context(seed, quick), "CIFAR-10 and ImageNet")
+    steps, batches = (40, 2) if quick else (600, 4)
+    drops = tuple(round(share * steps) for share in DROPS)
+    at = sorted({0, 1, 2, 3, steps - 1, *range(5, steps, 5 if quick else 15)})
+    asked = (0,) if quick else (0, steps // 40, *range(steps // 8, steps, steps // 8))
+    refits = tuple(min(at, key=lambda step: abs(step - wanted)) for wanted in asked)
+    workers = record(task, seed, steps, at, drops, batch_size=task.recipe.batch_size, batches=batches)
+    return Path(workers, tuple(at), steps, drops, refits, data)
+
+
+def record(
+    task: Task, seed: int, steps: int, at: Sequence[int], drops: Sequence[int], *, batch_size: int, batches: int
+) -> tuple[Trace, ...]:
+    """Train one worker without compression, and keep gradients of several batches at some of the steps.
+
+    Args:
+        task: what is trained, with its own optimizer and first learning rate.
+        seed: of the model and the batches.
+        steps: of the optimizer.
+        at: steps at which gradients are kept.
+        drops: steps at which the learning rate falls to a tenth.
+        batch_size: samples in a batch.
+        batches: how many at those steps; the training goes on with the first.
+
+    Returns:
+        a trace in memory for each of the batches.
+    """
+    from gtrace.trace import Trace
+    from gtrace.training import PlainTraining
+
+    training = PlainTraining(task, seed, batch_size)
+    kept: list[dict[str, dict[int, NDArray[np.float32]]]] = [{} for _ in range(batches)]
+    for step in range(steps):
+        lr = task.recipe.lr * 0.1 ** sum(step >= drop for drop in drops)
+        gradients = training.step(lr, batches if step in at else 1)
+        if step in at:
+            for tensors, found in zip(kept, gradients, strict=True):
+                for name, values in found.items():
+                    tensors.setdefault(name, {})[step] = values
+    return tuple(Trace.from_arrays(tensors) for tensors in kept)

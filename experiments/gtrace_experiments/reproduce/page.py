@@ -1,0 +1,183 @@
+"""Results of experiments as one page: HTML with its figures inside, or Markdown with its figures beside it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+import gtrace
+from gtrace.report.figures.charts import draw_chart
+from gtrace.report.figures.svg import inline_svg, render
+from gtrace.report.names import literal
+from gtrace.report.render.files import put
+from gtrace.report.render.html import document, pieces
+from gtrace.report.tables import Cell, Column
+from gtrace.report.tables import Table as Cells
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from gtrace.report.tables import Mark
+    from gtrace_experiments.reproduce.experiment import Experiment, Result, Table
+
+_TITLE = "The papers' experiments in miniature"
+_INTRODUCTION = (
+    "Each experiment repeats a figure or table of a paper at a size that a laptop finishes in minutes. What "
+    "counts as shown is stated as a criterion; a claim that did not show stays here with its numbers. Reproduced: "
+    "every criterion holds. Partly: some do. A miniature that fails does not refute a paper, and one that "
+    "succeeds does not prove it. Criteria were written down before the measurement, but a criterion of alq-fig1, "
+    "alq-fig8, mcgq-ptb, zipml-fig6 and zipml-fig9 was changed or added after a first look, and rates or lengths "
+    "of mcgq-tables1-2, mcgq-ptb and the experiments on MQGrad."
+)
+_MARKS: dict[bool, str] = {True: "holds", False: "does not hold"}
+
+
+def write_page(path: Path, shown: Sequence[tuple[Experiment, Result]], figures: Path) -> None:
+    """Write ``path`` (.html or .md), and for Markdown an SVG per figure into the folder ``figures``."""
+    if path.suffix == ".md":
+        put(path, _markdown(shown, figures, path.parent).encode())
+    else:
+        put(path, _html(shown).encode())
+
+
+def overview(shown: Sequence[tuple[Experiment, Result]]) -> list[tuple[str, str, str, str]]:
+    """Name, title, verdict and how many criteria hold, of each."""
+    return [
+        (
+            experiment.name,
+            experiment.title,
+            result.outcome.verdict + (" (quick)" if result.quick else ""),
+            f"{sum(c.holds for c in result.outcome.checks)} of {len(result.outcome.checks)}",
+        )
+        for experiment, result in shown
+    ]
+
+
+def _parts(experiment: Experiment, result: Result) -> Iterator[tuple[str, str]]:
+    """Headed paragraphs in front of the tables."""
+    yield "The paper", f"{experiment.paper}, {experiment.where}. {experiment.claim}"
+    yield "Here", experiment.recipe
+    yield "Data", result.outcome.data
+    for note in result.outcome.notes:
+        yield "Note", note
+
+
+def _provenance(result: Result) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    length = "; a quick run, whose verdict means nothing" if result.quick else ""
+    return f"Seed {result.seed}, {result.cpu_seconds:.0f} s of CPU time{length}; {versions}."
+
+
+def show(value: str | float | None) -> str:
+    """A cell's text: four digits of a float, a dash for nothing."""
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    return str(value)
+
+
+def _markdown(shown: Sequence[tuple[Experiment, Result]], figures: Path, base: Path) -> str:
+    lines = [f"# {_TITLE}", "", _INTRODUCTION, ""]
+    lines += _pipes(
+        ("experiment", "what", "verdict", "criteria"),
+        [(f"[{name}](#{name})", *rest) for name, *rest in overview(shown)],
+    )
+    for experiment, result in shown:
+        lines += ["", f"## {experiment.name}", "", f"**{experiment.title}: {result.outcome.verdict}.**", ""]
+        for head, words in _parts(experiment, result):
+            lines += [f"*{head}.* {words}", ""]
+        lines += _pipes(
+            ("claim", "criterion", "measured", ""),
+            [(c.claim, c.criterion, c.measured, _MARKS[c.holds]) for c in result.outcome.checks],
+        )
+        for k, chart in enumerate(result.outcome.charts):
+            drawn = figures / f"{experiment.name}{f'-{k + 1}' if k else ''}.svg"
+            put(drawn, render(draw_chart(chart), "svg"))
+            lines += ["", f"![{experiment.title}]({os.path.relpath(drawn, base)})", "", chart.caption]
+        for table in (*result.outcome.tables, *experiment.published):
+            lines += ["", f"{_titled(table, experiment)}", ""]
+            lines += _pipes(table.columns, [[show(cell) for cell in row] for row in table.rows])
+            lines += ["", table.note] if table.note else []
+        lines += ["", _provenance(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _titled(table: Table, experiment: Experiment) -> str:
+    return f"{'Published: ' if table in experiment.published else ''}{table.title}"
+
+
+def _pipes(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', '&#124;').replace('*', chr(92) + '*') for cell in cells)} |"
+
+    return [line(columns), f"|{'---|' * len(columns)}", *(line(row) for row in rows)]
+
+
+def _html(shown: Sequence[tuple[Experiment, Result]]) -> str:
+    title = _TITLE if len(shown) > 1 else f"{shown[0][0].name}: {shown[0][0].title}"
+    main: list[Markup] = []
+    if len(shown) > 1:
+        main.append(_paragraph("", _INTRODUCTION))
+        main.append(
+            pieces.table(
+                _cells("Experiments", ("experiment", "what", "verdict", "criteria"), overview(shown), words=True)
+            )
+        )
+    for experiment, result in shown:
+        main.append(Markup("<section>"))
+        if len(shown) > 1:
+            main.append(pieces.heading(f"{experiment.name}: {experiment.title}", 2, experiment.name))
+        main.append(pieces.verdict([f"{result.outcome.verdict[0].upper()}{result.outcome.verdict[1:]}."]))
+        main += [_paragraph(head, words) for head, words in _parts(experiment, result)]
+        checks = [(c.claim, c.criterion, c.measured, _MARKS[c.holds]) for c in result.outcome.checks]
+        marks: dict[int, Mark] = {k: "best" for k, c in enumerate(result.outcome.checks) if c.holds}
+        main.append(
+            pieces.table(
+                _cells("Criteria", ("claim", "criterion", "measured", "verdict"), checks, words=True, marks=marks)
+            )
+        )
+        for k, chart in enumerate(result.outcome.charts):
+            drawing = inline_svg(draw_chart(chart), f"{experiment.name}-{k}", f"{experiment.title}. {chart.caption}")
+            # The drawing is an element of its own, made of escaped text.
+            main.append(pieces.figure(experiment.title, chart.caption, Markup(drawing)))  # noqa: S704
+        for table in (*result.outcome.tables, *experiment.published):
+            main.append(pieces.heading(_titled(table, experiment), 3))
+            rows = [[show(cell) for cell in row] for row in table.rows]
+            main.append(pieces.table(_cells(_titled(table, experiment), table.columns, rows, notes=(table.note,))))
+        main += [_paragraph("", _provenance(result)), Markup("</section>")]
+    footer = f"Made by gtrace {gtrace.__version__} with gtrace reproduce."
+    return document(title, [pieces.heading(title, 1)], main, footer)
+
+
+def _paragraph(head: str, words: str) -> Markup:
+    strong = Markup("<strong>{}.</strong> ").format(head) if head else Markup("")
+    return Markup("<p>{}{}</p>").format(strong, literal(words))
+
+
+def _cells(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: bool = False,
+    marks: dict[int, Mark] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Cells:
+    found = marks or {}
+    last = len(columns) - 1
+    return Cells(
+        title,
+        tuple(
+            Column(name, numeric=not words and k > 0, prose=words and " " in rows[0][0])
+            for k, name in enumerate(columns)
+        ),
+        tuple(
+            tuple(Cell(cell, mark=found.get(i, "") if k == last else "") for k, cell in enumerate(row))
+            for i, row in enumerate(rows)
+        ),
+        tuple(note for note in notes if note),
+    )

@@ -1,0 +1,139 @@
+"""What a capture recorded: in this process, and in all processes of a run together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """What a capture came to.
+
+    Attributes:
+        path: the trace; it exists only where ``rows`` is positive.
+        torch_seen: the program imported torch.
+        steps_seen: optimizer steps that the program took, of all optimizers.
+        steps_wanted: those of them that were to be recorded.
+        backward_passes: how often it called ``backward``.
+        rows: steps that were recorded.
+        optimizers: optimizers of which steps were recorded.
+        tensors: distinct weight tensors that were recorded.
+        bytes: size of the trace on disk.
+        blocked: share of the training time that capture took.
+        waited: the same in seconds.
+        span: seconds from the first optimizer step to the last one.
+        skipped_steps: steps that a gradient scaler left out.
+        dropped: steps left out because too many waited to be written.
+        unwritten: steps that could not be written.
+        errors: errors of capture.
+        over_budget: recording ended early because the budget was used up.
+        complaints: one line for each tensor pattern that matched nothing.
+        ranks: processes that recorded.
+        fewest_rows: steps of the process that recorded fewest, where there are several.
+        neural_rows: steps of which gradients of module outputs were recorded.
+        neural_tensors: distinct outputs of modules whose gradients were recorded.
+        without: what was asked for beside the gradients and was not to be had, one line each.
+    """
+
+    path: Path
+    torch_seen: bool = False
+    steps_seen: int = 0
+    backward_passes: int = 0
+    steps_wanted: int = 0
+    rows: int = 0
+    optimizers: int = 0
+    tensors: int = 0
+    bytes: int = 0
+    blocked: float = 0.0
+    waited: float = 0.0
+    span: float = 0.0
+    skipped_steps: int = 0
+    dropped: int = 0
+    unwritten: int = 0
+    errors: int = 0
+    over_budget: bool = False
+    complaints: tuple[str, ...] = ()
+    ranks: int = 1
+    fewest_rows: int = 0
+    neural_rows: int = 0
+    neural_tensors: int = 0
+    without: tuple[str, ...] = ()
+
+
+def disk_usage(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            # Another process of the run may just be moving it into its place.
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(folder, file)).st_size
+    return total
+
+
+def all_parts(path: Path, own: CaptureSummary) -> CaptureSummary:
+    """The summary of a trace that several processes wrote; ``own`` where no other process than this one did.
+
+    Steps, tensors and optimizers are those of the process that recorded most; errors add up.
+
+    Args:
+        path: the trace.
+        own: what this process recorded.
+
+    Raises:
+        TraceError: the trace cannot be read.
+    """
+    # Not at the top: this module is loaded before the program runs, and traces import numpy.
+    from gtrace.trace import open_trace
+    from gtrace.trace.format import KINDS
+    from gtrace.trace.shared import parts
+
+    with open_trace(path) as trace:
+        counts = {kind: Counter[int]() for kind in KINDS}
+        for key in trace.streams:
+            counts[key.kind][key.rank] += trace.scalars(**key._asdict())["step"].size
+        tensors = trace.tensors
+    rows = counts["weight"] | counts["neural"]
+    rows = Counter({rank: count for rank, count in rows.items() if count})
+    if not rows or (len(rows) == 1 and own.rows):
+        return own
+    told = [part["capture"] for part in parts(path) if isinstance(part.get("capture"), dict)]
+    blocked, waited, span = max(map(_waiting, told), default=(0.0, 0.0, 0.0))
+    most = max(rows, key=lambda rank: rows[rank])
+    return dataclasses.replace(
+        own,
+        torch_seen=True,
+        steps_seen=max((int(outcome.get("steps_seen", 0)) for outcome in told), default=0),
+        steps_wanted=rows[most],
+        rows=rows[most],
+        fewest_rows=min(rows.values()),
+        ranks=len(rows),
+        optimizers=len({info.optimizer for info in tensors if info.rank == most}),
+        tensors=sum(info.rank == most and info.kind == "weight" for info in tensors),
+        neural_rows=counts["neural"][most],
+        neural_tensors=sum(info.rank == most and info.kind == "neural" for info in tensors),
+        bytes=disk_usage(path),
+        blocked=blocked,
+        waited=waited,
+        span=span,
+        skipped_steps=max((int(outcome.get("skipped_steps", 0)) for outcome in told), default=0),
+        errors=sum(int(outcome.get("errors", 0)) for outcome in told),
+        over_budget=any(outcome.get("over_budget") for outcome in told),
+        complaints=(),
+    )
+
+
+def _waiting(outcome: Mapping[str, Any]) -> tuple[float, float, float]:
+    blocked, waited, span = (float(outcome.get(name, 0.0)) for name in ("blocked", "waited", "span"))
+    return blocked, waited, span

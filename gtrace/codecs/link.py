@@ -1,0 +1,352 @@
+"""The loop of compressed training: fit, send, receive, settle, and allocate among tensors.
+
+A :class:`Sender` is one worker's codec for one tensor and holds the codec's state. A :class:`Receiver` holds nothing
+but the shared bytes that were sent to it, so whatever decoding needs has traveled in a :class:`Message` and has been
+counted. Simulated workers, real ranks, neural gradients and hooks into a training loop all use the same two.
+
+Values are arrays, or whatever an :class:`Engine` knows to encode where they are.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from gtrace.codecs.base import Codec
+from gtrace.coding import ENVELOPE_BYTES
+from gtrace.errors import UsageError
+from gtrace.fitting.pooling import Pool, poolable
+from gtrace.sketch import MomentSketch
+from gtrace.types import Key, Role, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.codecs.base import Rounds
+    from gtrace.schedule import RefitSchedule
+    from gtrace.types import SummarySpec
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """Works on values wherever they are: arrays, or tensors of a device."""
+
+    def on_host(self, values: Any) -> NDArray[np.float32]:
+        """The values as an array; an array is returned as it is."""
+
+    def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
+        """The payload of ``codec.encode``, the same bytes wherever the values are."""
+
+    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+        """What ``codec.decode`` returns, at a place; None is the host."""
+
+
+class _Host:
+    """The engine of arrays."""
+
+    def on_host(self, values: Any) -> NDArray[np.float32]:
+        array: NDArray[np.float32] = values
+        return array
+
+    def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
+        return codec.encode(state, values, key)
+
+    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+        del place
+        return codec.decode(shared, payload, size)
+
+
+HOST: Engine = _Host()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """What all links of a training have in common.
+
+    Attributes:
+        refit: when codecs are fitted.
+        seed: of all keys.
+        engine: what encodes and decodes values that are not arrays.
+    """
+
+    refit: RefitSchedule
+    seed: int = 0
+    engine: Engine = HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one worker sends for one tensor.
+
+    Attributes:
+        payload: of the codec, envelope included.
+        shared: what the receiver must hold from now on; None when it holds it already.
+    """
+
+    payload: bytes
+    shared: bytes | None
+
+    @property
+    def payload_bits(self) -> int:
+        """Bits of the payload without its envelope."""
+        return 8 * (len(self.payload) - ENVELOPE_BYTES)
+
+    @property
+    def shared_bits(self) -> int:
+        """Bits of the shared bytes that travel in this message."""
+        return 0 if self.shared is None else 8 * len(self.shared)
+
+
+class Sender:
+    """One worker's codec for one tensor, with its state.
+
+    Args:
+        codec: what encodes.
+        size: elements of the tensor.
+        options: what all links have in common.
+        tensor: its name, part of the key.
+        worker: number of the worker, part of the key.
+        shape: of the parameter, None if it is not known.
+        role: ``up`` for what a worker sends, ``down`` for what is sent on after a sum; part of the key.
+
+    Attributes:
+        codec: what encodes.
+        state: of the codec.
+        known: the shared bytes that the receiver holds.
+        fit_seconds: CPU time of all fits.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        size: int,
+        options: LinkOptions,
+        *,
+        tensor: str,
+        worker: int = 0,
+        shape: tuple[int, ...] | None = None,
+        role: Role = "up",
+    ) -> None:
+        self.codec = codec
+        self.state = codec.init(size, shape)
+        self.known = b""
+        self.fit_seconds = 0.0
+        self._tensor, self._worker, self._role = tensor, worker, role
+        self._options, self._refit, self._engine = options, options.refit, options.engine
+        self._fitted = -1
+        self._spec = fit_spec(codec)
+        self._pool = Pool()
+        self._watched = -1
+
+    def adopt(self, codec: Codec) -> None:
+        """Go on with a codec that differs in ``bits`` alone: it is fitted at once, and memory is kept."""
+        self.codec, self.state = codec, codec.renewed(self.state)
+        self._spec, self._fitted = fit_spec(codec), -1
+
+    def scheduled(self, step: int) -> bool:
+        """Whether the schedule asks for a fit at this step, or has asked for one that did not happen yet."""
+        return self._spec is not None and self._refit.latest(step) > self._fitted
+
+    def due(self, step: int) -> bool:
+        """Whether the codec is to be fitted before it encodes at this step."""
+        if self._spec is not None and self.codec.fits_itself:
+            return step > self._fitted
+        return self.scheduled(step)
+
+    def watch(self, values: Any, step: int) -> None:
+        """Take note of a step that the fit of this step or a later one pools; once for each step."""
+        if self._spec is None or not self._pools or step <= self._watched:
+            return
+        if self.due(step) or self._refit.watches(step):
+            start = time.thread_time()
+            self._pool.add(self._viewed(values))
+            self._watched = step
+            self.fit_seconds += time.thread_time() - start
+
+    def sketch(self, values: Any, step: int) -> MomentSketch:
+        """The sketch of float32[size] itself, for :meth:`~gtrace.codecs.Codec.allocate`.
+
+        Sketches are made on the host, which a tensor of a device is copied to.
+
+        Raises:
+            UsageError: a codec that is never fitted.
+        """
+        del step
+        return self._sketched(self._engine.on_host(values))
+
+    def summary(self, values: Any, step: int) -> MomentSketch:
+        """What a fit looks at: the sketch of float32[size], or of what a codec with memory makes of it.
+
+        With a pooled schedule it is the decayed mean of this sketch and of those of the steps before.
+
+        Raises:
+            UsageError: a codec that is never fitted.
+        """
+        if not self._pools:
+            return self._viewed(values)
+        self.watch(values, step)
+        return self._pool.mean()
+
+    def _viewed(self, values: Any) -> MomentSketch:
+        return self._sketched(self.codec.view(self.state, self._engine.on_host(values)))
+
+    def _sketched(self, values: ArrayLike) -> MomentSketch:
+        if self._spec is None:
+            raise UsageError(f"{self.codec}: there is nothing to fit")
+        return MomentSketch.from_spec(values, self._spec)
+
+    @property
+    def _pools(self) -> bool:
+        return self._refit.pooled and poolable(self._spec)
+
+    @property
+    def looks_further(self) -> bool:
+        """Whether the codec is fitted to more than the sketch of the gradient itself."""
+        return self._pools or type(self.codec).view is not Codec.view
+
+    def fit(self, summary: MomentSketch, step: int, *, agreed: bool = False, share: float | None = None) -> None:
+        """Fit to a summary, with the tensor's share of an allocation if there is one.
+
+        If all workers ``agreed`` on the summary, what receivers must hold does not travel.
+        """
+        start = time.thread_time()
+        self.state = refitted(self.codec, self.state, summary, step, share)
+        self.skip(step)
+        self.fit_seconds += time.thread_time() - start
+        if agreed:
+            self.known = self.codec.shared(self.state)
+
+    def skip(self, step: int) -> None:
+        """Count this step's fit as done."""
+        self._fitted = step
+        if not self._refit.watches(step + 1):
+            self._pool = Pool()
+
+    def send(self, values: Any, step: int) -> Message:
+        """Fit if the schedule says so, and encode float32[size]; a tensor on its own device, to the same bytes."""
+        self.watch(values, step)
+        if self.due(step):
+            start = time.thread_time()
+            summary = self.summary(values, step)
+            self.fit_seconds += time.thread_time() - start
+            self.fit(summary, step)
+        payload = self.encode(values, step)
+        shared = self.codec.shared(self.state)
+        changed, self.known = shared != self.known, shared
+        return Message(payload, shared if changed else None)
+
+    def encode(self, values: Any, step: int) -> bytes:
+        """The payload of a step with the codec as it is."""
+        return self._engine.encode(self.codec, self.state, values, self._key(step))
+
+    def rounds(self, values: Any, step: int) -> Rounds:
+        """What a linear codec sends in its rounds instead of a message; its state is the next step's when they end."""
+        ended = yield from self.codec.rounds(self.state, self._engine.on_host(values), self._key(step))
+        self.state = ended.state
+        return ended
+
+    def settle(self, values: Any, decoded: Any) -> None:
+        """Take note of how ``values`` arrived, for residuals and momentum."""
+        if type(self.codec).update is not Codec.update:
+            host = self._engine.on_host
+            self.state = self.codec.update(self.state, host(values), host(decoded))
+
+    def _key(self, step: int) -> Key:
+        return Key.derive(self._options.seed, tensor=self._tensor, step=step, worker=self._worker, role=self._role)
+
+    def to_arrays(self) -> dict[str, Any]:
+        """The state, as plain numbers and arrays."""
+        return {
+            "state": dict(self.state.to_arrays()),
+            "fitted": self._fitted,
+            "known": np.frombuffer(self.known, np.uint8).copy(),
+            "watched": self._watched,
+            "pool": self._pool.to_arrays(),
+        }
+
+    def load_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Undo :meth:`to_arrays`."""
+        self.state = State.from_arrays(arrays["state"])
+        self._fitted = int(arrays["fitted"])
+        self.known = np.asarray(arrays["known"], np.uint8).tobytes()
+        self._watched = int(arrays["watched"])
+        if self._spec is not None:
+            self._pool = Pool.from_arrays(arrays["pool"], self._spec)
+
+
+def fit_spec(codec: Codec) -> SummarySpec | None:
+    """What a fit wants summarized; None for a codec that is never fitted."""
+    # A sketch that nobody reads would be charged to the codec as its own time.
+    return codec.needs if type(codec).fit is not Codec.fit else None
+
+
+def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share: float | None = None) -> State:
+    """The state after a fit that depends on the summary alone, so that a sweep knows it without the steps before.
+
+    Memory is kept. What was fitted before is kept if the summary is of zeros, which say nothing.
+    """
+    if not codec.stateful and summary.sums.size:
+        state = codec.init(state.size, state.shape)
+    if share is not None:
+        state = codec.with_target(state, share)
+    return codec.fit(state, summary, step)
+
+
+def allocate(sending: Iterable[tuple[Sender, Any]], step: int) -> None:
+    """Fit the codecs of one worker that share something out among their tensors, before any of these is encoded.
+
+    The shares come from the gradients of all tensors that are sent at this step, as in a sweep. If there are several
+    codecs, each shares out among its own tensors.
+
+    Args:
+        sending: the senders of a step with what they are about to send.
+        step: number of the step.
+    """
+    for codec, members in sharing((sender.codec, (sender, values)) for sender, values in sending):
+        if not any(sender.due(step) for sender, _ in members):
+            continue
+        sketches = [sender.sketch(values, step) for sender, values in members]
+        for (sender, values), sketch, share in zip(members, sketches, codec.allocate(sketches), strict=True):
+            if sender.due(step):
+                sender.fit(sender.summary(values, step) if sender.looks_further else sketch, step, share=share)
+
+
+def sharing(items: Iterable[tuple[Codec, T]]) -> Iterable[tuple[Codec, list[T]]]:
+    """Each codec that allocates, with what goes through it."""
+    groups: dict[Codec, list[T]] = {}
+    for codec, item in items:
+        if codec.allocates:
+            groups.setdefault(codec, []).append(item)
+    return groups.items()
+
+
+class Receiver:
+    """The other end of one worker's messages for one tensor: knows the codec, the size, and what was sent.
+
+    Attributes:
+        codec: what decodes.
+        size: elements of the tensor.
+        shared: the shared bytes that it was sent last.
+    """
+
+    def __init__(self, codec: Codec, size: int, engine: Engine = HOST) -> None:
+        self.shared = b""
+        self.codec = codec
+        self.size = size
+        self._engine = engine
+
+    def receive(self, message: Message, place: Any = None) -> Any:
+        """Decode to float32[size]: an array, or a tensor of the device that is its place.
+
+        Raises:
+            PayloadError: the bytes are damaged, or were made with other shared bytes.
+        """
+        if message.shared is not None:
+            self.shared = message.shared
+        return self._engine.decode(self.codec, self.shared, message.payload, self.size, place)

@@ -1,0 +1,228 @@
+"""Scales: norms of buckets, and what methods of one bit or of integer codes use instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gtrace.buckets import bucket_scales, clip_values, whole_scale
+from gtrace.codecs.base import parameter
+from gtrace.codecs.parts import FLOAT32_MAX, Scale
+from gtrace.errors import PayloadError
+from gtrace.kernels import signs as _signs
+from gtrace.kernels.norms import power_sum
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gtrace.codecs.chunked import TensorSums
+    from gtrace.types import Norm, State, Tail
+
+
+@dataclass(frozen=True)
+class BucketNorm(Scale):
+    """A norm of each bucket of consecutive values, in float32."""
+
+    norm: Norm = parameter("l2", "what a bucket is divided by", choices=("l2", "linf", "l1"))
+    bucket_size: int | None = parameter(
+        8192, "consecutive values that share a norm; none for the whole tensor", minimum=1, optional=True
+    )
+    tail: Tail = parameter(
+        "quantized", "a short last bucket: its own norm, or sent in float32", choices=("quantized", "exact")
+    )
+    clip: float | None = parameter(None, "clip at this many standard deviations before the norm is taken", minimum=0.0)
+
+    @property
+    def unbiased(self) -> bool:
+        """What is clipped is lost."""
+        return self.clip is None
+
+    def clipped(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The values that norms are taken of, float32[n]."""
+        return x if self.clip is None else clip_values(x, self.clip)[0]
+
+    def quantized(self, size: int) -> int:
+        """How many of ``size`` values are rounded; the rest is sent as it is."""
+        if self.tail == "exact" and self.bucket_size is not None:
+            return size - size % self.bucket_size
+        return size
+
+    def over(self, size: int) -> int:
+        """Values of a bucket."""
+        return self.bucket_size or max(1, size)
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """The norms, float32[buckets]; ``scale`` of the state, if an engine knows the norm of the whole tensor."""
+        whole = state.arrays.get("scale")
+        return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
+
+    def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
+        """The norm of a tensor that is one bucket."""
+        if self.bucket_size is not None or self.norm == "none":
+            return None
+        return whole_scale(self.norm, sums.norm1, sums.energy, sums.largest)
+
+    def head(self, body: memoryview, size: int) -> int:
+        """Four bytes a bucket."""
+        del body
+        return 0 if self.norm == "none" else 4 * -(-size // self.over(size))
+
+    def pack(self, scales: NDArray[np.float32]) -> bytes:
+        """Little-endian float32; nothing without a norm."""
+        return b"" if self.norm == "none" else super().pack(scales)
+
+
+@dataclass(frozen=True)
+class NoNorm(BucketNorm):
+    """Buckets that are divided by 1, and send nothing."""
+
+    norm: Norm = parameter("none", "no scale", choices=("none",))
+    bucket_size: int | None = parameter(None, "without meaning here: no scale is taken", optional=True, maximum=0)
+
+
+@dataclass(frozen=True)
+class BlockMax(Scale):
+    """The largest magnitude of each block, in float32."""
+
+    block_size: int | None = parameter(
+        2048, "consecutive values that share a scale; none for the whole tensor", minimum=1, optional=True
+    )
+
+    def over(self, size: int) -> int:
+        """Values of a block."""
+        return self.block_size or max(1, size)
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """float32[blocks]."""
+        del state
+        return bucket_scales(x, "linf", self.block_size)
+
+    def head(self, body: memoryview, size: int) -> int:
+        """Four bytes a block."""
+        del body
+        return 4 * -(-size // self.over(size))
+
+
+@dataclass(frozen=True)
+class Range(Scale):
+    """The least and the greatest value of a tensor, in float32."""
+
+    @property
+    def whole_tensor(self) -> bool:
+        """The range is that of all values."""
+        return True
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """float32[2]; zeros for an empty tensor."""
+        del state
+        return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
+
+    def head(self, body: memoryview, size: int) -> int:
+        """Two float32."""
+        del body, size
+        return 8
+
+    def read(self, data: memoryview) -> NDArray[np.float32]:
+        """The range, checked."""
+        low, high = np.frombuffer(data, "<f4").astype(np.float32)
+        if not (np.isfinite(low) and np.isfinite(high) and low <= high):
+            raise PayloadError(f"payload holds a range from {low:g} to {high:g}")
+        return np.array([low, high], np.float32)
+
+
+@dataclass(frozen=True)
+class MeanMagnitude(Scale):
+    """One magnitude for all signs of a tensor, in float32: the mean, which has the least error."""
+
+    @property
+    def kind(self) -> str:
+        """Which magnitude."""
+        return "mean"
+
+    @property
+    def whole_tensor(self) -> bool:
+        """It is a mean over all values, unless it is 1."""
+        return self.kind != "none"
+
+    def magnitude(self, norm1: float, energy: float, size: float) -> float:
+        """The scale of a tensor that is not zero, rounded to float32."""
+        if self.kind == "none":
+            return 1.0
+        # Rounding may lead past the largest magnitude there is, and so out of float32.
+        value = norm1 / size if self.kind == "mean" else energy / norm1
+        return float(np.float32(min(value, float(FLOAT32_MAX))))
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """float32[1]; float32[0] of a tensor of zeros, whose signs mean nothing."""
+        whole = state.arrays.get("scale")
+        if whole is not None:
+            return whole
+        if not x.any():
+            return np.empty(0, np.float32)
+        sums = (0.0, 0.0) if self.kind == "none" else (float(power_sum(x, 1)), float(power_sum(x, 2)))
+        return np.array([self.magnitude(*sums, x.size)], np.float32)
+
+    def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
+        """The scale of a tensor that is not zero."""
+        if not sums.energy:
+            return None
+        return np.array([self.magnitude(sums.norm1, sums.energy, sums.size)], np.float32)
+
+    def head(self, body: memoryview, size: int) -> int:
+        """One float32, unless it is 1 or there is nothing in the body."""
+        return 4 if len(body) and size and self.kind != "none" else 0
+
+    def pack(self, scales: NDArray[np.float32]) -> bytes:
+        """Little-endian float32; nothing if it is 1."""
+        return b"" if self.kind == "none" else super().pack(scales)
+
+
+@dataclass(frozen=True)
+class Magnitude(MeanMagnitude):
+    """One magnitude for all signs of a tensor, of a kind to choose."""
+
+    scale: Literal["mean", "energy", "none"] = parameter(
+        "mean",
+        "what a sign is multiplied by: the mean magnitude, ||v||_2^2 / ||v||_1 (unbiased under rotations), or 1",
+        choices=("mean", "energy", "none"),
+    )
+
+    @property
+    def kind(self) -> str:
+        """Which magnitude."""
+        return self.scale
+
+
+@dataclass(frozen=True)
+class TwoMeans(Scale):
+    """The mean of a bucket's values from 0 up, and the mean of those below, in float32."""
+
+    bucket_size: int | None = parameter(
+        512, "consecutive values that share the two means; none for the whole tensor", minimum=1, optional=True
+    )
+
+    def over(self, size: int) -> int:
+        """Values of a bucket."""
+        return self.bucket_size or max(1, size)
+
+    def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
+        """float32[buckets, 2]."""
+        del state
+        bucket = self.over(x.size)
+        means = np.empty((-(-x.size // bucket), 2), np.float32)
+        _signs.two_means(x, bucket, means)
+        return means
+
+    def head(self, body: memoryview, size: int) -> int:
+        """Two float32 a bucket."""
+        del body
+        return 8 * -(-size // self.over(size))
+
+    def read(self, data: memoryview) -> NDArray[np.float32]:
+        """The means, checked."""
+        means = np.frombuffer(data, "<f4").astype(np.float32).reshape(-1, 2)
+        if not (np.isfinite(means).all() and (means[:, 0] >= 0).all() and (means[:, 1] <= 0).all()):
+            raise PayloadError("payload holds means that are not finite or have the wrong sign")
+        return means

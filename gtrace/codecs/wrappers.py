@@ -1,0 +1,385 @@
+"""Prefixes: a codec around any codec, with a memory of its own or in other coordinates."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, parameter
+from gtrace.codecs.engine import Parts, assembled, own_parts
+from gtrace.codecs.memory import UNITS, Accumulated, MomentumSum, Residual
+from gtrace.codecs.registry import register_wrapper
+from gtrace.coding import open_envelope, seal
+from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import hadamard as _hadamard
+from gtrace.types import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.codecs.base import Rounds
+    from gtrace.sketch import MomentSketch
+    from gtrace.types import SummarySpec
+
+W = TypeVar("W", bound="type[Wrapper]")
+#: what the names of the inner codec's arrays begin with in the wrapper's state
+INNER = "inner."
+_SEED = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Wrapper(Codec):
+    """A codec around a codec, another wrapper among them.
+
+    The first field is the inner codec; a wrapper's own parameters follow it. ``name``, ``unbiased``, ``stateful``,
+    ``deterministic``, ``linear`` and ``declared`` are facts of the instance, because they depend on what is inside.
+    """
+
+    inner: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Facts live on the class for every other codec; a frozen instance shadows them once, here.
+        object.__setattr__(self, "name", f"{type(self).name}:{self.inner.name}")
+        object.__setattr__(self, "unbiased", type(self).unbiased and self.inner.unbiased)
+        object.__setattr__(self, "stateful", type(self).stateful or self.inner.stateful)
+        object.__setattr__(self, "deterministic", self.inner.deterministic)
+        object.__setattr__(self, "linear", self.inner.linear)
+        object.__setattr__(self, "declared", self.inner.declared)
+
+    def __str__(self) -> str:
+        """The prefix, its parameters where they differ from the defaults, and the spec inside."""
+        return f"{super().__str__()}:{self.inner}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Those of the codec inside, and the wrapper's own as ``prefix.parameter``."""
+        own = {f"{type(self).name}.{key}": value for key, value in super().parameters.items()}
+        return {**self.inner.parameters, **own}
+
+    @property
+    def wire_name(self) -> str:
+        """That of the codec inside, whose payloads travel as they are."""
+        return self.inner.wire_name
+
+    @property
+    def needs(self) -> SummarySpec | None:
+        """What the codec inside needs, of :meth:`view`."""
+        return self.inner.needs
+
+    @property
+    def fits_itself(self) -> bool:
+        """As the codec inside."""
+        return self.inner.fits_itself
+
+    @property
+    def allocates(self) -> bool:
+        """As the codec inside."""
+        return self.inner.allocates
+
+    def allocate(self, sketches: Sequence[MomentSketch]) -> Sequence[float]:
+        """As the codec inside, by the gradients themselves: memories of other tensors are not known."""
+        return self.inner.allocate(sketches)
+
+    def with_target(self, state: State, share: float) -> State:
+        """The share goes to the codec inside."""
+        return self.with_inner(state, self.inner.with_target(self.inner_state(state), share))
+
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
+        """The inner codec's state under the prefix ``inner.``."""
+        return self.with_inner(State(int(size), {}, shape), self.inner.init(size, shape))
+
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """What the codec inside encodes, float32[n]: the values themselves unless a wrapper changes them."""
+        return checked_values(state, values)
+
+    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """The wrapper's own arrays in the state of the next step, after ``given`` arrived as ``decoded``."""
+        del given, decoded
+        return {}
+
+    def view(self, state: State, values: ArrayLike) -> ArrayLike:
+        """What the codec inside will look at."""
+        return self.inner.view(self.inner_state(state), self.given(state, values))
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The inner payload of :meth:`given`."""
+        return self.inner.encode(self.inner_state(state), self.given(state, values), key)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of :meth:`given`."""
+        return self.inner.simulate(self.inner_state(state), self.given(state, values), key)
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """The codec inside and the wrapper take note."""
+        given = self.given(state, values)
+        state = self.with_inner(state, self.inner.update(self.inner_state(state), given, decoded))
+        return state.with_arrays(**self.remembered(given, decoded))
+
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """Those of the codec inside, of :meth:`given`."""
+        given = self.given(state, values)
+        ended = yield from self.inner.rounds(self.inner_state(state), given, key)
+        state = self.with_inner(state, ended.state).with_arrays(**self.remembered(given, ended.decoded))
+        return ended._replace(state=state)
+
+    def at_bits(self, bits: int) -> Codec:
+        """The codec inside with other bits."""
+        return dataclasses.replace(self, inner=self.inner.at_bits(bits))
+
+    def renewed(self, state: State) -> State:
+        """Its own memory, and what the codec inside keeps."""
+        return self.with_inner(state, self.inner.renewed(self.inner_state(state)))
+
+    def fit(self, state: State, summary: MomentSketch, step: int) -> State:
+        """Fit the codec inside."""
+        return self.with_inner(state, self.inner.fit(self.inner_state(state), summary, step))
+
+    def shared(self, state: State) -> bytes:
+        """What the codec inside shares."""
+        return self.inner.shared(self.inner_state(state))
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """A receiver needs the codec inside and nothing of the memory."""
+        return self.inner.decode(shared, payload, size)
+
+    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """As the codec inside does it."""
+        return self.inner.aggregate(decoded)
+
+    @staticmethod
+    def inner_state(state: State) -> State:
+        """The inner codec's part of a state."""
+        cut = len(INNER)
+        arrays = {name[cut:]: array for name, array in state.arrays.items() if name.startswith(INNER)}
+        return State(state.size, arrays, state.shape)
+
+    @staticmethod
+    def with_inner(state: State, inner: State) -> State:
+        """A state with the inner codec's part replaced."""
+        own = {name: array for name, array in state.arrays.items() if not name.startswith(INNER)}
+        held = {INNER + name: array for name, array in inner.arrays.items()}
+        return State(state.size, {**own, **held}, state.shape)
+
+
+@dataclass(frozen=True)
+class MemoryWrapper(Wrapper):
+    """A memory before any codec: its arrays beside the inner codec's in the state, the inner codec's payloads."""
+
+    parts: ClassVar[Parts] = Parts()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "parts", own_parts(self, type(self).parts))
+
+    def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
+        """Nothing remembered yet."""
+        return super().init(size, shape).with_arrays(**self.parts.memory.start(size))
+
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """What the memory makes of the values."""
+        return self.parts.memory.given(state.arrays, checked_values(state, values))
+
+    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """As the memory has it."""
+        return self.parts.memory.after(given, decoded)
+
+
+def prefix(cls: W) -> W:
+    """Class decorator of a wrapper with a memory: :func:`~gtrace.codecs.engine.assembled`, and known by its name."""
+    return register_wrapper(assembled(cls))
+
+
+@prefix
+class ErrorFeedback(MemoryWrapper):
+    """Error feedback around any codec: ``ef:topk:ratio=0.01``.
+
+    The state holds ``residual`` (float32[n]) and the inner codec's arrays. Payloads are the inner codec's. A codec
+    whose error exceeds the gradient itself lets the residual grow without end: unbiased ones with few bits in large
+    buckets do, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
+    """
+
+    name: ClassVar[str] = "ef"
+    parts: ClassVar[Parts] = Parts(memory=Residual())
+    summary: ClassVar[str] = "error feedback around any codec: what was lost is sent with the next gradient"
+    formula: ClassVar[str] = "send Q(v + e); e <- v + e - Q(v + e)"
+    paper: ClassVar[str] = (
+        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
+    )
+    corrections: ClassVar[tuple[str, ...]] = (UNITS,)
+    about: ClassVar[str] = (
+        "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
+    )
+    sends: ClassVar[str] = "The payload of the codec inside."
+    behavior: ClassVar[str] = (
+        "The error of one step is that of gradient and memory together, larger than without; what counts is that it"
+        " does not add up."
+    )
+    related: ClassVar[tuple[str, ...]] = ("mem-sgd", "accumulate", "momentum")
+    unbiased: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+
+@prefix
+class Accumulate(MemoryWrapper):
+    """MCGQ's accumulation around any codec: ``accumulate:topk:ratio=0.01``.
+
+    It is no residual: what arrived is not subtracted, the coordinates that arrived are cleared. The paper's method is
+    ``mcgq:accumulate=true``, which scales by the norm of the current gradient; around ``mcgq`` the codec sees, and
+    scales by, the accumulated one. The state holds ``accumulated`` (float32[n]) and the inner codec's arrays.
+    Payloads are the inner codec's.
+    """
+
+    name: ClassVar[str] = "accumulate"
+    parts: ClassVar[Parts] = Parts(memory=Accumulated())
+    summary: ClassVar[str] = "gradients add up until their coordinate is sent, then it is cleared"
+    formula: ClassVar[str] = "a <- a + v; send Q(a); a <- 0 where Q(a) is not 0"
+    paper: ClassVar[str] = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020 (Algorithm 4)"
+    about: ClassVar[str] = "A memory that is cleared where something was sent, instead of keeping the difference."
+    sends: ClassVar[str] = "The payload of the codec inside."
+    behavior: ClassVar[str] = "Not unbiased over time: what a coarse value got wrong is forgotten."
+    related: ClassVar[tuple[str, ...]] = ("ef", "mcgq")
+    unbiased: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+
+@prefix
+class Momentum(MemoryWrapper):
+    """Momentum on every worker, in front of any codec: ``momentum:beta=0.9:signsgd``.
+
+    The optimizer behind it must then have none of its own. The state holds ``momentum`` (float32[n]) and the
+    inner codec's arrays. Payloads are the inner codec's.
+    """
+
+    name: ClassVar[str] = "momentum"
+    parts: ClassVar[Parts] = Parts(memory=MomentumSum())
+    summary: ClassVar[str] = "momentum on the worker, before any codec"
+    formula: ClassVar[str] = "m <- beta m + (1 - dampening) v; send Q(m)"
+    paper: ClassVar[str] = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (Signum)"
+    about: ClassVar[str] = "Momentum where the gradient is made, as Signum and DGC have it."
+    sends: ClassVar[str] = "The payload of the codec inside."
+    behavior: ClassVar[str] = (
+        "It encodes the momentum: against one gradient its error says little; compare it by training."
+    )
+    related: ClassVar[tuple[str, ...]] = ("signum", "dgc")
+    unbiased: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+
+@register_wrapper
+@dataclass(frozen=True)
+class Rotate(Wrapper):
+    """A seeded randomized Hadamard rotation around any codec: ``rotate:qsgdinf:bits=3``.
+
+    Values are rotated in blocks, encoded, decoded and rotated back. Every encoding has a rotation of its own, whose
+    seed travels in 32 bits of the payload. A codec with memory inside would find its memory in other coordinates at
+    every step, so around one the rotation stays the same and no seed is sent; memory is better kept outside:
+    ``ef:rotate:signsgd``. ``rotate:signsgd:scale=energy`` is DRIVE with Hadamard rotations.
+    """
+
+    name: ClassVar[str] = "rotate"
+    summary: ClassVar[str] = "a random Hadamard rotation before any codec, undone after it"
+    formula: ClassVar[str] = "R'(Q(R v)), R = H D / sqrt(block) per block, D random signs, H the Walsh-Hadamard matrix"
+    paper: ClassVar[str] = (
+        "Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; "
+        "Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, 2021"
+    )
+    corrections: ClassVar[tuple[str, ...]] = (
+        "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
+    )
+    about: ClassVar[str] = (
+        "Spreads outliers over a block, after which values are nearly normal and coarse grids and signs fit."
+    )
+    sends: ClassVar[str] = (
+        "The rotation's seed (u32) where one is needed, then the body of the payload of the codec inside."
+    )
+    behavior: ClassVar[str] = (
+        "Helps codecs whose scale an outlier spoils; hurts sparsifiers, as nothing is sparse afterwards."
+    )
+    related: ClassVar[tuple[str, ...]] = ("signsgd", "qsgdinf", "minmax")
+
+    block: int = parameter(1024, "values that are mixed with each other, a power of two", minimum=2, maximum=1 << 20)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Around a codec with memory the rotation is always the same.
+        object.__setattr__(self, "deterministic", self.inner.deterministic and self.inner.stateful)
+        if self.block & (self.block - 1):
+            raise UsageError(f"codec rotate: block={self.block} is no power of two; try {1 << self.block.bit_length()}")
+        # Without memory inside, every worker rotates by signs of its own, and sums mean nothing.
+        object.__setattr__(self, "linear", self.inner.linear and self.inner.stateful)
+
+    @property
+    def wire_name(self) -> str:
+        """Its own: a receiver that does not rotate back must refuse."""
+        return self.name
+
+    def given(self, state: State, values: ArrayLike) -> NDArray[np.float32]:
+        """The values in the rotation that a codec with memory gets; to others every rotation looks the same."""
+        return self._rotated(checked_values(state, values), 0)
+
+    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+        """The seed where one is needed, then the body of the inner payload of the rotated values."""
+        x = checked_values(state, values)
+        seed = 0 if self.inner.stateful else key[1] & 0xFFFFFFFF
+        inner_shared = self.shared(state)
+        payload = self.inner.encode(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
+        body, flags = open_envelope(payload, codec=self.inner.wire_name, size=x.size, shared=inner_shared)
+        head = b"" if self.inner.stateful else _SEED.pack(seed)
+        return seal(head + body, codec=self.name, size=x.size, shared=inner_shared, flags=flags)
+
+    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`encode`."""
+        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+        seed, head = 0, 0
+        if not self.inner.stateful:
+            if len(body) < _SEED.size:
+                raise PayloadError("payload is too short for the seed of its rotation")
+            (seed,) = _SEED.unpack_from(body)
+            head = _SEED.size
+        wrapped = seal(bytes(body[head:]), codec=self.inner.wire_name, size=size, shared=shared, flags=flags)
+        return self._rotated(self.inner.decode(shared, wrapped, size), seed, back=True)
+
+    def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
+        """As the codec inside does it, of the rotated values; its payload and the seed are sent."""
+        x = checked_values(state, values)
+        seed, head = (0, 0) if self.inner.stateful else (key[1] & 0xFFFFFFFF, _SEED.size)
+        found = self.inner.simulate(self.inner_state(state), self._rotated(x, seed), _inner_key(key))
+        coded = found.coded and CodedBits(*(bits + 8 * head / max(1, x.size) for bits in found.coded))
+        return Simulated(self._rotated(found.values, seed, back=True), found.payload_bytes + head, coded)
+
+    def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
+        """Let the codec inside take note, in its own coordinates."""
+        if not self.inner.stateful:
+            return state
+        return super().update(state, values, self._rotated(decoded, 0))
+
+    def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
+        """Those of the codec inside, rotated back at the end; all workers rotate by the same signs."""
+        ended = yield from super().rounds(state, values, key)
+        decoded, own = (self._rotated(array, 0, back=True) for array in (ended.decoded, ended.own))
+        return ended._replace(decoded=decoded, own=own)
+
+    def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The mean: a vote over signs means nothing once they are rotated back."""
+        return Codec.aggregate(self, decoded)
+
+    def _rotated(self, x: NDArray[np.float32], seed: int, *, back: bool = False) -> NDArray[np.float32]:
+        digest = hashlib.blake2b(_SEED.pack(seed), digest_size=16).digest()
+        high, low = (np.uint64(int.from_bytes(half, "little")) for half in (digest[:8], digest[8:]))
+        out = np.empty(x.size, np.float32)
+        _hadamard.rotate(x, self.block, high, low, back, out)
+        return out
+
+
+def _inner_key(key: tuple[int, int]) -> tuple[int, int]:
+    """Another key for the codec inside: a second rotation must not undo the first one's signs."""
+    digest = hashlib.blake2b(struct.pack("<QQ", *key), digest_size=16, person=b"rotated").digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

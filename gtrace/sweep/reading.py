@@ -1,0 +1,339 @@
+"""A result file read: it may come from anyone, so it is checked first, and then becomes columns."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing, contextmanager
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import TraceError, printable
+from gtrace.sweep.schema import COLUMNS, FORMAT, KEY, MEASURED, OF_CODEC, TABLES, TEXTS, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+#: the longest text that is taken from a file
+MAX_TEXT = 1 << 26
+# How a journal ends that names a super-journal, which SQLite deletes after the rollback; one database needs none.
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection for reading a result file, whose errors are one line; the file's folder stays as it was.
+
+    Raises:
+        TraceError: the file, or what lies beside it, is not a result file, is damaged, or was made to do harm.
+    """
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file; `gtrace sweep TRACE` makes one")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{_mode(path)}", uri=True)) as sql:
+            restrict(sql)
+            yield sql
+    except (OSError, sqlite3.Error, ValueError, RecursionError) as error:
+        told = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise TraceError(
+            f"{path}: not a gtrace sweep, or a damaged sweep ({told}); run the sweep again with --force"
+        ) from None
+
+
+def restrict(sql: sqlite3.Connection) -> None:
+    """Let a connection trust nothing that the file itself defines."""
+    sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT)
+    sql.execute("PRAGMA trusted_schema=OFF")
+    sql.execute("PRAGMA cell_size_check=ON")
+
+
+def check_journal(path: Path) -> bool:
+    """Whether a rollback journal lies beside a result file.
+
+    Raises:
+        ValueError: it is one that gtrace did not write.
+    """
+    journal = path.with_name(path.name + "-journal")
+    if journal.is_symlink() or (journal.exists() and not journal.is_file()):
+        raise ValueError(f"{journal.name} is no regular file")
+    if not journal.exists():
+        return False
+    with journal.open("rb") as file:
+        file.seek(max(0, journal.stat().st_size - len(_SUPER_JOURNAL)))
+        if file.read() == _SUPER_JOURNAL:
+            raise ValueError(f"{journal.name} names another file that would be deleted")
+    return True
+
+
+def _mode(path: Path) -> str:
+    if check_journal(path):
+        # What a writer that was killed while it closed has left can be rolled back by a connection that may write only.
+        return "mode=rw"
+    with path.open("rb") as file:
+        versions = file.read(20)[18:]
+    # A file in write-ahead mode without its log has no writer, and would be given a log that stays.
+    without_log = versions == b"\2\2" and not path.with_name(path.name + "-wal").exists()
+    return "mode=ro&immutable=1" if without_log else "mode=ro"
+
+
+def content_bytes(path: Path) -> int:
+    """Bytes of a result file and of the log beside it: more rows or text than that it does not hold."""
+    files = (path, path.with_name(path.name + "-wal"))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def bounded(rows: Iterator[tuple[Any, ...]], limit: int) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, as long as their number and their texts fit into a file of ``limit`` bytes.
+
+    Raises:
+        ValueError: they do not: its pages repeat.
+    """
+    for row in rows:
+        limit -= 1 + sum(len(value) for value in row if isinstance(value, (str, bytes)))
+        if limit < 0:
+            raise ValueError("more content than the file has bytes")
+        yield row
+
+
+def check_ends(sql: sqlite3.Connection, limit: int) -> None:
+    """Check that every table has an end within ``limit`` rows.
+
+    Raises:
+        ValueError: one has not.
+    """
+    for table in TABLES:
+        # The rows themselves are counted: an index may have an end where they have none.
+        query = f"SELECT count(*) FROM (SELECT 1 FROM {table} NOT INDEXED LIMIT ?)"  # noqa: S608
+        if sql.execute(query, (limit,)).fetchone()[0] >= limit:
+            raise ValueError(f"more rows in {table} than the file has bytes")
+
+
+def read_meta(sql: sqlite3.Connection, path: Path) -> dict[str, Any]:
+    """What a result file says about itself, after its tables were checked.
+
+    Raises:
+        TraceError: not a gtrace sweep, or of another version.
+        ValueError, sqlite3.Error: damaged.
+    """
+    _check_plain(sql, ("meta",))
+    meta = {k: load_json(v) for k, v in bounded(sql.execute("SELECT key, value FROM meta"), content_bytes(path))}
+    if meta.get("format") != FORMAT:
+        raise TraceError(f"{path}: not a gtrace sweep; pass the .sweep.db that `gtrace sweep` wrote")
+    version = meta.get("version")
+    if type(version) is not int or version != VERSION:
+        shown = printable(str(version)[:40])
+        raise TraceError(
+            f"{path}: written by another gtrace (format {shown}, this one reads {VERSION}); "
+            "run the sweep again with --force"
+        )
+    if not isinstance(meta.get("provenance", {}), dict):
+        raise ValueError("its provenance is no object")  # noqa: TRY004 - damage
+    _check_plain(sql, TABLES)
+    return meta
+
+
+def load_json(text: object) -> Any:
+    """A JSON value of a cell.
+
+    Raises:
+        ValueError, RecursionError: there is none.
+    """
+    if not isinstance(text, str):
+        raise ValueError("a cell that is no text where JSON belongs")  # noqa: TRY004 - damage
+    return json.loads(text)
+
+
+def _check_plain(sql: sqlite3.Connection, tables: tuple[str, ...]) -> None:
+    """Raise ValueError unless these are stored tables, without anything that is worked out when they are used."""
+    if sql.execute("SELECT 1 FROM sqlite_master WHERE type = 'trigger'").fetchone():
+        raise ValueError("it holds triggers")
+    query = "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table' AND rootpage > 0"
+    for name in tables:
+        if sql.execute(query, (name,)).fetchone() is None:
+            raise ValueError(f"{name} is not a table")
+        # Not the function of that name: a table of the file could stand in for it.
+        if any(hidden for *_, hidden in sql.execute(f"PRAGMA table_xinfo({name})")):
+            raise ValueError(f"{name} has columns that are worked out")
+
+
+def check_detail(what: str, value: Any) -> None:
+    """Check that a stored detail of a known kind holds what figures need.
+
+    Raises:
+        ValueError: it does not.
+    """
+    kind = what.partition(" ")[0]
+    if kind not in ("levels", "density", "convergence", "noise"):
+        return
+    fine = isinstance(value, dict)
+    if fine and kind == "levels":
+        fine = isinstance(value.get("law"), str) and _numbers(value.get("levels")) > 0
+    elif fine and kind == "density":
+        classes = _numbers(value.get("share"))
+        fine = classes > 0 and (_numbers(value.get("energy")), _numbers(value.get("edges"))) == (classes, classes + 1)
+        fine = fine and _numbers([value.get("zeros"), value.get("below")]) == 2
+    elif fine and kind == "noise":
+        fine = _numbers([value.get(name) for name in ("variance", "signal", "freedom")]) == 3 and value["variance"] >= 0
+    elif fine:
+        curves = value.get("objective")
+        fine = isinstance(curves, dict) and all(_numbers(curve) > 0 for curve in curves.values())
+        fine = fine and isinstance(value.get("codec"), str) and _numbers([value.get("best")]) == 1
+    if not fine:
+        raise ValueError(f"details '{kind}' of another form")
+
+
+def _numbers(value: Any) -> int:
+    """How many numbers a list holds; -1 where it is none, or holds something else."""
+    fine = isinstance(value, list) and all(type(v) in (int, float) and abs(v) < 1e300 for v in value)
+    return len(value) if fine else -1
+
+
+#: Rows that are Python objects at a time: as many as fit into a cache beside their values.
+_ROWS = 256
+_LARGEST = 2.0**53
+
+
+def read_rows(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
+    """All rows, ordered by (tensor, step, codec, draw), as the columns of ``COLUMNS``.
+
+    Args:
+        sql: a connection to a file whose tables were checked.
+        limit: bytes of the file, see :func:`gtrace.sweep.reading.bounded`.
+
+    Returns:
+        column name -> array of length n_rows: text as objects, each text once; integers as int64, or as float64 with
+        NaN where one is missing; real numbers as float64. A column in which nothing was measured is read-only.
+
+    Raises:
+        ValueError: cells that are no numbers, or that name texts or codecs which are not there.
+    """
+    counts = ", ".join(f"count({name})" for name in MEASURED)
+    count, *filled = sql.execute(f"SELECT count(*), {counts} FROM (SELECT * FROM cells LIMIT ?)", (limit,)).fetchone()  # noqa: S608
+    there = (name for name, filled_cells in zip(MEASURED, filled, strict=True) if filled_cells)
+    found = _read(sql, "cells", (*KEY, *there), count, limit)
+    codecs, codec = _named(sql, "codecs", ("codec", *OF_CODEC), found.pop("codec"), limit)
+    tensors, tensor = _texts(sql, found.pop("tensor"), limit)
+    order = np.lexsort((found["draw"], _ranks(codecs["codec"])[codec], found["step"], _ranks(tensors)[tensor]))
+    whole: dict[str, NDArray[Any]] = {"tensor": tensors[tensor[order]]}
+    codec = codec[order]
+    whole |= {name: values[codec] for name, values in codecs.items()}
+    for name in list(found):
+        values = found.pop(name)[order]
+        if name in TEXTS:
+            texts, place = _texts(sql, values, limit)
+            whole[name] = texts[place]
+        else:
+            whole[name] = values
+    return {name: _typed(name, whole.get(name), count) for name in COLUMNS}
+
+
+def read_times(sql: sqlite3.Connection, limit: int) -> dict[str, NDArray[Any]]:
+    """The table of times as columns tensor, step, codec, draw, stage and seconds; ``limit`` as for the rows."""
+    (count,) = sql.execute("SELECT count(*) FROM (SELECT 1 FROM spent LIMIT ?)", (limit,)).fetchone()
+    found = _read(sql, "spent", ("tensor", "step", "codec", "draw", "stage", "seconds"), count, limit)
+    tensors, tensor = _texts(sql, found["tensor"], limit)
+    stages, stage = _texts(sql, found["stage"], limit)
+    codecs, codec = _named(sql, "codecs", ("codec",), found["codec"], limit)
+    return {
+        "tensor": tensors[tensor],
+        "step": _integers("step", found["step"]),
+        "codec": codecs["codec"][codec],
+        "draw": _integers("draw", found["draw"]),
+        "stage": stages[stage],
+        "seconds": found["seconds"],
+    }
+
+
+def read_details(sql: sqlite3.Connection, limit: int) -> dict[tuple[str, int, str], Any]:
+    """(tensor, step, what) -> value of the table of details; ``limit`` as for the rows."""
+    details = {}
+    query = "SELECT tensor, step, what, value FROM details ORDER BY tensor, step, what"
+    for tensor, step, what, value in bounded(sql.execute(query), limit):
+        if not isinstance(tensor, str) or not isinstance(step, int) or not isinstance(what, str):
+            raise ValueError("a detail that belongs to no tensor and step")  # noqa: TRY004 - damage
+        told = details[tensor, step, what] = load_json(value)
+        check_detail(what, told)
+    return details
+
+
+def _read(
+    sql: sqlite3.Connection, table: str, names: Sequence[str], count: int, limit: int
+) -> dict[str, NDArray[np.float64]]:
+    """Columns of a table; NULL becomes NaN."""
+    if count >= limit:
+        raise ValueError("more rows than the file has bytes")
+    out = {name: np.empty(count) for name in names}
+    cursor = sql.execute(f"SELECT {', '.join(names)} FROM {table}")  # noqa: S608
+    for start in range(0, count, _ROWS):
+        piece = np.array(cursor.fetchmany(_ROWS), dtype=np.float64)
+        for k, column in enumerate(out.values()):
+            column[start : start + _ROWS] = piece[:, k]
+    if any(np.isinf(column).any() for column in out.values()):
+        raise ValueError(f"{table} holds infinite numbers")
+    return out
+
+
+def _texts(
+    sql: sqlite3.Connection, numbers: NDArray[np.float64], limit: int
+) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
+    """Texts, among them None, and where in them each of the numbers is; NaN is the number of None."""
+    texts, place = _named(sql, "texts", ("text",), numbers, limit)
+    return texts["text"], place
+
+
+def _named(
+    sql: sqlite3.Connection, table: str, names: Sequence[str], numbers: NDArray[np.float64], limit: int
+) -> tuple[dict[str, NDArray[np.object_]], NDArray[np.intp]]:
+    """The columns of a table of names, a None after the last, and where in them each of the numbers is."""
+    query = f"SELECT id, {', '.join(names)} FROM {table} ORDER BY id"  # noqa: S608
+    found = list(bounded(sql.execute(query), limit))
+    for k, name in enumerate(names, 1):
+        wanted = (int if name == "bits" else str, NoneType)
+        if not all(isinstance(row[k], wanted) for row in found):
+            raise ValueError(f"{table} holds a {name} of another type")
+    columns = [np.array([*(row[k] for row in found), None], dtype=object) for k in range(1, 1 + len(names))]
+    known = np.array([*(row[0] for row in found), np.nan], dtype=np.float64)
+    # NaN is sorted behind every number.
+    place = np.searchsorted(known, numbers)
+    there = known[np.minimum(place, known.size - 1)]
+    if not ((there == numbers) | np.isnan(numbers)).all():
+        raise ValueError(f"numbers of {table} that are not there")
+    return dict(zip(names, columns, strict=True)), place
+
+
+def _ranks(texts: NDArray[np.object_]) -> NDArray[np.intp]:
+    """Where each text would be after sorting; None comes last."""
+    ranks = np.empty(texts.size, np.intp)
+    ranks[sorted(range(texts.size), key=lambda k: (texts[k] is None, texts[k] or ""))] = np.arange(texts.size)
+    return ranks
+
+
+def _typed(name: str, values: NDArray[Any] | None, count: int) -> NDArray[Any]:
+    kind = COLUMNS[name][0]
+    if values is None:
+        if kind == "TEXT":
+            return np.full(count, None, dtype=object)
+        return np.broadcast_to(np.float64("nan"), count) if count or kind == "REAL" else np.empty(0, np.int64)
+    if kind == "TEXT":
+        if name in KEY and None in values:
+            raise ValueError(f"rows without a {name}")
+        return values
+    if name in KEY:
+        return _integers(name, values)
+    values = values.astype(np.float64, copy=False)
+    return values if kind == "REAL" or np.isnan(values).any() else _integers(name, values)
+
+
+def _integers(name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Numbers as integers; ValueError for what is none that float64 holds exactly."""
+    numbers = values.astype(np.float64)
+    # NaN, too, is not below.
+    if not (np.abs(numbers) <= _LARGEST).all() or (numbers % 1).any():
+        raise ValueError(f"a {name} that is no integer")
+    return numbers.astype(np.int64)

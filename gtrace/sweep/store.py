@@ -1,0 +1,430 @@
+"""The store of a sweep: one SQLite file with one writer, resumable, safe under kill -9, readable by any SQL tool."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import sqlite3
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from gtrace.errors import OutputExistsError, TraceError, UsageError
+from gtrace.sweep.reading import (
+    bounded,
+    check_ends,
+    content_bytes,
+    read_details,
+    read_meta,
+    read_rows,
+    read_times,
+    reading,
+    restrict,
+)
+from gtrace.sweep.schema import EXPECTATION, FORMAT, KEY, MEASURED, OF_CODEC, ROWS, TEXTS, VERSION, create
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+# File systems that have no such locks (some networks') are written without.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextmanager
+def own(path: Path) -> Iterator[bool]:
+    """Make a file this process's own until the block is left, or the process dies; an empty one where there is none.
+
+    The lock is one of the whole file (flock), of which those that SQLite takes on parts of it know nothing. The file
+    must not be closed by this process while SQLite has it open: that would drop SQLite's own locks.
+
+    Yields:
+        whether the file was made here.
+
+    Raises:
+        OutputExistsError: another process, or another thread of this one, owns it.
+        OSError: it cannot be opened for writing.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        descriptor, new = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        if not path.is_file():
+            raise OutputExistsError(f"{path}: exists already and is no file; choose another -o") from None
+        descriptor, new = os.open(path, flags), False
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise _taken(path) from None
+            if error.errno not in _NO_LOCKS:
+                raise
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise _taken(path)
+        yield new
+    finally:
+        os.close(descriptor)
+
+
+def _taken(path: Path) -> OutputExistsError:
+    return OutputExistsError(f"{path}: another sweep is writing it; wait for its end, or choose another -o")
+
+
+_MEASURED = frozenset(MEASURED)
+#: a row by column name
+Row: TypeAlias = dict[str, Any]
+#: what SQLite says about the disk and what is on it, without the detail in the upper bits
+_DISK = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """Rows of a sweep as columns.
+
+    Attributes:
+        columns: column name -> array of length n_rows; text as object arrays, numbers as float64 or int64
+            (a missing integer makes the column float64 with NaN).
+        provenance: command, versions, seed, trace fingerprint and what else the run said about itself.
+        warnings: one line for each thing that was skipped or cannot be trusted.
+        times: columns of the table of times, apart so that the rows are reproducible.
+        details: (tensor, step, what) -> value, at each tensor's last step of a sweep with fitted levels:
+            ``levels SPEC`` (levels, zero, law), ``density LAW`` (edges, share, energy, zeros, below) and
+            ``convergence`` (codec, objective by start, best); see ``gtrace.sweep.rows``. At every step where it is
+            known, ``noise`` (variance, signal, freedom): the fields of :class:`gtrace.noise.Noise`.
+    """
+
+    columns: dict[str, NDArray[Any]]
+    provenance: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+    times: dict[str, NDArray[Any]] | None = None
+    details: dict[tuple[str, int, str], Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["tensor"])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows as dictionaries, in the order of the columns."""
+        names = list(self.columns)
+        for values in zip(*self.columns.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame; pandas is not a dependency and has to be installed.
+
+        Raises:
+            ImportError: pandas is not there.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
+
+
+class Table(NamedTuple):
+    """Rows of one tensor at one step as columns.
+
+    Attributes:
+        tensor: its name.
+        step: the step.
+        draw: of all rows.
+        identities: of each row, the columns that say which codec it is of.
+        same: columns with one value for all rows.
+        numbers: columns, float64 each; what is not finite is stored as NULL.
+        texts: columns of text.
+    """
+
+    tensor: str
+    step: int
+    draw: int
+    identities: Sequence[Mapping[str, Any]]
+    same: Mapping[str, Any]
+    numbers: Mapping[str, NDArray[np.float64]]
+    texts: Mapping[str, Sequence[str | None]]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class ResultStore:
+    """The SQLite file of one sweep.
+
+    Rows are written in transactions by one writer, to whom the file belongs until it is closed; after kill -9 it opens
+    with every committed row.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, owner: ExitStack) -> None:
+        self._connection = connection
+        self._owner = owner
+        self.path = path
+        self._statements: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
+        self._number_texts()
+
+    @classmethod
+    def create(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str, *, force: bool) -> ResultStore:
+        """Open ``path`` for writing: resume it when its fingerprint is the same, start it otherwise.
+
+        Raises:
+            OutputExistsError: something else is there and ``force`` is off, or another sweep is writing it.
+            UsageError: its folder does not exist.
+            TraceError: nothing can be written there.
+        """
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
+        with ExitStack() as owner, _writing(path):
+            new = owner.enter_context(own(path))
+            if not new:
+                try:
+                    found = cls._fingerprint(path)
+                except TraceError:
+                    found = None
+                if found == fingerprint:
+                    return cls(cls._connect(path), path, owner.pop_all())
+                if not force:
+                    why = "holds a sweep of other data or settings" if found else "is not a sweep"
+                    raise OutputExistsError(
+                        f"{path}: exists already and {why}; it was left untouched: pass --force or another -o"
+                    )
+                for suffix in ("", "-wal", "-shm", "-journal"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                new = owner.enter_context(own(path))
+            try:
+                connection = cls._start(path, provenance, fingerprint)
+            except BaseException:
+                if new:
+                    path.unlink(missing_ok=True)
+                raise
+            return cls(connection, path, owner.pop_all())
+
+    @classmethod
+    def _start(cls, path: Path, provenance: Mapping[str, Any], fingerprint: str) -> sqlite3.Connection:
+        connection = cls._connect(path)
+        meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "provenance": provenance}
+        with connection as sql:
+            # Python opens no transaction of its own for statements that define tables.
+            sql.execute("BEGIN")
+            create(sql)
+            sql.executemany("INSERT INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in meta.items()])
+        return connection
+
+    @staticmethod
+    def _connect(path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=30)
+        restrict(connection)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        return connection
+
+    @staticmethod
+    def _fingerprint(path: Path) -> str | None:
+        with reading(path) as sql:
+            meta = read_meta(sql, path)
+            check_ends(sql, content_bytes(path))
+        value = meta.get("fingerprint")
+        return value if isinstance(value, str) else None
+
+    def done(self) -> dict[tuple[str, int, str, int], int | None]:
+        """Key (tensor, step, codec, draw) of each row that is there -> steps in the window that ends with it."""
+        with _writing(self.path):
+            found = self._connection.execute(f"SELECT {', '.join(KEY)}, window FROM ({ROWS})")  # noqa: S608
+            return {(tensor, step, codec, draw): window for tensor, step, codec, draw, window in found}
+
+    def check_plans(self, digests: Mapping[str, str]) -> None:
+        """Refuse to add rows of a plan beside those of another one of the same name.
+
+        Args:
+            digests: name as in the rows -> what tells tables apart.
+
+        Raises:
+            OutputExistsError: there are such rows.
+        """
+        for name, params in self._connection.execute("SELECT codec, params FROM codecs").fetchall():
+            if name in digests and json.loads(params).get("digest") != digests[name]:
+                raise OutputExistsError(
+                    f"{self.path}: holds rows of another {name}; pass --force or another -o, or rename the plan"
+                )
+
+    def without_optimum(self) -> set[tuple[str, int, str, int]]:
+        """Keys of expectations beside which no optimum was worked out, though the gradient is not zero."""
+        return set(
+            self._connection.execute(
+                f"SELECT {', '.join(KEY)} FROM ({ROWS}) WHERE draw = ? AND optimal_variance IS NULL AND energy > 0",  # noqa: S608
+                (EXPECTATION,),
+            )
+        )
+
+    def add(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        times: Iterable[tuple[str, int, str, int, str, float]] = (),
+        warnings: Iterable[str] = (),
+        details: Iterable[tuple[str, int, str, object]] = (),
+        tables: Iterable[Table] = (),
+    ) -> None:
+        """Commit rows (dictionaries by column name, absent ones NULL), and rows in columns, in one transaction.
+
+        Raises:
+            TraceError: the disk took no more; what was committed before is kept.
+        """
+        try:
+            with _writing(self.path), self._connection as sql:
+                sql.execute("BEGIN")
+                self._add_rows(rows)
+                for table in tables:
+                    self._add_table(table)
+                sql.executemany(
+                    "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?)",
+                    [
+                        (self._text(tensor), step, self._codec({"codec": codec}), draw, self._text(stage), seconds)
+                        for tensor, step, codec, draw, stage, seconds in times
+                    ],
+                )
+                sql.executemany("INSERT OR IGNORE INTO warnings VALUES (?)", [(text,) for text in warnings])
+                sql.executemany(
+                    "INSERT OR REPLACE INTO details VALUES (?, ?, ?, ?)",
+                    [(tensor, step, what, json.dumps(value)) for tensor, step, what, value in details],
+                )
+        except BaseException:
+            # Numbers that were given in what is now rolled back are free again.
+            self._number_texts()
+            raise
+
+    def _number_texts(self) -> None:
+        self._texts = {text: number for number, text in self._connection.execute("SELECT id, text FROM texts")}
+        self._codecs = {text: number for number, text in self._connection.execute("SELECT id, codec FROM codecs")}
+
+    def _text(self, name: str) -> int:
+        number = self._texts.get(name)
+        if number is None:
+            number = self._connection.execute("INSERT INTO texts (text) VALUES (?)", (name,)).lastrowid
+            assert number is not None
+            self._texts[name] = number
+        return number
+
+    def _codec(self, identity: Mapping[str, Any]) -> int:
+        spec = identity["codec"]
+        number = self._codecs.get(spec)
+        if number is None:
+            about = (spec, *(_plain(identity.get(name)) for name in OF_CODEC))
+            number = self._connection.execute(
+                "INSERT INTO codecs (codec, method, bits, params) VALUES (?, ?, ?, ?)", about
+            ).lastrowid
+            assert number is not None
+            self._codecs[spec] = number
+        return number
+
+    def _cell(self, name: str, value: Any) -> Any:
+        if name in TEXTS:
+            return None if value is None else self._text(value)
+        return _plain(value)
+
+    def _statement(self, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """The statement that inserts rows with these columns, and those of them that are measured."""
+        found = self._statements.get(given)
+        if found is None:
+            names = tuple(name for name in given if name in _MEASURED)
+            columns = ", ".join((*KEY, *names))
+            marks = ", ".join("?" * (4 + len(names)))
+            found = self._statements[given] = (f"INSERT OR REPLACE INTO cells ({columns}) VALUES ({marks})", names)  # noqa: S608
+        return found
+
+    def _add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+        for row in rows:
+            given = tuple(row)
+            key = (self._text(row["tensor"]), row["step"], self._codec(row), row["draw"])
+            groups.setdefault(given, []).append(
+                key + tuple(self._cell(name, row[name]) for name in self._statement(given)[1])
+            )
+        for given, cells in groups.items():
+            statement, _ = self._statement(given)
+            self._connection.executemany(statement, cells)
+
+    def _add_table(self, table: Table) -> None:
+        # SQLite takes NaN as NULL.
+        numbers = [np.where(np.isfinite(column), column, np.nan).tolist() for column in table.numbers.values()]
+        codecs = [self._codec(identity) for identity in table.identities]
+        statement, _ = self._statement((*table.same, *table.texts, *table.numbers))
+        self._connection.executemany(
+            statement,
+            zip(
+                repeat(self._text(table.tensor)),
+                repeat(table.step),
+                codecs,
+                repeat(table.draw),
+                *(repeat(self._cell(name, value)) for name, value in table.same.items()),
+                *([self._cell(name, value) for value in values] for name, values in table.texts.items()),
+                *numbers,
+            ),
+        )
+
+    def close(self) -> None:
+        """Close; the write-ahead log is folded into the one file, which readers then leave alone.
+
+        While another process reads, the file stays one with a log beside it, as valid, which the next sweep folds in.
+        """
+        with self._owner, closing(self._connection) as sql:
+            # All rows are committed: a reader is not worth the wait of a writer, and what a full disk leaves in the
+            # log stays valid there.
+            sql.execute("PRAGMA busy_timeout = 0")
+            try:
+                sql.execute("PRAGMA journal_mode=DELETE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY and error.sqlite_errorcode & 0xFF not in _DISK:
+                    raise
+
+    @classmethod
+    def load(cls, path: Path) -> SweepResult:
+        """Read a finished or unfinished sweep, rows ordered by (tensor, step, codec, draw).
+
+        Raises:
+            TraceError: missing, not a sweep, damaged, or of another version.
+        """
+        with reading(path) as sql:
+            meta = read_meta(sql, path)
+            # One moment of the file, whatever another process adds to it meanwhile.
+            sql.execute("BEGIN")
+            limit = content_bytes(path)
+            columns = read_rows(sql, limit)
+            warnings = sql.execute("SELECT CAST(text AS TEXT) FROM warnings WHERE text NOT NULL ORDER BY text")
+            lines = tuple(text for (text,) in bounded(warnings, limit))
+            times = read_times(sql, limit)
+            details = read_details(sql, limit)
+        return SweepResult(columns, meta.get("provenance", {}), lines, times, details)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Tell what the disk refuses in one line."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode & 0xFF not in _DISK:
+            raise
+        raise TraceError(f"{path}: cannot be written ({error}); what was finished before is kept") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,402 @@
+"""Gradients at the moment when they have been accumulated: this process's own, and those of micro-batches."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from gtrace.torch_hooks.processes import process_place
+from gtrace.torch_hooks.sharded import is_sharded
+from gtrace.torch_hooks.steps import backward_in_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch.optim import Optimizer
+
+
+#: What is known of where a gradient comes from: before or after those of several processes were averaged.
+LOCAL, REDUCED = "local", "reduced"
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What is known of one parameter.
+
+    Attributes:
+        strict: a wrapper averages its gradient during the backward pass, so ``grad`` never is the local one.
+        value: its local gradient after the last backward pass that was wanted.
+        fresh: ``value`` belongs to the step that is being put together.
+        before: ``grad`` at the start of a backward pass that is not the first of its step.
+    """
+
+    strict: bool = False
+    value: torch.Tensor | None = None
+    fresh: bool = False
+    before: torch.Tensor | None = None
+
+
+class LocalGradients:
+    """Copies gradients at the moment when they have been accumulated.
+
+    ``DistributedDataParallel`` learns of a gradient from the node that accumulates it, after the parameter's own
+    post-accumulate hooks have run: in those, ``grad`` still is this process's. So it is where a program averages
+    gradients itself after its backward pass. ``gradient_as_bucket_view``, ``no_sync`` and unused parameters
+    change nothing about that. Micro-batches without ``no_sync`` do: all but the first are added to an
+    average. Of those, only what they add is taken, exact but for rounding.
+
+    A gradient that does not pass through such a hook, or not in the parameter's shape, has no local form; nor has
+    that of a sharded parameter (``fully_shard`` puts sums over all processes into ``grad``).
+
+    Args:
+        guarded: calls a function with arguments and catches its errors.
+    """
+
+    def __init__(self, guarded: Callable[..., None]) -> None:
+        #: Whether the step that is being put together is to be recorded.
+        self.wanted = True
+        self._guarded = guarded
+        self._copies: Any = WeakTensorKeyDictionary()
+        self._handles: list[Any] = []
+
+    def watch(self, parameters: Iterable[torch.Tensor], *, strict: bool = False) -> None:
+        """Watch these parameters, too.
+
+        Args:
+            parameters: those that need no gradient, and sharded ones, are left out.
+            strict: a wrapper averages their gradients during the backward pass.
+        """
+        for parameter in parameters:
+            # What runs the hooks of a sharded parameter has summed up its gradient before.
+            if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
+                continue
+            copy = self._copies.get(parameter)
+            if copy is None:
+                copy = self._copies[parameter] = _Copy()
+                self._add_hooks(parameter, copy)
+            copy.strict = copy.strict or strict
+
+    def gradient(self, parameter: torch.Tensor, scale: float) -> tuple[torch.Tensor | None, str]:
+        """The gradient of this step, and ``local`` or, where there is no such gradient, ``reduced``.
+
+        Args:
+            parameter: an optimizer's.
+            scale: what a gradient scaler multiplied the loss with; taken out of a local gradient.
+        """
+        copy = self._copies.get(parameter)
+        if copy is not None and copy.fresh and copy.value is not None and copy.value.shape == parameter.shape:
+            return (copy.value if scale == 1.0 else copy.value / scale), LOCAL
+        if copy is not None and (copy.strict or (copy.value is not None and copy.value.shape == parameter.shape)):
+            return None, LOCAL
+        return parameter.grad, REDUCED
+
+    def consume(self, optimizer: Optimizer) -> None:
+        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        if not len(self._copies):
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                copy = self._copies.get(parameter)
+                if copy is not None:
+                    copy.fresh = False
+
+    def remove(self) -> None:
+        """Stop to watch."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _add_hooks(self, parameter: Any, copy: _Copy) -> None:
+        def arrives(_gradient: torch.Tensor) -> None:
+            if copy.fresh and self.wanted:
+                self._guarded(self._remember, owner(), copy)
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if self.wanted:
+                self._guarded(self._copy, parameter, copy)
+
+        # A strong reference would keep the parameter alive through its own hook.
+        owner = torch.utils.weak.TensorWeakRef(parameter)
+        self._handles.append(parameter.register_hook(arrives))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+
+    @torch.no_grad()
+    def _remember(self, parameter: torch.Tensor | None, copy: _Copy) -> None:
+        """Another micro-batch: what is in ``grad`` now is not its own."""
+        gradient = None if parameter is None else parameter.grad
+        copy.before = None if gradient is None else gradient.detach().clone()
+
+    @torch.no_grad()
+    def _copy(self, parameter: torch.Tensor, copy: _Copy) -> None:
+        gradient, before, value = parameter.grad, copy.before, copy.value
+        copy.before = None
+        if gradient is None:
+            return
+        if before is not None and value is not None and _averaged(before, value):
+            copy.value = value + (gradient - before)
+        elif value is not None and _alike(value, gradient):
+            value.copy_(gradient)
+        else:
+            copy.value = gradient.detach().clone()
+        copy.fresh = True
+
+
+def _averaged(before: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether ``grad`` was neither left as it was after the micro-batch before, nor set to zero."""
+    return before.shape == value.shape and not torch.equal(before, value) and bool(before.any())
+
+
+def _alike(value: torch.Tensor, gradient: torch.Tensor) -> bool:
+    strided = value.layout == gradient.layout == torch.strided
+    return (
+        strided and value.shape == gradient.shape and value.dtype == gradient.dtype and value.device == gradient.device
+    )
+
+
+class Replicas(NamedTuple):
+    """Second moments of the gradients g_1, ..., g_n that were added up in one parameter.
+
+    The inputs of unbiased estimates, if the g_i are drawn from one law: with S = sum ||g_i||^2 and T = ||sum g_i||^2,
+    ||E g||^2 is (T - S) / (n (n - 1)), and the variance of one g_i, summed over elements, is (S - T / n) / (n - 1).
+
+    Attributes:
+        number: n, at least 2.
+        norm2: S, a float64 sum.
+        sum_norm2: T, a float64 sum.
+    """
+
+    number: int
+    norm2: float
+    sum_norm2: float
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one parameter, since its gradient was last zero or its optimizer stepped.
+
+    Attributes:
+        looks: where the norm of each micro-batch's gradient is: in which look, at which place.
+        last: copy of ``grad`` after the last look; stays for the next step, because fresh memory costs time.
+        offset: what has come into ``grad`` beside the micro-batches; None for nothing.
+        seen: ``grad`` at the last look, and how often it had been changed then.
+        before: ``grad`` as the present micro-batch found it, where it was not as the last look left it.
+    """
+
+    looks: list[tuple[_Look, int]] = field(default_factory=list)
+    last: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    seen: tuple[TensorWeakRef, int] | None = None
+    before: torch.Tensor | None = None
+
+
+class _Look:
+    """The norms of the gradients that one backward pass added, on their devices until somebody asks."""
+
+    def __init__(self, norms: Sequence[torch.Tensor]) -> None:
+        self._norms = norms
+
+    @functools.cached_property
+    def values(self) -> list[float]:
+        """One norm per parameter."""
+        return _numbers(self._norms)
+
+
+class MicroBatches:
+    """Takes the gradient of each micro-batch as the difference that it makes, when it has been accumulated.
+
+    All parameters of a backward pass are looked at together when it ends. Where several processes train, each is looked
+    at at once: before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
+    and without ``no_sync``. A gradient that is set to zero or None starts anew. Sharded parameters are left out.
+    One copy of the gradients is held.
+
+    Args:
+        guarded: calls a function with arguments and catches its errors.
+    """
+
+    def __init__(self, guarded: Callable[..., None]) -> None:
+        #: Whether the step that is being put together is to be recorded.
+        self.wanted = True
+        self._guarded = guarded
+        self._sums: Any = WeakTensorKeyDictionary()
+        self._handles: list[Any] = []
+        #: The backward pass that is under way, and whether its gradients cannot wait for its end.
+        self._task = -1
+        self._at_once = False
+        self._arrived: list[tuple[torch.Tensor, _Sums]] = []
+        #: norms of the sums of micro-batches, by the identity of their ``_Sums``
+        self._totals: dict[int, float] = {}
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watch these parameters, too."""
+        for parameter in parameters:
+            if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
+                continue
+            if self._sums.get(parameter) is None:
+                sums = self._sums[parameter] = _Sums()
+                self._add_hooks(parameter, sums)
+
+    def replicas(self, parameter: torch.Tensor, scale: float) -> Replicas | None:
+        """What this step's micro-batches were like, None where there were not two of them.
+
+        Args:
+            parameter: an optimizer's.
+            scale: what a gradient scaler multiplied the loss with; taken out.
+        """
+        sums = self._sums.get(parameter)
+        if sums is None or len(sums.looks) < 2:
+            return None
+        if id(sums) not in self._totals:
+            self._measure_totals()
+        norm2 = sum(look.values[place] ** 2 for look, place in sums.looks)
+        return Replicas(len(sums.looks), norm2 / scale**2, self._totals[id(sums)] ** 2 / scale**2)
+
+    def consume(self, optimizer: Optimizer) -> None:
+        """The optimizer has used its gradients; the next backward pass starts a new step."""
+        self._totals.clear()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                sums = self._sums.get(parameter)
+                if sums is not None:
+                    sums.looks = []
+
+    def remove(self) -> None:
+        """Stop to watch."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._arrived = [], []
+
+    def _add_hooks(self, parameter: Any, sums: _Sums) -> None:
+        # Called for each parameter and micro-batch: the usual case is decided here.
+        def arrives(_gradient: torch.Tensor) -> None:
+            if not self.wanted:
+                return
+            parameter = owner()
+            gradient = None if parameter is None else parameter.grad
+            sums.before = None
+            if gradient is None:
+                sums.seen = None
+            elif not _is_as_seen(gradient, sums):
+                self._guarded(self._remember, gradient, sums)
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if not self.wanted:
+                return
+            self._arrived.append((parameter, sums))
+            if self._at_once or backward_in_progress() != self._task:
+                self._guarded(self._begin_pass)
+
+        # A strong reference would keep the parameter alive through its own hook.
+        owner = TensorWeakRef(parameter)
+        self._handles.append(parameter.register_hook(arrives))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+
+    def _remember(self, gradient: torch.Tensor, sums: _Sums) -> None:
+        """Something changed ``grad`` since the last look."""
+        sums.seen = None
+        before = _real(gradient.detach())
+        if bool(before.any()):
+            sums.before = before.clone()
+
+    def _begin_pass(self) -> None:
+        """The first gradient of a backward pass has been accumulated, or any where they are looked at one by one."""
+        task = backward_in_progress()
+        if task != self._task:
+            # A pass that raised never came to its end: what it left is found in ``grad`` by the next one.
+            self._task, self._arrived = task, self._arrived[-1:]
+            self._at_once = process_place().world_size > 1
+            if not self._at_once:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self._at_once:
+            self._look()
+
+    def _end(self) -> None:
+        self._task = -1
+        self._guarded(self._look)
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Look at the gradients that have been accumulated."""
+        arrived, self._arrived = self._arrived, []
+        present, gradients, added, changed, lasts = [], [], [], [], []
+        for parameter, sums in arrived:
+            if parameter.grad is None:
+                continue
+            gradient = _real(parameter.grad.detach())
+            present.append(sums)
+            gradients.append(gradient)
+            fits = sums.last is not None and _fits(sums.last, gradient)
+            last = sums.last if fits and sums.last is not None else torch.empty_like(gradient)
+            if sums.seen is None:
+                self._begin(sums, fits)
+            elif not sums.looks:
+                # The optimizer stepped, and its gradients were kept.
+                sums.offset = last.clone()
+            if sums.seen is None and sums.before is None:
+                added.append(gradient)
+            else:
+                # In place of the copy, which is made anew below.
+                if sums.before is not None:
+                    last.copy_(sums.before)
+                changed.append((last, gradient))
+                added.append(last)
+            sums.last, sums.before = last, None
+            sums.seen = TensorWeakRef(parameter.grad), parameter.grad._version
+            lasts.append(last)
+        if not present:
+            return
+        if changed:
+            differences, minuends = map(list, zip(*changed, strict=True))
+            torch._foreach_sub_(differences, minuends)
+        look = _Look(torch._foreach_norm(added, 2, torch.float64))
+        for place, sums in enumerate(present):
+            sums.looks.append((look, place))
+        torch._foreach_copy_(lasts, gradients)
+
+    @staticmethod
+    def _begin(sums: _Sums, fits: bool) -> None:
+        """What is in ``grad`` beside micro-batches is another than at the last look."""
+        if sums.before is None:
+            sums.looks, sums.offset = [], None
+        elif not sums.looks or not fits or sums.last is None:
+            sums.looks, sums.offset = [], sums.before
+        else:
+            more = sums.before - sums.last
+            sums.offset = more if sums.offset is None else sums.offset + more
+
+    @torch.no_grad()
+    def _measure_totals(self) -> None:
+        several = [sums for sums in self._sums.values() if len(sums.looks) > 1 and sums.last is not None]
+        parts = [sums.last if sums.offset is None else sums.last - sums.offset for sums in several]
+        norms = _numbers(torch._foreach_norm(parts, 2, torch.float64))
+        self._totals = {id(sums): norm for sums, norm in zip(several, norms, strict=True)}
+
+
+def _is_as_seen(gradient: torch.Tensor, sums: _Sums) -> bool:
+    """Whether nothing has changed ``grad`` since the last look."""
+    return sums.seen is not None and sums.seen[0]() is gradient and sums.seen[1] == gradient._version
+
+
+def _fits(room: torch.Tensor, values: torch.Tensor) -> bool:
+    return room.shape == values.shape and room.dtype == values.dtype and room.device == values.device
+
+
+def _numbers(values: Sequence[torch.Tensor]) -> list[float]:
+    """The values of tensors with one element, each device waited for once."""
+    out = [0.0] * len(values)
+    devices = {value.device for value in values}
+    for device in devices:
+        places = [place for place, value in enumerate(values) if value.device == device]
+        for place, number in zip(places, torch.stack([values[p] for p in places]).tolist(), strict=True):
+            out[place] = number
+    return out
+
+
+def _real(gradient: torch.Tensor) -> torch.Tensor:
+    """Strided and real."""
+    if gradient.layout != torch.strided:
+        gradient = gradient.to_dense()
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -1,0 +1,383 @@
+"""Rewrites a finished trace: into shards, which are fewer files, from Zarr to HDF5 and back, or into sketches."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
+from gtrace.trace import format as layout
+from gtrace.trace.check import HeldRows, open_sink, renumbered
+from gtrace.trace.files import beside, check_place, move_in, remove
+from gtrace.trace.format import DIMENSION_SUFFIX, SECOND_MOMENT, SKETCH, Record
+from gtrace.trace.io.remote import RemoteFiles, place_of
+from gtrace.trace.reader import Trace, open_source, open_trace
+from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
+from gtrace.trace.writer import create_trace
+from gtrace.trace.zarr_read import is_gtrace_zarr
+from gtrace.trace.zarr_write import ShardedArray, group_document, make_group, write_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.format import ColumnType, StreamKey, StreamSource, TensorSpec, TraceSource
+    from gtrace.trace.reader import TensorInfo
+    from gtrace.trace.writer import TraceWriter
+
+
+def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:
+    """Rewrite a finished trace with the same content and fingerprint.
+
+    Args:
+        path: the trace.
+        out: where to: ``.zarr`` for shards, ``.h5`` or ``.hdf5`` for HDF5. By default a Zarr trace is replaced by its
+            shards once they are whole.
+        force: replace a trace that is at ``out``.
+
+    Returns:
+        where it is.
+
+    Raises:
+        UsageError: the trace is not finished, there is nothing to pack, or it is not on this machine and there is
+            no ``out``.
+        OutputExistsError: something is at ``out`` and ``force`` is off, or it is no trace.
+        TraceError: the trace is damaged, or the new one cannot be written.
+    """
+    place = place_of(path)
+    if isinstance(place, Path):
+        place = Path(os.path.realpath(place))
+    elif out is None:
+        raise UsageError(f"{path}: is not on this machine, so it is only read; -o NAME.zarr packs it here")
+    target = Path(os.path.realpath(place if out is None else out))
+    if target.suffix not in (".zarr", ".h5", ".hdf5"):
+        raise UsageError(f"{target}: a trace ends in .zarr, .h5 or .hdf5")
+    source = open_source(place)
+    try:
+        if source.attrs.get("status") not in ("complete", "interrupted"):
+            raise UsageError(f"{path}: is being written, or its writer was killed; see `gtrace check --repair`")
+        if out is None and target.is_file():
+            raise UsageError(f"{path}: an HDF5 file is one file already; -o NAME.zarr makes a Zarr trace of it")
+        if target == place and out is not None and not force:
+            raise OutputExistsError(f"{out}: is the trace itself; leave -o out to replace it")
+        if target != place:
+            check_place(target, force=force, is_trace=is_gtrace_zarr)
+        new = beside(target, "pack")
+        try:
+            remove(new)
+            if target.suffix == ".zarr":
+                _write_shards(source, str(new))
+            else:
+                _write_hdf5(source, new)
+            written = Trace(open_source(new))
+            try:
+                if written.fingerprint != Trace(source).fingerprint:
+                    raise TraceError(f"{new}: not what was written; the disk is at fault, and {path} stays as it was")
+            finally:
+                written.close()
+            move_in(new, target, force=force or target == place)
+        except OSError as error:
+            raise TraceError(f"{target}: cannot be written ({error.strerror or error})") from error
+        finally:
+            remove(new)
+    finally:
+        source.close()
+    return target if out is None else Path(out)
+
+
+def _columns(stream: StreamSource) -> dict[str, NDArray[Any]]:
+    """name -> (rows, tensors) of each statistic, with the tensors that were committed as columns."""
+    indices = [spec.index for spec in stream.tensors]
+    return {
+        name: stream.statistic(name)[:, indices] if indices else np.empty((stream.steps.size, 0), column.dtype)
+        for name, column in {**layout.statistics_of(stream.key.kind), **_extras(stream)}.items()
+        if name not in layout.LENGTHS or stream.lengths(name) is not None
+    }
+
+
+def _extras(stream: StreamSource) -> dict[str, ColumnType]:
+    """Those of the further numbers that the stream has."""
+    return {name: column for name, column in layout.EXTRAS.items() if stream.further(name) is not None}
+
+
+def _write_hdf5(source: TraceSource, new: Path) -> None:
+    sink = open_sink(new, {**source.attrs, "status": "writing"}, is_file=True)
+    for stream in source.streams:
+        specs = [renumbered(spec, index) for index, spec in enumerate(stream.tensors)]
+        for spec in specs:
+            sink.add_tensor(stream.key, spec)
+        tables, blocks = _columns(stream), HeldRows(stream)
+        for row, step in enumerate(stream.steps.tolist()):
+            statistics = {name: np.ascontiguousarray(table[row]) for name, table in tables.items()}
+            for index in np.flatnonzero(statistics["present"]).tolist():
+                sink.write_row(stream.key, specs[index], row, blocks.read(stream.tensors[index], row))
+            scalars = {name: float(values[row]) for name, values in stream.scalars.items()}
+            sink.commit(stream.key, row, Record(step, scalars, statistics))
+    sink.close(source.attrs)
+
+
+def _write_shards(source: TraceSource, root: str) -> None:
+    make_group(root, source.attrs)
+    gathered: dict[str, Any] = {}
+    for stream in source.streams:
+        if not stream.steps.size:
+            continue
+        key = stream.key
+        rank, folder = os.path.join(root, key.rank_group), os.path.join(root, key.rank_group, key.group)
+        if not os.path.isdir(rank):
+            make_group(rank, {"rank": key.rank})
+        make_group(folder, key._asdict())
+        gathered[key.rank_group] = group_document({"rank": key.rank})
+        gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
+        for array in _write_stream(stream, folder):
+            gathered[f"{key.rank_group}/{key.group}/{array.entry}"] = array.document
+    write_root(root, source.attrs, gathered)
+
+
+def _write_stream(stream: StreamSource, folder: str) -> Iterator[ShardedArray]:
+    rows = stream.steps.size
+    tables = _columns(stream)
+    for index, spec in enumerate(stream.tensors):
+        new = renumbered(spec, index)
+        chunks = (new.chunk_rows, new.chunk_elements)
+        dimensions = ("step", spec.entry + DIMENSION_SUFFIX)
+        place = os.path.join(folder, spec.entry)
+        array = ShardedArray(place, spec.column, (rows, spec.size), chunks, dimensions, new.attrs)
+        array.write(_blocks(stream, spec, tables["present"][:, index] != 0, chunks[0]))
+        yield array
+    height, width = layout.table_chunking(len(stream.tensors))
+    for name, table in tables.items():
+        yield _write_table(
+            os.path.join(folder, name), layout.statistic_column(name), table, (height, width), ("step", "tensor")
+        )
+    for name, values in stream.scalars.items():
+        yield _write_table(os.path.join(folder, name), layout.SCALAR, values, (layout.STEP_ROWS,), ("step",))
+    yield _write_table(os.path.join(folder, "step"), layout.STEP, stream.steps, (layout.STEP_ROWS,), ("step",))
+
+
+def _write_table(
+    place: str, column: ColumnType, table: NDArray[Any], chunks: tuple[int, ...], dimensions: tuple[str, ...]
+) -> ShardedArray:
+    array = ShardedArray(place, column, table.shape, chunks, dimensions, {})
+    flat = table.reshape(len(table), -1)
+    said = not (len(chunks) == 1 and np.isnan(flat).all()) if table.dtype.kind == "f" else True
+    array.write(flat[start : start + chunks[0]] if said else None for start in range(0, len(flat), chunks[0]))
+    return array
+
+
+def _blocks(
+    stream: StreamSource, spec: TensorSpec, present: NDArray[np.bool_], height: int
+) -> Iterator[NDArray[Any] | None]:
+    """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them.
+
+    Those of sketches, one each, are no longer than they have to be.
+    """
+    blocks = HeldRows(stream)
+    for start in range(0, present.size, height):
+        there = present[start : start + height]
+        if not there.any() or spec.size == 0:
+            yield None
+            continue
+        if spec.sketched:
+            yield blocks.read(spec, start)[None]
+            continue
+        out = np.full((there.size, spec.size), np.nan, np.float32)
+        for offset in np.flatnonzero(there).tolist():
+            out[offset] = blocks.read(spec, start + offset)
+        yield out
+
+
+#: Attributes of a trace that are about its own file.
+_OWN = ("format", "version", "status", "gtrace_version", SKETCH)
+
+
+@dataclass(frozen=True, slots=True)
+class SketchSummary:
+    """What became of a trace.
+
+    Attributes:
+        path: the new one.
+        plan: which sketches it holds.
+        sketched: tensors of which it holds sketches.
+        raw: tensors of which it holds values, because those take less room.
+        bytes_before: size of the full trace, None where it is at an address that cannot be listed.
+        bytes_after: size of the new one.
+    """
+
+    path: Path
+    plan: SketchPlan
+    sketched: int
+    raw: int
+    bytes_before: int | None
+    bytes_after: int
+
+
+def sketch_trace(
+    trace: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    sketch: SketchPlan | str = DEFAULT_SKETCHES,
+    tensors: Sequence[str] = (),
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> SketchSummary:
+    """Write the moment sketches of a trace's large tensors, and the values of its small ones, as another trace.
+
+    Sketches of consecutive recorded steps are merged where the plan says so: their sum is stored at the first of
+    them. Small tensors keep every step. A trace of sketches can be made smaller again: bins wider, steps merged.
+
+    Args:
+        trace: the trace.
+        output: the new one, ``.zarr``, ``.h5`` or ``.hdf5``.
+        sketch: norms and bucket sizes, such as ``"l2:8192,linf:8192,none"``; the default has what the codecs with
+            closed forms need at their default parameters.
+        tensors: only tensors whose name matches one of these globs.
+        force: replace what is at ``output``.
+        progress: called with (rows of tensors done, all of them).
+
+    Raises:
+        UsageError: a glob that matches nothing, sketches that are not those of a trace of sketches, or the trace
+            itself as the output.
+        OutputExistsError: something is at ``output``.
+        TraceError: the trace cannot be read, or the new one not written.
+    """
+    plan = SketchPlan.parse(sketch) if isinstance(sketch, str) else sketch
+    place = place_of(trace)
+    if isinstance(place, Path) and place.resolve() == Path(output).resolve():
+        raise UsageError(f"{output}: is the trace that is read; give another -o")
+    with open_trace(trace) as source:
+        infos = _chosen(source, tensors)
+        plan = replace(plan, merged=plan.merged * max(info.merged for info in infos)) if infos else plan
+        attrs = {key: value for key, value in source.attrs.items() if key not in _OWN}
+        with create_trace(output, force=force, attrs=attrs, sketch=plan) as writer:
+            tensors_of = [
+                (key, [_Rewritten(source, info, plan) for info in infos if _is_in(info, key)]) for key in source.streams
+            ]
+            total = sum(tensor.size.size for _, members in tensors_of for tensor in members)
+            done = 0
+            for key, members in tensors_of:
+                if not members and tensors:
+                    continue
+                for count in _copy_stream(source, writer, key, members):
+                    done += count
+                    if progress is not None:
+                        progress(done, total)
+            if source.status != "complete":
+                writer.close("interrupted")
+    sketched = sum(_keeps_sketches(info, plan) for info in infos)
+    before = RemoteFiles(place).size(place) if isinstance(place, str) else disk_bytes(place)
+    return SketchSummary(Path(output), plan, sketched, len(infos) - sketched, before, disk_bytes(Path(output)))
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes of the files of a trace."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+
+
+def _chosen(source: Trace, globs: Sequence[str]) -> list[TensorInfo]:
+    # Second moments weigh errors of values; they say nothing about sketches.
+    there = [info for info in source.tensors if info.kind != SECOND_MOMENT]
+    names = [info.name for info in there]
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
+    if not globs:
+        return there
+    return [info for info in there if any(fnmatch.fnmatchcase(info.name, glob) for glob in globs)]
+
+
+def _is_in(info: TensorInfo, key: StreamKey) -> bool:
+    return (info.rank, info.kind, info.optimizer) == key
+
+
+def _keeps_sketches(info: TensorInfo, plan: SketchPlan) -> bool:
+    # Buckets of a sample of a weight's gradient are none of the gradient's.
+    whole = info.kind == "neural" or info.sample is None
+    return bool(info.sketches) or (plan.covers(info.size) and whole)
+
+
+class _Rewritten:
+    """One tensor's way into the new trace.
+
+    Attributes:
+        size: values that each of its rows has, int64.
+        groups: first step -> indices of the rows that go into one.
+    """
+
+    def __init__(self, source: Trace, info: TensorInfo, plan: SketchPlan) -> None:
+        self._source = source
+        self._info = info
+        self._plan = plan
+        self._where: dict[str, Any] = {"rank": info.rank, "kind": info.kind, "optimizer": info.optimizer}
+        numbers = source.statistics(info.name, **self._where)
+        self._steps: list[int] = numbers["step"].tolist()
+        self.size = numbers["n_valid"]
+        self._total = numbers["n_total"]
+        self._sketched = _keeps_sketches(info, plan)
+        count = plan.merged // info.merged if self._sketched else 1
+        self.groups = {
+            self._steps[k]: range(k, min(k + count, len(self._steps))) for k in range(0, len(self._steps), count)
+        }
+
+    def append(self, writer: TraceWriter, step: int) -> int:
+        """Write the row of a step at which a group begins; returns how many rows went into it."""
+        info, rows = self._info, self.groups[step]
+        attrs: dict[str, Any] = {
+            **info.attrs,
+            "shape": list(info.shape),
+            "dtype": info.dtype,
+            "aliases": list(info.aliases) or None,
+            "module_type": info.module_type,
+            "stage": None if info.stage == "local" else info.stage,
+        }
+        if info.kind == "neural":
+            attrs["n_total"] = int(self._total[rows.start : rows.stop].sum())
+        if self._sketched:
+            if info.kind == "weight":
+                attrs[SKETCH] = self._plan.describe(self._fewer())
+            row = self._row(rows[0])
+            for index in rows[1:]:
+                row = row.merge(self._row(index))
+            writer.append_sketch(step, info.name, row, **self._where, **attrs)
+        else:
+            if info.kind == "neural":
+                attrs["capacity"] = info.size
+            values = self._source.read(info.name, step, **self._where)
+            writer.append(step, info.name, values, **self._where, **attrs, sample=info.sample)
+        return len(rows)
+
+    def _row(self, index: int) -> SketchRow:
+        name, step = self._info.name, self._steps[index]
+        if self._info.sketches:
+            return self._source.sketch_row(name, step, self._plan.specs, **self._where)
+        return SketchRow.of(self._source.read(name, step, **self._where), self._plan.specs)
+
+    def _fewer(self) -> dict[int, int]:
+        """Steps whose row sums fewer than the plan's number: the last one, as a rule."""
+        one = math.prod(self._info.shape)
+        counts = {
+            step: int(self.size[rows.start : rows.stop].sum()) // max(1, one) for step, rows in self.groups.items()
+        }
+        return {step: count for step, count in counts.items() if count != self._plan.merged}
+
+
+def _copy_stream(source: Trace, writer: TraceWriter, key: StreamKey, tensors: Sequence[_Rewritten]) -> Iterator[int]:
+    """Write the rows of one stream in the order of their steps; yields how many rows of tensors each step took."""
+    where = key._asdict()
+    scalars = source.scalars(**where)
+    merges = any(len(rows) > 1 for tensor in tensors for rows in tensor.groups.values())
+    for index, step in enumerate(scalars.pop("step").tolist()):
+        taken = [tensor.append(writer, step) for tensor in tensors if step in tensor.groups]
+        if taken or not merges:
+            told = {name: values[index].item() for name, values in scalars.items()}
+            writer.commit(step, **where, **told)
+        yield sum(taken)

@@ -1,0 +1,1 @@
+"""Traces and the rest of the world: files of other programs, and other machines."""

@@ -1,0 +1,616 @@
+"""Making a trace of gradients that other programs stored: arrays in files, one step each or one tensor each."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import math
+import os
+import re
+import tempfile
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gtrace.errors import TraceError, UsageError, printable
+from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove
+from gtrace.trace.format import KINDS
+from gtrace.trace.io.foreign import OPENERS, Entry, TensorFile, ZarrStore, is_zarr, join_name
+from gtrace.trace.reader import open_trace
+from gtrace.trace.writer import create_trace
+from gtrace.trace.zarr_read import is_gtrace_zarr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.writer import TraceWriter
+
+    Opener = Callable[[Path], TensorFile]
+
+
+#: Suffix of files that are one tensor each; others hold several under their own names.
+SINGLE = ".npy"
+ZARR = ".zarr"
+
+_NUMBER = re.compile(r"\d+")
+#: Several files of one state, as in model-00001-of-00002.safetensors.
+_SHARD = re.compile(r"[-_.]?\d+-of-\d+$")
+_FIELD = re.compile(r"\{(\w*)\}|(\*)")
+_FIELDS = {"step": "(?P<step>[^/]+?)", "tensor": "(?P<tensor>.+)", "rank": r"(?P<rank>\d{1,9})"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of a source.
+
+    Attributes:
+        path: where it is.
+        parts: its folders inside the source and its name without suffix.
+        suffix: of its name, in lower case.
+    """
+
+    path: Path
+    parts: tuple[str, ...]
+    suffix: str
+
+    @property
+    def told(self) -> str:
+        """The path inside the source, as a pattern is matched against it."""
+        return "/".join(self.parts) + self.path.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A file and what its name says.
+
+    Attributes:
+        path: where it is.
+        suffix: of its name, in lower case.
+        step: the training step, None where the name does not say.
+        tensor: the start of its tensors' names.
+        rank: number of the process that it came from.
+    """
+
+    path: Path
+    suffix: str
+    step: int | None
+    tensor: str
+    rank: int = 0
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Sorts numbers inside of names by their value.
+
+    >>> sorted(["s10", "s9"], key=natural)
+    ['s9', 's10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list[Found], int]:
+    """The files of these suffixes, and the Zarr stores, that sources are or contain; links are followed.
+
+    Returns:
+        The files in natural order of their paths, and how many others were left out. Hidden ones do not count.
+
+    Raises:
+        TraceError: a source is missing, or nothing is in them.
+    """
+    several = len(sources) > 1
+    # Of several sources the names tell steps or tensors, as in step_1/ step_2/; they count from what they share.
+    base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in sources])) if several else None
+    found: dict[str, Found] = {}
+    others = 0
+    for source in sources:
+        if not source.exists():
+            raise TraceError(f"{printable(str(source))}: no such file or folder")
+        root = base or (source if source.is_dir() and not is_zarr(source) else source.parent)
+        for path in _walk(source):
+            suffix = ZARR if path.is_dir() else path.suffix.lower()
+            if suffix not in suffixes or (path != source and suffix == ZARR and is_gtrace_zarr(path)):
+                others += 1
+                continue
+            inside = PurePosixPath(Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix())
+            name = inside.name.removesuffix(path.suffix) if path.suffix.lower() == suffix else inside.name
+            found[os.path.abspath(path)] = Found(path, (*inside.parts[:-1], name), suffix)
+    if not found:
+        shown = printable(", ".join(map(str, sources)))[:200]
+        raise TraceError(f"{shown}: no file to import; {', '.join(sorted(suffixes))} are read")
+    return sorted(found.values(), key=lambda file: natural(file.told)), others
+
+
+def _walk(source: Path) -> Iterable[Path]:
+    """The files and Zarr stores that a source is or contains."""
+    if source.is_file() or is_zarr(source):
+        yield source
+        return
+    seen = set()
+    for folder, folders, files in os.walk(source, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            # A link to a folder above would lead around for ever.
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        stores = [name for name in folders if is_zarr(Path(folder, name))]
+        folders[:] = [name for name in folders if name not in stores and not name.startswith(".")]
+        for name in (*files, *stores):
+            if not name.startswith(".") and Path(folder, name).exists():
+                yield Path(folder, name)
+
+
+def place_by_pattern(files: Sequence[Found], pattern: str) -> tuple[list[Placed], str]:
+    """What a template such as ``{step}/{tensor}.npy`` says of files; those that it does not fit are left out.
+
+    ``{step}`` is text without a slash whose last number counts, ``{tensor}`` any text whose slashes become dots,
+    ``{rank}`` a number, ``*`` anything without a slash.
+
+    Raises:
+        UsageError: it is no such template, or fits nothing.
+    """
+    expression = re.compile("".join(_pieces(pattern)))
+    placed, texts = [], []
+    for file in files:
+        match = expression.fullmatch(file.told)
+        if match is None:
+            continue
+        told = match.groupdict()
+        texts.append(told.get("step"))
+        tensor = (told.get("tensor") or "").replace("/", ".")
+        placed.append(Placed(file.path, file.suffix, None, tensor, int(told.get("rank") or 0)))
+    if not placed:
+        raise UsageError(
+            f"--pattern: no file fits '{printable(pattern)}'; the first of {len(files)} is '{printable(files[0].told)}'"
+        )
+    if texts[0] is None:
+        return placed, "none"
+    numbers = _last_numbers([text or "" for text in texts])
+    if all(number is None for number in numbers):
+        order = {text: k for k, text in enumerate(sorted({text or "" for text in texts}, key=natural))}
+        steps = [order[text or ""] for text in texts]
+        return [_with_step(file, step) for file, step in zip(placed, steps, strict=True)], "sorted"
+    if None in numbers:
+        without = printable(str(placed[numbers.index(None)].path))
+        raise UsageError(f"--pattern: no number in the step of {without}, but in that of others")
+    return [_with_step(file, step) for file, step in zip(placed, numbers, strict=True)], "pattern"
+
+
+def _pieces(pattern: str) -> Iterable[str]:
+    at, seen = 0, set()
+    for match in _FIELD.finditer(pattern):
+        yield re.escape(pattern[at : match.start()])
+        at = match.end()
+        if match[2]:
+            yield "[^/]*"
+            continue
+        if match[1] not in _FIELDS or match[1] in seen:
+            shown = printable(match[0])
+            raise UsageError(f"--pattern: '{shown}' is unknown or there twice; write {{step}}, {{tensor}}, {{rank}}")
+        seen.add(match[1])
+        yield _FIELDS[match[1]]
+    yield re.escape(pattern[at:])
+
+
+def _with_step(file: Placed, step: int | None) -> Placed:
+    return Placed(file.path, file.suffix, step, file.tensor, file.rank)
+
+
+def _last_numbers(texts: Iterable[str]) -> list[int | None]:
+    return [int(numbers[-1]) if (numbers := _NUMBER.findall(text)) else None for text in texts]
+
+
+def place_by_name(files: Sequence[Found], *, step_axis: bool) -> tuple[list[Placed], str]:
+    """What names and folders of files say without a template.
+
+    One folder per step directly in the source, else one file per step with the step as the last number in its name.
+    Other folders become the start of tensors' names; so does the name of a ``.npy`` file, which is one tensor.
+
+    Returns:
+        The files and how steps were told: ``folders``, ``names``, ``sorted``, or ``none`` where only the files
+        themselves may say.
+
+    Raises:
+        UsageError: names can be read in several ways.
+    """
+    if step_axis:
+        return [Placed(file.path, file.suffix, None, _prefix(file, file.parts[:-1])) for file in files], "none"
+    tops = [number if len(file.parts) > 1 else None for file, number in _numbered(files, 0)]
+    ends = [None if file.suffix == SINGLE else number for file, number in _numbered(files, -1)]
+    if None not in tops:
+        if any(end not in (None, top) for top, end in zip(tops, ends, strict=True)):
+            raise _ambiguous(files[0], "numbers in folders and in file names")
+        placed = [
+            Placed(file.path, file.suffix, top, _prefix(file, file.parts[1:-1]))
+            for file, top in zip(files, tops, strict=True)
+        ]
+        return placed, "folders"
+    if any(file.suffix == SINGLE for file in files):
+        first = next(file for file in files if file.suffix == SINGLE)
+        raise UsageError(
+            f"{printable(first.told)}: nothing says its step; pass --step-axis when the first axis counts steps, "
+            "or --pattern as in '{tensor}-{step}.npy', or '{tensor}.npy' for a single step"
+        )
+    if None not in ends:
+        placed = [
+            Placed(file.path, file.suffix, end, _prefix(file, file.parts[:-1]))
+            for file, end in zip(files, ends, strict=True)
+        ]
+        return placed, "names"
+    if any(end is not None for end in ends):
+        raise _ambiguous(files[ends.index(None)], "no number in its name, but in those of others")
+    if max(Counter(file.parts[:-1] for file in files).values()) < len(files):
+        raise _ambiguous(files[0], "files in several folders, and no number in their names")
+    return [Placed(file.path, file.suffix, k, "") for k, file in enumerate(files)], "sorted"
+
+
+def _prefix(file: Found, folders: tuple[str, ...]) -> str:
+    return join_name(*folders, file.parts[-1] if file.suffix == SINGLE else "")
+
+
+def _numbered(files: Sequence[Found], place: int) -> Iterable[tuple[Found, int | None]]:
+    return zip(files, _last_numbers(_SHARD.sub("", file.parts[place]) for file in files), strict=True)
+
+
+def _ambiguous(file: Found, why: str) -> UsageError:
+    shown = printable(file.told)
+    return UsageError(f"{shown}: {why}; say with --pattern where the step is, as in '{{step}}/{{tensor}}{file.suffix}'")
+
+
+#: Where steps came from -> what is said of it.
+STEPS_TOLD = {
+    "folders": "steps from folder names",
+    "names": "steps from file names",
+    "pattern": "steps from the pattern",
+    "sorted": "no numbers in names: steps numbered 0, 1, ... in sorted order",
+    "array": "steps from the array 'step'",
+    "axis": "steps numbered 0, 1, ... along the first axis",
+    "none": "a single step, numbered 0",
+}
+_STEP_ARRAYS = ("step", "steps")
+#: Along an axis. One of empty rows can be declared as long as one likes.
+_MOST_STEPS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import made.
+
+    Attributes:
+        output: the trace.
+        steps: the steps that it holds, rising.
+        tensors: names of its tensors, in the order of their appearance.
+        files: number of files that were read.
+        numbering: where the steps came from, keys of ``STEPS_TOLD``.
+        left_out: names of arrays that are no gradients, as they hold integers or have no step.
+        ignored: number of files that were not taken.
+        nonfinite: number of values that are NaN or infinite.
+    """
+
+    output: Path
+    steps: tuple[int, ...]
+    tensors: tuple[str, ...]
+    files: int
+    numbering: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    ignored: int = 0
+    nonfinite: int = 0
+
+
+@dataclass(slots=True)
+class _Survey:
+    """What all files hold together: step -> rank -> files and the row in each, tensor -> most values."""
+
+    groups: dict[int, dict[int, list[tuple[Placed, int | None]]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    sizes: dict[str, tuple[int, Placed]] = field(default_factory=dict)
+    left_out: dict[str, None] = field(default_factory=dict)
+    numbering: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How files are read."""
+
+    openers: Mapping[str, Opener]
+    step_axis: bool
+    tensors: tuple[str, ...]
+    steps: frozenset[int] | None
+
+    def open(self, file: Placed) -> contextlib.closing[TensorFile]:
+        return contextlib.closing(self.openers[file.suffix](file.path))
+
+    def gradients(self, file: Placed, opened: TensorFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
+        """Tensor names and arrays of a file that are gradients of chosen tensors."""
+        real = [entry for entry in opened.entries if entry.is_real]
+        if rows:
+            # Where axes have names, those say what has steps.
+            named = [entry for entry in real if entry.dimensions[:1] == ("step",)]
+            taken = named or [entry for entry in real if entry.shape]
+        else:
+            taken = real
+        for entry in taken:
+            # numpy calls the array of a file with one array so.
+            alone = len(real) == 1 and bool(file.tensor) and entry.name == "arr_0"
+            name = join_name(file.tensor, "" if alone else entry.name) or _stem(file)
+            if not self.tensors or any(fnmatch.fnmatchcase(name, glob) for glob in self.tensors):
+                yield name, entry
+
+
+def _stem(file: Placed) -> str:
+    return file.path.name.removesuffix(file.path.suffix)
+
+
+def import_trace(
+    sources: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    pattern: str | None = None,
+    step_axis: bool = False,
+    steps: Collection[int] | None = None,
+    tensors: Sequence[str] = (),
+    kind: str = "weight",
+    force: bool = False,
+    openers: Mapping[str, Opener] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Imported:
+    """Make a trace of ``.npy``, ``.npz`` and ``.safetensors`` files and Zarr stores.
+
+    All files are looked at before anything is written; then one tensor at a time is in memory. float64 is rounded to
+    float32, float16 and bfloat16 become float32, complex values pairs of real ones along a last axis of 2. Arrays of
+    integers are no gradients and are left out. Nothing in a file is executed.
+
+    Args:
+        sources: files, or folders that are searched for files. How steps and tensors are told by names:
+            ``docs/importing.md``.
+        output: the new trace, ``.zarr``, ``.h5`` or ``.hdf5``; it appears when it is complete. An interrupt leaves
+            the steps that were done.
+        pattern: what names say, as in ``{step}/{tensor}.npy``; see ``place_by_pattern``.
+        step_axis: the first axis of every array counts steps.
+        steps: only these.
+        tensors: only those with names like one of these shell patterns.
+        kind: ``weight`` or ``neural``.
+        force: replace a trace that is there.
+        openers: suffix -> function that opens such a file, for more formats.
+        progress: called with the number of steps done and of all steps.
+
+    Raises:
+        UsageError: names can be read in several ways, a tensor is there twice or with two sizes, a wrong argument.
+        TraceError: a file is missing or damaged, or nothing can be written.
+        OutputExistsError: something is at ``output``.
+    """
+    place = Path(os.path.realpath(output))
+    if place.suffix not in (ZARR, ".h5", ".hdf5"):
+        raise UsageError(f"{output}: a trace ends in .zarr, .h5 or .hdf5")
+    if kind not in KINDS:
+        raise UsageError(f"kind '{printable(kind)}': weight or neural")
+    check_place(place, force=force, is_trace=is_gtrace_zarr)
+    every: dict[str, Opener] = {**OPENERS, ZARR: ZarrStore, **(openers or {})}
+    rules = _Rules(every, step_axis, tuple(tensors), None if steps is None else frozenset(steps))
+    found, ignored = find_files([Path(source) for source in sources], every)
+    if pattern is None:
+        placed, told = place_by_name(found, step_axis=step_axis)
+    else:
+        placed, told = place_by_pattern(found, pattern)
+    survey = _survey(placed, told, rules, kind)
+    provenance = {
+        "sources": [os.fspath(source) for source in sources],
+        "files": len(placed),
+        "steps": sorted(survey.numbering),
+        "pattern": pattern,
+        "numpy": np.__version__,
+    }
+    clear_leftovers(place)
+    folder = beside(place, "import")
+    remove(folder)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise TraceError(f"{output}: cannot be written ({error.strerror})") from error
+    new = folder / place.name
+    try:
+        try:
+            with create_trace(new, attrs={"imported": provenance}) as writer:
+                _write(writer, survey, rules, kind, folder, progress)
+        except KeyboardInterrupt:
+            # What is done is kept, as everywhere; the trace says that it was interrupted.
+            move_in(new, place, force=force)
+            raise
+        names, nonfinite = _look(new)
+        move_in(new, place, force=force)
+    finally:
+        remove(folder)
+    return Imported(
+        output=Path(output),
+        steps=tuple(sorted(survey.groups)),
+        tensors=names,
+        files=len({file.path for at in survey.groups.values() for files in at.values() for file, _ in files}),
+        numbering=tuple(sorted(survey.numbering)),
+        left_out=tuple(survey.left_out),
+        ignored=ignored + len(found) - len(placed),
+        nonfinite=nonfinite,
+    )
+
+
+def _survey(placed: Sequence[Placed], told: str, rules: _Rules, kind: str) -> _Survey:
+    """Open every file once: which steps and tensors there are, and whether they fit together."""
+    survey = _Survey()
+    shared = _shared_steps(placed, rules)
+    names: dict[Placed, tuple[str, ...]] = {}
+    # Files of different steps have the same names as a rule; they are held once.
+    same: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for file in placed:
+        with rules.open(file) as opened:
+            rows, how = _rows_of(file, opened, shared.get(file.rank), told, rules)
+            taken = list(rules.gradients(file, opened, rows=rows is not None))
+            entries = {entry.name for _, entry in taken}
+            others = [e.name or _stem(file) for e in opened.entries if e.name not in entries]
+        if not rules.tensors:
+            survey.left_out.update(dict.fromkeys(name for name in others if name not in _STEP_ARRAYS))
+        if not taken:
+            continue
+        survey.numbering.add(how)
+        own = tuple(name for name, _ in taken)
+        names[file] = same.setdefault(own, own)
+        for step, row in (rows if rows is not None else {file.step or 0: None}).items():
+            if rules.steps is None or step in rules.steps:
+                survey.groups[step][file.rank].append((file, row))
+        for name, entry in taken:
+            size = entry.size // (entry.shape[0] or 1) if rows is not None else entry.size
+            _note_size(survey.sizes, name, size * (2 if entry.is_complex else 1), file, kind)
+    _check_groups(survey, names)
+    if not survey.groups:
+        asked = " with such names and steps" if rules.tensors or rules.steps is not None else ""
+        left = f"; left out: {', '.join(map(printable, list(survey.left_out)[:4]))}" if survey.left_out else ""
+        raise UsageError(f"no gradient{asked} in {len(placed)} files (real or complex numbers){left}")
+    return survey
+
+
+def _check_groups(survey: _Survey, names: Mapping[Placed, tuple[str, ...]]) -> None:
+    """Check that at every step each tensor is there once."""
+    for step, ranks in survey.groups.items():
+        for files in ranks.values():
+            if step >= 2**63:
+                raise UsageError(f"{printable(str(files[0][0].path))}: step {step} is too large; pass --pattern")
+            seen: dict[str, Placed] = {}
+            for file, _ in files:
+                for name in names[file]:
+                    if name in seen:
+                        raise _twice(name, step, seen[name], file)
+                    seen[name] = file
+
+
+def _twice(name: str, step: int, one: Placed, other: Placed) -> UsageError:
+    paths = " and ".join(printable(str(file.path)) for file in (one, other))
+    return UsageError(
+        f"tensor '{printable(name)}' at step {step} is in {paths}; say with --pattern what names mean, "
+        "as in '{step}/{tensor}.npz' or 'rank{rank}/{step}.npz'"
+    )
+
+
+def _note_size(sizes: dict[str, tuple[int, Placed]], name: str, size: int, file: Placed, kind: str) -> None:
+    known, other = sizes.setdefault(name, (size, file))
+    if kind == "weight" and known != size:
+        raise UsageError(
+            f"tensor '{printable(name)}': {known} values in {printable(str(other.path))}, {size} in "
+            f"{printable(str(file.path))}; only gradients of layer outputs (--kind neural) may change their size"
+        )
+    sizes[name] = max(known, size), file
+
+
+def _shared_steps(placed: Sequence[Placed], rules: _Rules) -> dict[int, NDArray[np.int64]]:
+    """Rank -> the steps of its files with a step axis, where a file of its own holds them."""
+    out = {}
+    for file in placed:
+        if rules.step_axis and file.suffix == ".npy" and file.tensor in _STEP_ARRAYS:
+            with rules.open(file) as opened:
+                out[file.rank] = _step_numbers(file, opened, opened.entries[0])
+    return out
+
+
+def _step_numbers(file: Placed, opened: TensorFile, entry: Entry) -> NDArray[np.int64]:
+    where = f"{printable(str(file.path))}: its array of steps"
+    if entry.is_real or len(entry.shape) != 1:
+        raise UsageError(f"{where} holds no integers in a single axis")
+    numbers = opened.read(entry).astype(np.int64)
+    if (numbers < 0).any() or np.unique(numbers).size != numbers.size:
+        raise UsageError(f"{where} holds negative or repeated numbers")
+    return numbers
+
+
+def _rows_of(
+    file: Placed, opened: TensorFile, shared: NDArray[np.int64] | None, told: str, rules: _Rules
+) -> tuple[dict[int, int] | None, str]:
+    """Step -> row of a file whose first axis counts steps, None for one of a single step; who said so."""
+    gradients = [entry for _, entry in rules.gradients(file, opened, rows=True)]
+    coordinate = next(
+        (e for e in opened.entries if e.name in _STEP_ARRAYS and len(e.shape) == 1 and not e.is_real), None
+    )
+    numbers = shared if coordinate is None else _step_numbers(file, opened, coordinate)
+    named = any(entry.dimensions[:1] == ("step",) for entry in gradients)
+    if not gradients or not (rules.step_axis or coordinate is not None or named):
+        return None, told
+    lengths = {entry.shape[:1] for entry in gradients}
+    if len(lengths) > 1 or (numbers is not None and lengths != {numbers.shape}):
+        shown = ", ".join(str(length) for (length,) in sorted(lengths))
+        stepped = f" for {numbers.size} steps" if numbers is not None else ""
+        raise UsageError(
+            f"{printable(str(file.path))}: the first axis should count steps, but its lengths are {shown}{stepped}; "
+            "choose arrays with --tensors"
+        )
+    length = gradients[0].shape[0]
+    if length > _MOST_STEPS:
+        raise UsageError(
+            f"{printable(str(file.path))}: a first axis of {length} counts no steps; {_MOST_STEPS} at most"
+        )
+    if numbers is None:
+        return {k: k for k in range(length)}, "axis"
+    return {int(step): row for row, step in enumerate(numbers)}, "array"
+
+
+def _write(
+    writer: TraceWriter,
+    survey: _Survey,
+    rules: _Rules,
+    kind: str,
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    with contextlib.ExitStack() as kept, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        opened_rows: dict[Path, TensorFile] = {}
+        for done, (step, ranks) in enumerate(sorted(survey.groups.items())):
+            for rank, files in sorted(ranks.items()):
+                for file, row in files:
+                    if row is None:
+                        with rules.open(file) as opened:
+                            _append(writer, survey, rules, (step, rank, kind), file, opened, None)
+                        continue
+                    if file.path not in opened_rows:
+                        opened_rows[file.path] = kept.enter_context(rules.open(file))
+                        opened_rows[file.path].prepare_rows(Path(tempfile.mkdtemp(dir=scratch)))
+                    _append(writer, survey, rules, (step, rank, kind), file, opened_rows[file.path], row)
+            # When the recorded run came here is not known.
+            writer.commit(step, time=math.nan)
+            # A folder that was touched lately is no leftover of a killed import.
+            os.utime(folder)
+            if progress is not None:
+                progress(done + 1, len(survey.groups))
+
+
+def _append(
+    writer: TraceWriter,
+    survey: _Survey,
+    rules: _Rules,
+    at: tuple[int, int, str],
+    file: Placed,
+    opened: TensorFile,
+    row: int | None,
+) -> None:
+    step, rank, kind = at
+    for name, entry in rules.gradients(file, opened, rows=row is not None):
+        values = opened.read(entry, row)
+        if np.iscomplexobj(values):
+            # As capture does: a last axis of real and imaginary parts.
+            values = np.stack([values.real, values.imag], axis=-1)
+        writer.append(
+            step,
+            name,
+            values,
+            kind=kind,
+            rank=rank,
+            capacity=max(survey.sizes[name][0], 1) if kind == "neural" else None,
+            dtype=entry.dtype,
+        )
+
+
+def _look(path: Path) -> tuple[tuple[str, ...], int]:
+    """Tensor names of the new trace, and how many values are not finite."""
+    with open_trace(path) as trace:
+        names: dict[str, Any] = dict.fromkeys(info.name for info in trace.tensors)
+        counts = [trace.statistics(i.name, kind=i.kind, rank=i.rank)["nonfinite"].sum() for i in trace.tensors]
+    return tuple(names), int(sum(counts))

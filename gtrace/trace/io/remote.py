@@ -1,0 +1,289 @@
+"""Traces at an address such as ``s3://bucket/run.zarr``, read through fsspec.
+
+What is read is what the metadata declare: files are asked for by name and in ranges of known length, and folders are
+listed only where the trace's root does not say what is in it. fsspec is loaded here and nowhere else; it is no
+dependency, nor are the packages that it needs for each kind of address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from gtrace.errors import TraceError, UsageError, printable
+from gtrace.trace import format as layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.:-]*://.*", re.DOTALL)
+_THIS_MACHINE = ("file", "local")
+_HTTP = ("http", "https")
+#: What to install for an address, where fsspec itself does not do.
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "sftp": "paramiko",
+}
+_SUFFIXES_HDF5 = (".h5", ".hdf5")
+#: What an HDF5 file is read in, the rest of each block kept for the next read.
+_BLOCK_BYTES = 1024 * 1024
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Whether this is an address with a scheme, and no path of this machine."""
+    return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
+
+
+def place_of(path: str | os.PathLike[str]) -> Path | str:
+    """Where a trace is: a path of this machine, also for ``file://``, or an address without its last slash.
+
+    Raises:
+        UsageError: addresses inside of addresses.
+    """
+    if not isinstance(path, str) or not is_address(path):
+        return Path(path)
+    if "::" in path:
+        raise UsageError(f"{printable(path)}: chains of addresses are not read; give the address of the trace alone")
+    parts = urlsplit(path)
+    if parts.scheme in _THIS_MACHINE:
+        return Path(unquote(parts.netloc + parts.path))
+    return path.rstrip("/")
+
+
+def stem_of(path: str | os.PathLike[str]) -> str:
+    """The name of a trace without its folder and ending, for outputs that are named after it."""
+    place = place_of(path)
+    return place.stem if isinstance(place, Path) else Path(unquote(urlsplit(place).path) or place).stem
+
+
+def is_hdf5(address: str) -> bool:
+    """Whether the name of a trace says that it is one file."""
+    return urlsplit(address).path.lower().endswith(_SUFFIXES_HDF5)
+
+
+class RemoteFile(NamedTuple):
+    """A file at an address.
+
+    Attributes:
+        files: where it is.
+        path: its address.
+        size: bytes.
+    """
+
+    files: RemoteFiles
+    path: str
+    size: int
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes, or those that there are."""
+        length = min(length, self.size - start)
+        return self.files.read_range(self.path, start, length) if length > 0 else b""
+
+
+class RemoteFiles:
+    """Files at addresses that begin alike. The calls of a :class:`gtrace.trace.files.LocalFiles`.
+
+    Args:
+        address: of the trace.
+
+    Raises:
+        UsageError: fsspec, or what it needs for this kind of address, is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            import fsspec.core
+        except ImportError:
+            raise UsageError(f"{address}: needs fsspec, which is not installed: pip install 'gtrace[remote]'") from None
+        scheme = urlsplit(address).scheme
+        try:
+            self._system, _ = fsspec.core.url_to_fs(address)
+        except ImportError:
+            package = _PACKAGES.get(scheme)
+            what = f"pip install {package}" if package else "see fsspec's list of file systems"
+            raise UsageError(f"{address}: a package that reads {scheme}:// is not installed: {what}") from None
+        except ValueError as error:
+            raise UsageError(f"{printable(address)}: not an address that is read ({printable(str(error))})") from None
+        self._http = scheme in _HTTP
+        self._known: dict[str, bytes] = {}
+        self._names: dict[str, list[str]] = {}
+
+    def read_root(self, root: str) -> bool:
+        """Look whether there is a Zarr trace; of a finished one take all metadata, which its root has gathered.
+
+        Raises:
+            TraceError: what there is cannot be read.
+        """
+        path = os.path.join(root, "zarr.json")
+        data = self.read(path, layout.MAX_METADATA_BYTES)
+        if data is None:
+            return False
+        documents = _gathered(root, data)
+        if documents is not None:
+            self._learn(root, documents)
+            self._known[path] = data
+        return True
+
+    def _learn(self, root: str, documents: Mapping[str, Any]) -> None:
+        """Take metadata as read, and names as listed."""
+        names: dict[str, set[str]] = {root: set()}
+        for entry, document in documents.items():
+            parts = entry.split("/")
+            if any(part in ("", ".", "..") for part in parts):
+                raise TraceError(f"{root}: '{printable(entry)[:80]}' is no place inside a trace; damaged or foreign")
+            self._known[os.path.join(root, entry, "zarr.json")] = json.dumps(document).encode()
+            for depth in range(len(parts)):
+                names.setdefault(os.path.join(root, *parts[:depth]), set()).add(parts[depth])
+        self._names = {folder: sorted(found) for folder, found in names.items()}
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The bytes of a file, or None where there is none.
+
+        Raises:
+            TraceError: it cannot be read, or it is larger than ``limit`` bytes.
+        """
+        if path in self._known:
+            return self._known[path]
+        if self._http:
+            # A server may send the whole file, whatever part is asked for.
+            with self.opened(path) as file:
+                size = None if file is None else file.size
+        else:
+            size = 0
+        if size is None:
+            return None
+        with _told(path):
+            try:
+                data = self._bytes(path, 0, limit + 1) if size <= limit else bytes(limit + 1)
+            except (FileNotFoundError, IsADirectoryError):
+                return None
+        if len(data) > limit:
+            raise TraceError(f"{path}: more than the {limit} bytes that can belong there; damaged or foreign")
+        return data
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """A part of a file.
+
+        Raises:
+            TraceError: it is gone, ends before, or no part of it can be had.
+        """
+        with _told(path):
+            data = self._bytes(path, start, start + length)
+        if len(data) > length:
+            raise TraceError(f"{path}: {len(data)} bytes were sent where {length} were asked for: no ranges are served")
+        if len(data) < length:
+            raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
+        return data
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[RemoteFile | None]:
+        """A file to be read in parts, or None where there is none."""
+        with _told(path):
+            try:
+                found = self._system.info(path)
+            except FileNotFoundError:
+                found = None
+        if found is None or found.get("type") == "directory":
+            yield None
+            return
+        if found.get("type") != "file":
+            raise TraceError(f"{path}: not a regular file")
+        if not isinstance(found.get("size"), int):
+            raise TraceError(f"{path}: cannot be read (its size is not told)")
+        yield RemoteFile(self, path, found["size"])
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder, sorted.
+
+        Raises:
+            TraceError: one of its entries is a link, or it cannot be listed.
+        """
+        if self._names:
+            return self._names.get(path, [])
+        if self._http:
+            raise TraceError(
+                f"{path}: a folder cannot be listed over HTTP, and the trace's root does not tell what is in it; "
+                "finish it with `gtrace check --repair`, or pack it, where it is"
+            )
+        with _told(path):
+            entries = self._system.ls(path, detail=True)
+        names = []
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            if entry.get("type") == "link" or entry.get("islink"):
+                raise TraceError(f"{path}/{printable(name)}: symbolic links inside a trace are not followed")
+            if entry.get("type") == "directory" and name:
+                names.append(name)
+        return sorted(names)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file."""
+        with self.opened(path) as file:
+            return file is not None
+
+    def is_link(self, path: str) -> bool:
+        """Links are found where folders are listed; object stores have none."""
+        del path
+        return False
+
+    def stream(self, path: str) -> Any:
+        """A file object that can be sought in, for HDF5.
+
+        Raises:
+            TraceError: there is none, or it cannot be read.
+        """
+        with _told(path):
+            try:
+                return self._system.open(path, "rb", block_size=_BLOCK_BYTES)
+            except FileNotFoundError:
+                raise TraceError(f"{path}: no such trace") from None
+
+    def size(self, path: str) -> int | None:
+        """Bytes of all files below, None where they cannot be listed."""
+        if self._http:
+            return None
+        with _told(path):
+            return int(self._system.du(path, total=True))
+
+    def _bytes(self, path: str, start: int, stop: int) -> bytes:
+        return bytes(self._system.cat_file(path, start=start, end=stop))
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Whatever a file system of somebody's own raises, as one line that says where."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file, or gone") from None
+    except Exception as error:  # noqa: BLE001 each has errors of its own, with no base in common
+        said = printable(" ".join(str(error).split()))[:200]
+        raise TraceError(f"{path}: cannot be read ({type(error).__name__}: {said})") from None
+
+
+def _gathered(address: str, data: bytes) -> Mapping[str, Any] | None:
+    """The metadata of all groups and arrays in the root's, where the trace is finished and they are there."""
+    try:
+        document = json.loads(data)
+        found = document["consolidated_metadata"]["metadata"]
+        complete = document["attributes"][layout.STATUS] == "complete"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not all(isinstance(item, dict) for item in found.values()):
+        raise TraceError(f"{address}: its consolidated metadata are no objects; damaged or foreign")
+    return found if complete and found else None

@@ -1,0 +1,301 @@
+"""One row of a tensor: the numbers that are stored beside it, and which elements of a long gradient it holds."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+from numcodecs.checksum32 import CRC32C
+
+from gtrace.errors import UsageError, printable
+from gtrace.trace.format import VALUES
+from gtrace.types import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+
+#: Elements that are looked at together: their squares stay in the processor's cache.
+_BLOCK = 1 << 15
+
+
+class RowStatistics(NamedTuple):
+    """What a trace keeps about one tensor at one step.
+
+    Attributes:
+        norm2: sum of squares of the finite values, float64 sums over blocks of 2^15 elements in index order.
+        absmax: largest magnitude of the finite values; 0 when there is none.
+        zeros: values that are 0 or -0.
+        nonfinite: values that are NaN or infinite.
+        crc32c: CRC-32C of the little-endian float32 bytes.
+    """
+
+    norm2: float
+    absmax: float
+    zeros: int
+    nonfinite: int
+    crc32c: int
+
+
+def checksum_bytes(data: bytes | NDArray[np.uint8], before: int = 0) -> int:
+    """CRC-32C (Castagnoli) of bytes, or of those with the checksum ``before`` and these after them."""
+    return int(CRC32C.checksum(data, before))
+
+
+def checksum(values: NDArray[np.float32]) -> int:
+    """CRC-32C of the little-endian bytes of a contiguous float32 array."""
+    return checksum_bytes(np.ascontiguousarray(values, VALUES).view(np.uint8))
+
+
+class _Scratch(threading.local):
+    """Memory for one block, one of each per thread: fresh memory would cost more than the sums."""
+
+    def __init__(self) -> None:
+        self.squares = np.empty(_BLOCK)
+        self.zero = np.empty(_BLOCK, np.bool_)
+
+
+_scratch = _Scratch()
+
+
+def row_statistics(values: NDArray[np.float32]) -> RowStatistics:
+    """Statistics of a contiguous 1-D float32 array."""
+    norm2, absmax, zeros, nonfinite = 0.0, 0.0, 0, 0
+    zero = _scratch.zero
+    # A signaling NaN is no reason to warn: it is counted.
+    with np.errstate(invalid="ignore"):
+        for start in range(0, values.size, _BLOCK):
+            block = values[start : start + _BLOCK]
+            zeros += int(np.count_nonzero(np.equal(block, 0.0, out=zero[: block.size])))
+            total = _sum_of_squares(block)
+            # Squares of finite float32 values never overflow float64, so a finite sum proves all of them finite.
+            if not math.isfinite(total):
+                nonfinite += block.size
+                block = block[np.isfinite(block)]
+                nonfinite -= block.size
+                total = _sum_of_squares(block)
+            norm2 += total
+            if block.size:
+                absmax = max(absmax, float(np.maximum.reduce(block)), -float(np.minimum.reduce(block)))
+    return RowStatistics(norm2, absmax, zeros, nonfinite, checksum(values))
+
+
+def _sum_of_squares(block: NDArray[np.float32]) -> float:
+    squares = _scratch.squares[: block.size]
+    # Cast and multiplied apart: in one call, numpy would do both through a small buffer.
+    squares[...] = block
+    np.multiply(squares, squares, out=squares)
+    return float(np.add.reduce(squares))
+
+
+Real = TypeVar("Real", np.float32, np.float64)
+
+
+def rechunk(pieces: Iterable[NDArray[Real]], chunk: int) -> Iterator[NDArray[Real]]:
+    """The same elements in pieces of ``chunk``, the last one shorter; none for no elements."""
+    held: list[NDArray[Real]] = []
+    size = 0
+    for piece in pieces:
+        start = 0
+        while start < piece.size:
+            part = piece[start : start + chunk - size]
+            start += part.size
+            size += part.size
+            held.append(part)
+            if size == chunk:
+                yield held[0] if len(held) == 1 else np.concatenate(held)
+                held, size = [], 0
+    if held:
+        yield held[0] if len(held) == 1 else np.concatenate(held)
+
+
+#: Elements of a block.
+BLOCK = 16384
+#: Value of ``kind`` in the attribute ``sample`` of such a tensor.
+BLOCKS = "blocks"
+#: Seed of the choice.
+SEED = 0
+
+#: What is kept about a whole gradient, unknown: where all of it is stored, or nothing was found out.
+UNKNOWN = dict.fromkeys(("whole_norm1", "whole_norm2", "whole_absmax", "whole_nonfinite"), math.nan)
+
+_PASS = 1 << 20
+
+
+class BlockSample(NamedTuple):
+    """Which blocks of a gradient are stored, one after the other.
+
+    Attributes:
+        offsets: index of the first element of each, rising; multiples of ``block``.
+        total: elements of the gradient.
+        block: elements of a block; the gradient's last one may be shorter.
+    """
+
+    offsets: tuple[int, ...]
+    total: int
+    block: int = BLOCK
+
+    @classmethod
+    def choose(cls, name: str, total: int, most: int) -> BlockSample | None:
+        """Draw blocks, each set of so many with the same probability; None where all of them are wanted.
+
+        Args:
+            name: of the tensor; name and sizes decide, so every step and process has the same blocks.
+            total: elements of the gradient.
+            most: elements to keep, rounded up to whole blocks; at least 1.
+
+        >>> BlockSample.choose("w", 100_000, 20_000).kept
+        2
+        """
+        blocks, wanted = -(-total // BLOCK), -(-most // BLOCK)
+        if wanted >= blocks:
+            return None
+        key = Key.derive(SEED, tensor=name, role="sample")
+        # Numpy's own Philox and not the kernels' hash: this runs while a model trains, which must not wait for a
+        # compiler. Sorted by random words, the first blocks of the order are a draw without replacement.
+        words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(blocks)
+        chosen = np.sort(np.argsort(words, kind="stable")[:wanted])
+        return cls(tuple((chosen * BLOCK).tolist()), total)
+
+    @classmethod
+    def read(cls, value: object) -> BlockSample | None:
+        """What the attribute ``sample`` says, None where it does not tell blocks or is none.
+
+        Raises:
+            ValueError: it contradicts itself.
+        """
+        if not isinstance(value, dict) or value.get("kind") != BLOCKS or "block" not in value:
+            return None
+        offsets, total, block = value.get("offsets"), value.get("total"), value.get("block")
+        if type(total) is not int or type(block) is not int or block < 1 or not isinstance(offsets, list):
+            raise ValueError("no list of offsets with 'total' and 'block'")
+        last = -1
+        for offset in offsets:
+            if type(offset) is not int or not last < offset < total or offset % block:
+                raise ValueError("offsets that are not rising multiples of 'block' below 'total'")
+            last = offset
+        if not offsets:
+            raise ValueError("no block")
+        return cls(tuple(offsets), total, block)
+
+    def describe(self) -> dict[str, Any]:
+        """The attribute ``sample``."""
+        return {"kind": BLOCKS, "offsets": list(self.offsets), "total": self.total, "block": self.block}
+
+    @property
+    def kept(self) -> int:
+        """Blocks that are stored."""
+        return len(self.offsets)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the gradient."""
+        return -(-self.total // self.block)
+
+    @property
+    def size(self) -> int:
+        """Elements that are stored."""
+        return sum(min(self.block, self.total - offset) for offset in self.offsets)
+
+    def take(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The stored elements of a flat gradient."""
+        return np.concatenate([values[offset : offset + self.block] for offset in self.offsets])
+
+
+def whole_numbers(values: NDArray[np.float32]) -> Mapping[str, float]:
+    """What is kept about a whole gradient of which blocks are stored: ``whole_*`` of ``format.EXTRAS``.
+
+    Args:
+        values: float32, flat. Sums are in float64, over blocks of 2^20 elements in index order.
+    """
+    norm1 = norm2 = absmax = 0.0
+    nonfinite = 0
+    for start in range(0, values.size, _PASS):
+        magnitudes = np.abs(values[start : start + _PASS]).astype(np.float64)
+        total = float(magnitudes.sum())
+        if not math.isfinite(total):
+            finite = np.isfinite(magnitudes)
+            nonfinite += magnitudes.size - int(np.count_nonzero(finite))
+            magnitudes = magnitudes[finite]
+            total = float(magnitudes.sum())
+        norm1 += total
+        absmax = max(absmax, float(magnitudes.max(initial=0.0)))
+        norm2 += float(np.square(magnitudes, out=magnitudes).sum())
+    return {"whole_norm1": norm1, "whole_norm2": norm2, "whole_absmax": absmax, "whole_nonfinite": float(nonfinite)}
+
+
+#: Seed of the samples that a writer draws.
+SEED = 0
+#: The attribute ``sample`` of a ragged tensor.
+SAMPLE: Mapping[str, Any] = {"kind": "stretches", "seed": SEED}
+
+#: Index arrays that are kept for the next step.
+_KEPT_SAMPLES = 8
+
+
+def default_capacity(first: int) -> int:
+    """Elements of a row for a tensor that appears with ``first`` elements: a quarter more, and at least one.
+
+    A first batch is a full one as a rule; the quarter is for texts of different lengths.
+
+    >>> default_capacity(1000), default_capacity(0)
+    (1250, 1)
+    """
+    return max(first + first // 4, 1)
+
+
+@functools.lru_cache(maxsize=_KEPT_SAMPLES)
+def sample_indices(total: int, count: int, seed: int = SEED) -> NDArray[np.int64]:
+    """Which ``count`` of ``total`` elements a sample holds: one of each of ``count`` stretches of equal length.
+
+    Stretch i covers the elements ``i * total // count`` up to ``(i + 1) * total // count``; the i-th output of a
+    Philox generator with the key, as a uniform number of 53 bits, chooses one of them. So no element comes
+    twice, order is kept, and the cost does not depend on ``total``.
+
+    Args:
+        total: elements of the gradient, at least ``count``.
+        count: elements of the sample.
+        seed: of the key; the same arguments always give the same elements.
+
+    Returns:
+        int64[count], rising, read-only.
+    """
+    key = Key.derive(seed, tensor="", role="sample")
+    # Numpy's own Philox and not the kernels' hash: this runs while a model trains, which must not wait for a compiler.
+    words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(count)
+    uniforms = (words >> np.uint64(11)) * 2.0**-53
+    edges = np.arange(count + 1, dtype=np.int64) * total // max(count, 1)
+    indices = edges[:-1] + (uniforms * np.diff(edges)).astype(np.int64)
+    indices.flags.writeable = False
+    return indices
+
+
+def subsample(values: NDArray[np.float32], capacity: int) -> NDArray[np.float32]:
+    """The values, or a sample of them where they are more than the capacity."""
+    return values if values.size <= capacity else values[sample_indices(values.size, capacity)]
+
+
+def row_width(name: str, kind: str, size: int, n_total: int | None, capacity: object) -> tuple[int, int]:
+    """Width of the row of a tensor that appears with ``size`` elements, and how many its gradient had.
+
+    Raises:
+        UsageError: weight gradients have one size, or the numbers contradict each other.
+    """
+    if kind != "neural" and n_total is None and capacity is None:
+        return size, size
+    # Not before it is needed: this is called for every gradient.
+    what = f"tensor '{printable(name)}'"
+    if kind != "neural":
+        raise UsageError(f"{what}: n_total and capacity are for kind 'neural'; others always have one size")
+    if n_total is not None and not size <= n_total < 2**63:
+        raise UsageError(f"{what}: n_total is {n_total}, but {size} elements were given")
+    if capacity is None:
+        capacity = default_capacity(size)
+    if not isinstance(capacity, (int, np.integer)) or capacity < 1:
+        raise UsageError(f"{what}: a capacity of {capacity} elements holds nothing; give at least 1")
+    return int(capacity), size if n_total is None else int(n_total)

@@ -1,0 +1,407 @@
+"""Who chooses the bits of a codec while a training runs: nobody, a schedule, the gradients' size, or MQGrad's agent."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gtrace.codecs import Identity
+from gtrace.errors import UsageError, suggest
+from gtrace.training.mqgrad import MQGrad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.codecs import Codec
+    from gtrace.training.exchange import Exchange
+
+#: bits that a policy chooses from, unless told otherwise
+DEFAULT_BITS = (2, 8)
+#: gradient RMS that is worth one more bit to ``adaptive``
+DEFAULT_DIVISOR = 0.0005
+FIXED = "fixed"
+_BITS = re.compile(r"(\d+)-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a policy sees before the gradients of a step are encoded.
+
+    Attributes:
+        step: number of the step, from 0.
+        loss: of this step, mean over the workers; NaN where none of them has a finite one.
+        seconds: simulated, of the step before; NaN before the first.
+        rms: gives, per worker, the root mean square of the gradients that the codec is about to encode.
+    """
+
+    step: int
+    loss: float
+    seconds: float
+    rms: Callable[[], Sequence[float]]
+
+
+class BitPolicy(Protocol):
+    """Chooses bits step by step, and can be saved between two steps."""
+
+    def choose(self, seen: Observation) -> int:
+        """The bits for this step; called once for each, in order."""
+
+    def record(self) -> dict[str, Any]:
+        """What the run log says about the last choice, beside its bits."""
+
+    def warning(self) -> str:
+        """What to tell the user at the end; empty for nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later choices depend on: numbers and arrays."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`, for a policy with the same parameters."""
+
+
+class _Memoryless:
+    """A policy whose choices depend on what it sees alone."""
+
+    def record(self) -> dict[str, Any]:
+        return {}
+
+    def warning(self) -> str:
+        return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        del saved
+
+
+class BitSchedule(_Memoryless):
+    """Bits that are set in advance.
+
+    Args:
+        bits: step -> bits from there on; step 0 among them.
+
+    Raises:
+        UsageError: no bits for step 0.
+    """
+
+    def __init__(self, bits: Mapping[int, int]) -> None:
+        if 0 not in bits:
+            raise UsageError("policy schedule: say the bits of step 0, as in schedule:0=2,500=4")
+        self._starts = sorted(bits)
+        self._bits = [bits[start] for start in self._starts]
+
+    def choose(self, seen: Observation) -> int:
+        """The bits of the last entry up to and with this step."""
+        return self._bits[bisect_right(self._starts, seen.step) - 1]
+
+
+class Adaptive(_Memoryless):
+    """K = floor(mean over workers of min(most, least + RMS / divisor)), at every step.
+
+    Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as
+    MQGrad's authors ran it. A worker without finite gradients has no say; where none has, it is the most.
+
+    Args:
+        bits: least and most.
+        divisor: RMS of a gradient that is worth one more bit.
+
+    Raises:
+        UsageError: a parameter out of range.
+    """
+
+    def __init__(self, bits: tuple[int, int] = DEFAULT_BITS, divisor: float = DEFAULT_DIVISOR) -> None:
+        self._low, self._high = bits
+        self._divisor = divisor
+        if not 1 <= self._low <= self._high:
+            raise UsageError(f"policy adaptive: bits={self._low}-{self._high}; write the least and the most, as in 2-8")
+        if not 0 < divisor < math.inf:
+            raise UsageError(f"policy adaptive: divisor={divisor:g} is out of range; it must be above 0")
+
+    def choose(self, seen: Observation) -> int:
+        """More bits for larger gradients."""
+        wanted = [min(float(self._high), self._low + rms / self._divisor) for rms in seen.rms() if math.isfinite(rms)]
+        return math.floor(sum(wanted) / len(wanted)) if wanted else self._high
+
+
+class Learned:
+    """MQGrad's agent as a policy."""
+
+    def __init__(self, agent: MQGrad) -> None:
+        self.agent = agent
+        self._new = False
+
+    def choose(self, seen: Observation) -> int:
+        """The agent's bits; a loss that is not finite tells it nothing."""
+        before = self.agent.decision
+        if math.isfinite(seen.loss):
+            bits = self.agent.step(seen.loss, seen.seconds)
+        else:
+            bits = self.agent.low if before is None else before.bits
+        self._new = self.agent.decision is not before
+        return bits
+
+    def record(self) -> dict[str, Any]:
+        """``node``, and at the steps of a decision ``reward`` and ``explored``."""
+        told: dict[str, Any] = {"node": self.agent.node}
+        if self._new and self.agent.decision is not None:
+            told |= {"reward": self.agent.decision.reward, "explored": self.agent.decision.explored}
+        return told
+
+    def warning(self) -> str:
+        """That the Q network diverged."""
+        if not self.agent.diverged:
+            return ""
+        return (
+            "mqgrad's Q network would have left the finite numbers, and stopped learning: rewards are too large; "
+            "try a smaller reward_scale or learning_rate"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the agent."""
+        return self.agent.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """That of the agent."""
+        self.agent.load_state_dict(saved)
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = _BITS.fullmatch(text)
+    if found is None:
+        raise ValueError
+    return int(found[1]), int(found[2])
+
+
+_OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
+    FIXED: {},
+    "schedule": {},
+    "adaptive": {"bits": _range, "divisor": float},
+    "mqgrad": {
+        "bits": _range,
+        "period": int,
+        "alpha": float,
+        "epsilon": float,
+        "learning_rate": float,
+        "discount": float,
+        "reward_scale": float,
+        "seed": int,
+        "cost": str,
+        "constant_reward": float,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy by its name and what is said about it, before a run begins.
+
+    Attributes:
+        name: fixed, schedule, adaptive or mqgrad.
+        given: (option, value), or (step, bits) of a schedule, in the order of the text.
+    """
+
+    name: str = FIXED
+    given: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> PolicySpec:
+        """Read ``fixed``, ``schedule:0=2,500=4``, ``adaptive:divisor=0.001``, ``mqgrad:period=5,seed=1``.
+
+        Raises:
+            UsageError: none of these, or values that are not allowed.
+
+        >>> PolicySpec.parse("adaptive:bits=2-6,divisor=0.001").given
+        (('bits', (2, 6)), ('divisor', 0.001))
+        """
+        name, _, rest = text.strip().partition(":")
+        if name not in _OPTIONS:
+            raise UsageError(f"policy: '{name}' is unknown; {suggest(name, _OPTIONS)}")
+        given: dict[str, Any] = {}
+        for part in filter(None, (piece.strip() for piece in rest.split(","))):
+            key, equals, value = part.partition("=")
+            if not (equals and value):
+                raise UsageError(f"policy {name}: '{part}' is no key=value, as in {_EXAMPLES[name]}")
+            if key in given:
+                raise UsageError(f"policy {name}: {key} is given twice")
+            given[key] = _value(name, key, value)
+        spec = cls(name, tuple(given.items()))
+        spec.begin(0)
+        return spec
+
+    @property
+    def chooses(self) -> bool:
+        """Whether bits may change."""
+        return self.name != FIXED
+
+    @property
+    def timed(self) -> bool:
+        """Whether it looks at the simulated time, which must then be the same in every run."""
+        return self.name == "mqgrad"
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Least and most bits that it may choose; none for fixed."""
+        given = dict(self.given)
+        if self.name == "schedule":
+            return min(given.values()), max(given.values())
+        return given.get("bits", DEFAULT_BITS) if self.chooses else ()
+
+    def begin(self, seed: int) -> BitPolicy | None:
+        """The policy of one run, None for fixed.
+
+        Args:
+            seed: of the run; an option ``seed`` has precedence.
+        """
+        given = dict(self.given)
+        if self.name == "schedule":
+            return BitSchedule({int(step): bits for step, bits in given.items()})
+        if self.name == "adaptive":
+            return Adaptive(**given)
+        return Learned(MQGrad(**{"seed": seed, **given})) if self.name == "mqgrad" else None
+
+    def __str__(self) -> str:
+        shown = [
+            f"{key}={'-'.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in self.given
+        ]
+        return f"{self.name}:{','.join(shown)}" if shown else self.name
+
+
+_EXAMPLES = {
+    FIXED: FIXED,
+    "schedule": "schedule:0=2,500=4",
+    "adaptive": "adaptive:divisor=0.001",
+    "mqgrad": "mqgrad:period=5,seed=1",
+}
+
+
+def _value(name: str, key: str, text: str) -> Any:
+    options = _OPTIONS[name]
+    if name == "schedule":
+        if not (key.isdecimal() and text.isdecimal() and int(text) > 0):
+            raise UsageError(f"policy schedule: '{key}={text}' is no STEP=BITS, as in {_EXAMPLES[name]}")
+        return int(text)
+    if key not in options:
+        hint = suggest(key, options) if options else f"{name} has none"
+        raise UsageError(f"policy {name}: no option '{key}'; {hint}")
+    try:
+        return options[key](text)
+    except ValueError:
+        raise UsageError(f"policy {name}: {key}={text} cannot be read, as in {_EXAMPLES[name]}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServerClock:
+    """A server whose single link carries every worker's push, and then every worker's pull.
+
+    Computing and communicating do not overlap. :class:`~gtrace.costs.Network` with the topology ``ps`` is the
+    same for the bytes that really travel.
+
+    Attributes:
+        workers: P.
+        bandwidth: of the server's link, in bits per second.
+        compute_seconds: of an iteration.
+        n_quantized: elements that are sent in ``bits`` each.
+        n_full: elements that are sent in 32 bits each.
+
+    Raises:
+        UsageError: a number out of range.
+    """
+
+    workers: int
+    bandwidth: float
+    compute_seconds: float
+    n_quantized: int
+    n_full: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"clock: {self.workers} workers; it must be at least 1")
+        if not 0 < self.bandwidth < math.inf:
+            raise UsageError(f"clock: a bandwidth of {self.bandwidth:g} bit/s is no speed")
+        for name in ("compute_seconds", "n_quantized", "n_full"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"clock: {name}={getattr(self, name):g} is out of range; it must not be negative")
+
+    def message_bits(self, bits: float) -> float:
+        """V, what one worker sends, or is sent, in an iteration: 32 ``n_full`` + bits ``n_quantized``."""
+        return 32 * self.n_full + bits * self.n_quantized
+
+    def communication(self, bits: float) -> float:
+        """Seconds of all pushes and pulls of an iteration: 2 P V / bandwidth."""
+        return 2 * self.workers * self.message_bits(bits) / self.bandwidth
+
+    def iteration(self, bits: float) -> float:
+        """Seconds of an iteration.
+
+        >>> round(ParameterServerClock(18, 8e7, 5.0, 16_072_704).iteration(1), 2)
+        12.23
+        """
+        return self.compute_seconds + self.communication(bits)
+
+
+class BitControl:
+    """Asks a policy before every exchange.
+
+    Args:
+        policy: that chooses.
+        codec: whose bits it chooses.
+        exchange: that uses the codec.
+
+    Attributes:
+        seconds: simulated, of the step before; whoever knows them writes them here.
+    """
+
+    def __init__(self, policy: BitPolicy, codec: Codec, exchange: Exchange) -> None:
+        self.seconds = math.nan
+        self._policy, self._codec, self._exchange = policy, codec, exchange
+        self._bits = 0
+
+    def before(self, step: int, loss: float, gradients: Sequence[Mapping[str, NDArray[np.float32]]]) -> dict[str, Any]:
+        """Choose the bits of a step; returns what the run log says about it.
+
+        Args:
+            step: number of the step.
+            loss: mean of the workers'.
+            gradients: per worker, tensor -> float32 of any shape.
+        """
+
+        def rms() -> list[float]:
+            return [self._rms(tensors) for tensors in gradients]
+
+        self._use(self._policy.choose(Observation(step, loss, self.seconds, rms)))
+        return {"codec_bits": self._bits, **self._policy.record()}
+
+    def _use(self, bits: int) -> None:
+        if bits and bits != self._bits:
+            self._bits = bits
+            self._exchange.use(self._codec.at_bits(bits))
+
+    def _rms(self, tensors: Mapping[str, NDArray[np.float32]]) -> float:
+        """Of all values that go through the codec; NaN where there are none."""
+        choose = self._exchange.rules.choose
+        chosen = [array for name, array in tensors.items() if choose(name, array.size) != Identity()]
+        count = sum(array.size for array in chosen)
+        energy = sum(float(np.vdot(wide := array.astype(np.float64), wide)) for array in chosen)
+        return math.sqrt(energy / count) if count else math.nan
+
+    def warning(self) -> str:
+        """That of the policy."""
+        return self._policy.warning()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later choices depend on: numbers and arrays."""
+        return {"seconds": self.seconds, "bits": self._bits, "policy": self._policy.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`, before the exchange is loaded."""
+        self.seconds = saved["seconds"]
+        self._policy.load_state_dict(saved["policy"])
+        self._use(saved["bits"])

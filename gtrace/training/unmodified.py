@@ -1,0 +1,323 @@
+"""A codec in a training program that knows nothing of it.
+
+Where ``DistributedDataParallel`` averages gradients between ranks, the codec becomes its communication hook, and bytes
+travel. Everywhere else gradients go through the codec just before the optimizer uses them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import time
+import weakref
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gtrace.codecs import Identity
+from gtrace.codecs.assignment import CodecTable
+from gtrace.codecs.plugin import load_plugin
+from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
+from gtrace.torch_hooks.naming import Names
+from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
+from gtrace.torch_hooks.sharded import local_part
+from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
+from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
+from gtrace.training.ddp import AllReduceComparison, State, ddp_comm_hook
+from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+    from torch.optim import Optimizer
+
+_WARNINGS = 3
+
+
+@dataclass(slots=True)
+class _Count:
+    """Number of an optimizer, and how many times its gradients went through the codec."""
+
+    number: int
+    evaluations: int = 0
+
+
+class ScriptTraining:
+    """The hooks in one process, and what they saw.
+
+    Args:
+        options: what to do.
+        say: prints one line for the user.
+        on_record: called with every record of the run log.
+    """
+
+    def __init__(
+        self,
+        options: ScriptOptions,
+        say: Callable[[str], None],
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.summary = ScriptSummary()
+        self._options = options
+        self._say = say
+        self._rules = (
+            CodecTable.of(options.codec, options.rules, options.min_size)
+            if options.table is None
+            else CodecTable.from_plain(options.table)
+        )
+        self._exchange = Exchange(
+            self._rules, options.workers, seed=options.seed, refit=options.refit, nonfinite=options.nonfinite
+        )
+        self._hooks = TrainingHooks(lambda _stream, _step: True, self._told_step, self._told_error, reduced=True)
+        self._log = ScriptLog(options, self._rules, on_record, self._warn)
+        self._handle: Any = None
+        self._patches: list[tuple[str, Any, Any]] = []
+        self._owner = os.getpid()
+        self._counts: weakref.WeakKeyDictionary[Optimizer, _Count] = weakref.WeakKeyDictionary()
+        self._parameter_names = Names()
+        # By weak reference and not by id, which a later parameter may get again.
+        self._names: Any = WeakTensorKeyDictionary()
+        self._sizes: dict[str, int] = {}
+        self._wrapped: Any = WeakTensorKeyDictionary()
+        self._states: list[State] = []
+        self._arrived: dict[int, Tally] = {}
+        self._step: OptimizerStep | None = None
+        self._pending = Tally()
+        self._comparison: AllReduceComparison | None = None
+        self._cpu = 0.0
+
+    def start(self) -> None:
+        """Install the hooks."""
+        self._hooks.install()
+        # Registered after the hooks above, so that a step is known when its gradients are compressed.
+        self._handle = register_optimizer_step_pre_hook(self._before_step)
+        self._patch("__init__", self._watch_wrapper)
+        self._patch("register_comm_hook", self._watch_registration)
+
+    def finish(self) -> ScriptSummary:
+        """Take the hooks out, and close the log."""
+        if self._handle is not None and os.getpid() == self._owner:
+            self._flush()
+            self._handle.remove()
+            self._handle = None
+            for name, original, ours in reversed(self._patches):
+                if vars(DistributedDataParallel)[name] is ours:
+                    setattr(DistributedDataParallel, name, original)
+            self._hooks.remove()
+            self.summary.elements = sum(self._sizes.values())
+            for text in self._rules.unmatched(self._sizes) if self._sizes else ():
+                self._warn(text)
+            self.summary.log = self._log.close(self.summary)
+        return self.summary
+
+    def _patch(self, name: str, make: Callable[[Any], Any]) -> None:
+        original = vars(DistributedDataParallel)[name]
+        ours = functools.wraps(original)(make(original))
+        self._patches.append((name, original, ours))
+        setattr(DistributedDataParallel, name, ours)
+
+    def _warn(self, text: str) -> None:
+        if os.getpid() == self._owner:
+            self.summary.warnings.append(text)
+            if len(self.summary.warnings) <= _WARNINGS:
+                self._say(f"gtrace: warning: {text}")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.summary.warnings:
+            self._warn(text)
+
+    def _watch_wrapper(self, original: Any) -> Any:
+        def __init__(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(wrapper, *args, **kwargs)
+            if os.getpid() == self._owner and wrapper.process_group.size() > 1:
+                self._exchange_between_ranks(wrapper)
+
+        return __init__
+
+    def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
+        options = self._options
+        state = State(
+            self._rules,
+            wrapper.process_group,
+            model=wrapper.module,
+            exchange=options.exchange,
+            levels=options.levels,
+            seed=options.seed,
+            refit=options.refit,
+            nonfinite=options.nonfinite,
+            compare_every=options.compare_every,
+            on_step=self._ranks_stepped,
+        )
+        register = next(original for name, original, _ in self._patches if name == "register_comm_hook")
+        register(wrapper, state, ddp_comm_hook)
+        self._states.append(state)
+        for parameter in wrapper.parameters():
+            self._wrapped[parameter] = state
+        if options.workers > 1:
+            self._warn_once(f"--workers {options.workers} is left out: {wrapper.process_group.size()} real ranks train")
+
+    def _watch_registration(self, original: Any) -> Any:
+        def register_comm_hook(wrapper: DistributedDataParallel, state: object, hook: Any) -> Any:
+            if os.getpid() == self._owner and wrapper.process_group.size() > 1:
+                name = getattr(hook, "__name__", type(hook).__name__)
+                self._warn_once(f"the program's own communication hook {name} is left out: the codec takes its place")
+                return None
+            return original(wrapper, state, hook)
+
+        return register_comm_hook
+
+    def _ranks_stepped(self, state: State) -> None:
+        self._arrived.setdefault(id(state), Tally()).add(state.last)
+        if state.comparison is not None:
+            self._comparison = state.comparison
+            self.summary.comparisons.append(state.comparison)
+
+    @never_compiled
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if os.getpid() != self._owner or is_nested(sys._getframe(2), self._hooks.evaluation):
+            return None
+        return after_closure(args, kwargs, lambda: self._compress(optimizer))
+
+    def _compress(self, optimizer: Optimizer) -> None:
+        """Put what the codec makes of them in the place of the gradients, unless ranks have done so."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if optimizer not in self._counts:
+            self._counts[optimizer] = _Count(self.summary.optimizers)
+            self.summary.optimizers += 1
+        known = self._counts[optimizer]
+        count, known.evaluations = known.evaluations, known.evaluations + 1
+        self._name(optimizer, parameters, known.number)
+        ours: dict[str, torch.Tensor] = {}
+        for parameter in parameters:
+            state = self._wrapped.get(parameter)
+            if state is not None:
+                self._pending.add(self._arrived.pop(id(state), Tally()))
+                self.summary.exchanged = True
+            elif is_dense(parameter):
+                ours[self._names[parameter]] = parameter
+            else:
+                self._warn_once(f"{self._names[parameter]}: its gradient is sparse and goes uncompressed")
+        if not ours:
+            return
+        world = process_place().world_size
+        if world > 1:
+            self._warn_once(
+                f"{world} processes train together, and not through DistributedDataParallel alone: other gradients go "
+                "through the codec after the program has averaged them, and no bytes travel"
+            )
+        sharing = [str(one) for one in self._rules.codecs if one.allocates]
+        if sharing and self.summary.optimizers > 1:
+            self._warn_once(f"{sharing[0]} shares out among each optimizer's tensors apart: they step one by one")
+        scale = grad_scale_of(optimizer)
+        arrays = {name: read_gradient(parameter, scale) for name, parameter in ours.items()}
+        exchanged = self._exchange.step(count, [arrays] * self._options.workers)
+        for name, parameter in ours.items():
+            decoded = exchanged.gradients.get(name)
+            if decoded is None:
+                parameter.grad = None
+            elif not isinstance(self._rules.choose(name, math.prod(decoded.shape)), Identity):
+                write_gradient(parameter, decoded, scale)
+        for bad in exchanged.bad[:1]:
+            self._warn(f"step {count}, {bad.tensor}: {bad.count} gradient values are not finite")
+        self._pending.add(exchanged.tally)
+
+    def _name(self, optimizer: Optimizer, parameters: list[torch.Tensor], number: int) -> None:
+        if all(parameter in self._names for parameter in parameters):
+            return
+        found = self._parameter_names.of(optimizer.param_groups, self._hooks.modules.modules(), stream=number)
+        for parameter in parameters:
+            if parameter not in self._names:
+                name = found[id(parameter)].name
+                # A layer that took another's place in the model has its name.
+                name = plain = f"opt{number}/{name}" if name in self._sizes else name
+                again = 1
+                while name in self._sizes:
+                    again += 1
+                    name = f"{plain}#{again}"
+                self._names[parameter] = name
+                self._sizes[name] = local_part(parameter).numel()
+
+    def _told_step(self, step: OptimizerStep) -> None:
+        """An optimizer is about to step; where many step inside of a backward pass, all of them have."""
+        if isinstance(step.optimizer, Rounds):
+            self._step = step
+            self._flush()
+        else:
+            self._flush()
+            self._step = step
+
+    def _told_error(self, error: Exception) -> None:
+        self._warn(f"{type(error).__name__}: {error}")
+
+    def _flush(self) -> None:
+        """Write the record of the step before; a line search may have evaluated more gradients since."""
+        step, tally = self._step, self._pending
+        self._step, self._pending = None, Tally()
+        if step is None:
+            return
+        now = time.process_time()
+        seconds = now - self._cpu if self._cpu else float("nan")
+        self._cpu = now
+        summary = self.summary
+        summary.steps += 1
+        summary.tally.add(tally)
+        if seconds == seconds:
+            summary.seconds += seconds
+            summary.codec_seconds += tally.codec_seconds
+        place = process_place()
+        summary.rank, summary.world_size = place.rank, place.world_size
+        comparison, self._comparison = self._comparison, None
+        self._log.step(step, tally, comparison, seconds, self._sizes, summary)
+
+
+def training(told: Mapping[str, Any], on_record: Callable[[dict[str, Any]], None] | None = None) -> ScriptTraining:
+    """The hooks for what the command line said, as JSON values.
+
+    Raises:
+        UsageError: a codec that cannot be had here.
+    """
+    known = {item.name for item in fields(ScriptOptions)}
+    options = ScriptOptions(**{name: _plain(value) for name, value in told.items() if name in known})
+    return ScriptTraining(options, _say, on_record)
+
+
+def start(told: Mapping[str, Any]) -> None:
+    """Train with the codec in this process until it ends; called when it has imported torch."""
+    for file in told["plugins"]:
+        load_plugin(Path(file))
+    child = training(told)
+    child.start()
+
+    def end() -> None:
+        child.finish()
+
+    def leave(exit_code: int) -> int:
+        end()
+        return exit_code
+
+    # Held open until the process ends.
+    _open.append(before_abrupt_exit(leave))
+    _open[-1].__enter__()
+    before_shutdown(end)
+
+
+_open: list[Any] = []
+
+
+def _plain(value: Any) -> Any:
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

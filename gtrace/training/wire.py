@@ -1,0 +1,168 @@
+"""Bytes between the ranks of a process group: collectives, and several messages as one byte string.
+
+A frame of k messages is k pairs of little-endian uint32, then the bytes that they count: length of the shared bytes
+plus one (0 if none travel), and length of the payload (0 if there is no message, 2^32 - 1 if the values are not finite
+and were not encoded).
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gtrace.codecs.link import Message
+from gtrace.errors import PayloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class Collectives:
+    """Blocking exchanges of byte strings whose lengths differ from rank to rank, and means of numbers.
+
+    Byte strings go through ``all_to_all_single``, which, unlike ``all_gather``, takes a length for every pair of ranks,
+    so that nothing has to be padded: what is counted is what travels.
+
+    Args:
+        group: the process group; None for the default one.
+
+    Attributes:
+        sent: bytes that this rank gave to collectives for other ranks, the eight that tell a length included.
+        seconds: wall time inside of collectives, waiting for others included.
+        device: where the backend wants tensors.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.sent = 0
+        self.seconds = 0.0
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+    def scatter(self, parts: Sequence[bytes]) -> list[bytes]:
+        """Send ``parts[k]`` to rank k; returns what every rank sent to this one, by rank."""
+        start = time.perf_counter()
+        lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64, device=self.device)
+        theirs = torch.empty_like(lengths)
+        dist.all_to_all_single(theirs, lengths, group=self._group)
+        outgoing, incoming = lengths.tolist(), theirs.tolist()
+        # bytearray and not bytes: torch warns of memory that it may not write to.
+        joined = bytearray().join(parts)
+        data = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
+        arrived = torch.empty(sum(incoming), dtype=torch.uint8, device=self.device)
+        dist.all_to_all_single(arrived, data.to(self.device), incoming, outgoing, group=self._group)
+        self.sent += sum(outgoing) - outgoing[self.rank] + 8 * (self.size - 1)
+        self.seconds += time.perf_counter() - start
+        data = arrived.cpu()
+        return [part.numpy().tobytes() for part in torch.split(data, incoming)]
+
+    def gather(self, part: bytes) -> list[bytes]:
+        """Send the same bytes to all; returns what every rank sent, by rank."""
+        return self.scatter([part] * self.size)
+
+    def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The mean over ranks of float32[n] by an all-reduce, the same bytes on all; counted as sent once."""
+        total, seconds = self.mean(torch.from_numpy(values).to(self.device))
+        self.sent += values.nbytes if self.size > 1 else 0
+        self.seconds += seconds
+        mean: NDArray[np.float32] = total.cpu().numpy()
+        return mean
+
+    def mean(self, values: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The mean over ranks by an all-reduce in the tensor's own type, and its wall time; not counted as sent."""
+        start = time.perf_counter()
+        total = values / self.size
+        dist.all_reduce(total, group=self._group)
+        return total, time.perf_counter() - start
+
+
+#: bytes of a frame for each message
+HEADER_BYTES = 8
+_NOT_FINITE = 2**32 - 1
+
+
+class NotFinite:
+    """In the place of a message: a gradient held NaN or infinity, and so must what comes of it."""
+
+
+NOT_FINITE = NotFinite()
+
+
+def pack(messages: Sequence[Message | NotFinite | None]) -> bytes:
+    """The frame of some messages; None for one that is missing.
+
+    Raises:
+        PayloadError: a message of 4 GiB or more.
+    """
+    headers = np.zeros((len(messages), 2), "<u4")
+    bodies = []
+    for row, message in enumerate(messages):
+        if isinstance(message, NotFinite):
+            headers[row, 1] = _NOT_FINITE
+        elif message is not None:
+            shared = message.shared
+            if max(len(message.payload), 0 if shared is None else len(shared) + 1) >= _NOT_FINITE:
+                raise PayloadError("frame: a message of 4 GiB or more does not fit; use a codec for smaller tensors")
+            headers[row] = 0 if shared is None else len(shared) + 1, len(message.payload)
+            bodies += [shared or b"", message.payload]
+    return headers.tobytes() + b"".join(bodies)
+
+
+def unpack(frame: bytes, count: int) -> list[Message | NotFinite | None]:
+    """Undo :func:`pack` for a frame of ``count`` messages.
+
+    Raises:
+        PayloadError: a frame of another number of messages, or a damaged one.
+    """
+    if len(frame) < HEADER_BYTES * count:
+        raise PayloadError(
+            f"frame: {len(frame)} bytes are too few for {count} messages; the ranks differ in their model"
+        )
+    headers = np.frombuffer(frame, "<u4", 2 * count).reshape(count, 2).astype(np.int64)
+    place = HEADER_BYTES * count
+    found: list[Message | NotFinite | None] = []
+    for shared_length, payload_length in headers.tolist():
+        if payload_length == _NOT_FINITE:
+            found.append(NOT_FINITE)
+            continue
+        if payload_length == 0:
+            found.append(None)
+            continue
+        shared = None
+        if shared_length:
+            shared = frame[place : place + shared_length - 1]
+            place += shared_length - 1
+        found.append(Message(frame[place : place + payload_length], shared))
+        place += payload_length
+    if place != len(frame):
+        raise PayloadError(
+            f"frame: {len(frame)} bytes where its headers announce {place}; the ranks differ in their model"
+        )
+    return found
+
+
+def join(parts: Sequence[bytes]) -> bytes:
+    """Some byte strings as one: their lengths as little-endian uint32, then the strings."""
+    return np.array([len(part) for part in parts], "<u4").tobytes() + b"".join(parts)
+
+
+def split(joined: bytes, count: int) -> list[bytes]:
+    """Undo :func:`join` for ``count`` strings.
+
+    Raises:
+        PayloadError: other lengths than announced.
+    """
+    if len(joined) < 4 * count:
+        raise PayloadError(f"frame: {len(joined)} bytes are too few for {count} parts; the ranks differ in their model")
+    borders = np.concatenate([[0], np.cumsum(np.frombuffer(joined, "<u4", count).astype(np.int64))]) + 4 * count
+    if borders[-1] != len(joined):
+        raise PayloadError(f"frame: {len(joined)} bytes where its lengths announce {borders[-1]}")
+    return [joined[start:stop] for start, stop in pairwise(borders.tolist())]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.costs import Cluster
-    from gtrace.report.analysis.runs import Run as Logged
+    from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
     from gtrace.training.neural import ShadowSummary
     from gtrace.training.settings import Kind

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis, analyze_runs
     from gtrace.report.analysis.sweep import analyze
-    from gtrace.report.inputs import Report, load_report, make_report, newest_results
+    from gtrace.report.inputs import Asked, Report, load_report, make_report, newest_results
     from gtrace.report.render.files import default_page, write_html, write_report
     from gtrace.report.render.html import to_html
     from gtrace.report.render.latex import to_latex
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gtrace.report.sections import draw, figure_names
 
 _HOMES = {
+    "Asked": "inputs",
     "Report": "inputs",
     "RunLogAnalysis": "analysis.run_logs",
     "SweepAnalysis": "analysis.results",
@@ -49,6 +50,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Asked",
     "Report",
     "RunLogAnalysis",
     "SweepAnalysis",

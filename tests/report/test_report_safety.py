@@ -14,7 +14,7 @@ from gtrace.report import analyze
 from gtrace.report.analysis.safety import NOT_ASKED, PER, WORKERS
 from gtrace.report.figures.heatmap import layer_heatmap
 from gtrace.report.figures.sweep import equivalent_batch_over_steps, rate_distortion, variance_over_steps, wasserstein
-from gtrace.report.inputs import make_report
+from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import number
 from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
@@ -252,7 +252,7 @@ def test_steps_without_an_interval_say_why():
 
 def test_what_a_codec_saves_stands_beside_its_verdict():
     cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
-    report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], cluster=cluster)
+    report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], asked=Asked(cluster=cluster))
     table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")
     at = [column.heading for column in table.columns].index("step over bf16")
     saved = report.savings[0]

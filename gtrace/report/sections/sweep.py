@@ -30,7 +30,7 @@ from gtrace.report.tables import VIEW_BITS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
@@ -76,7 +76,7 @@ def _facts(analysis: SweepAnalysis) -> str:
 
 def _answers(
     analysis: SweepAnalysis,
-    pairs: tuple[Comparison, ...],
+    pairs: tuple[PairedComparison, ...],
     groups: tuple[TensorGroup, ...],
     savings: Savings | None,
 ) -> Iterator[Block]:

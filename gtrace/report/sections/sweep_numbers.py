@@ -16,13 +16,13 @@ from gtrace.report.sections.sweep_words import sweep_verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gtrace.report.analysis.evidence import Comparison, Phase
+    from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
 
 
 def sweep_numbers(
-    analysis: SweepAnalysis, pairs: tuple[Comparison, ...] | None, groups: tuple[TensorGroup, ...] | None
+    analysis: SweepAnalysis, pairs: tuple[PairedComparison, ...] | None, groups: tuple[TensorGroup, ...] | None
 ) -> Numbers:
     """Every number of a sweep, of the pairs and of the groups that the reader named; None if nobody named any."""
     json: dict[str, Any] = {"sweeps": _sweep_json(analysis)}
@@ -36,7 +36,7 @@ def sweep_numbers(
 
 
 def _records(
-    analysis: SweepAnalysis, pairs: tuple[Comparison, ...], groups: tuple[TensorGroup, ...]
+    analysis: SweepAnalysis, pairs: tuple[PairedComparison, ...], groups: tuple[TensorGroup, ...]
 ) -> Iterator[Record]:
     yield from _sweep_records(analysis)
     for row in group_rows(groups):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.bd_rate import BDRate
     from gtrace.report.analysis.equal_bits import AtBits
-    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.families import Configuration, Family
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.statistics import Interval
@@ -114,7 +114,7 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
     return pairs_table(title, here, (note,) if here else ())
 
 
-def pairs_table(title: str, comparisons: Sequence[Comparison], notes: tuple[str, ...] = ()) -> Table:
+def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
     """One line per pair: ratio of errors, with its interval."""
     columns = (
         Column("first / second", "error of the first over that of the second", numeric=False),

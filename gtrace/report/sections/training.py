@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import Run
+    from gtrace.report.analysis.runs import LoggedRun
     from gtrace.report.analysis.seeds import SeedGroup
     from gtrace.report.inputs import Report
     from gtrace.report.statistics import Interval
@@ -266,7 +266,7 @@ def shadow_table(analysis: RunLogAnalysis) -> Table:
     return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
 
 
-def _seconds(run: Run) -> str:
+def _seconds(run: LoggedRun) -> str:
     known = run.sim_seconds[np.isfinite(run.sim_seconds)]
     return _in_seconds(float(known[-1]) if len(known) else math.nan)
 
@@ -366,11 +366,11 @@ def _sent(*, neural: bool) -> str:
     return "for the neural gradients" if neural else "sent up"
 
 
-def _comparable(run: Run, baseline: Run) -> bool:
+def _comparable(run: LoggedRun, baseline: LoggedRun) -> bool:
     return math.isfinite(run.final_accuracy) == math.isfinite(baseline.final_accuracy)
 
 
-def _reached(run: Run, *, name: bool = True) -> str:
+def _reached(run: LoggedRun, *, name: bool = True) -> str:
     if math.isfinite(run.final_accuracy):
         return f"test accuracy {run.final_accuracy:.2%}" if name else f"{run.final_accuracy:.2%}"
     for word, value in (("test loss", run.final_eval_loss), ("training loss", run.final_loss)):
@@ -444,11 +444,11 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
     return found
 
 
-def _draw_cosines(run: Run) -> Figure:
+def _draw_cosines(run: LoggedRun) -> Figure:
     return figures.training.weight_gradient_cosines(run)
 
 
-def _left_out(run: Run) -> str:
+def _left_out(run: LoggedRun) -> str:
     """What a caption says if some weight gradients are not drawn."""
     return f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if len(run.shadow) > MOST_SHADOWS else ""
 
@@ -470,7 +470,7 @@ def _pooled_numbers(pool: RunPool) -> Numbers:
     )
 
 
-def run_row(run: Run) -> Record:
+def run_row(run: LoggedRun) -> Record:
     """The ends of a training run."""
     return {
         "run": run.spec,

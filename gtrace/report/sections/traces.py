@@ -261,7 +261,7 @@ def _numbers(trace: TraceSummary) -> Numbers:
 
 def law_section(laws: LawSection) -> Section:
     """One kind of gradient in a trace; each table is before the figures that show the same."""
-    shown = (
+    shown: tuple[tuple[Table, list[FigureSpec]], ...] = (
         (law_table(laws), _law_figures(laws)),
         (format_table(laws), _format_figures(laws)),
         (sparsity_table(laws), _sparsity_figures(laws)),

@@ -347,7 +347,7 @@ def run(
         lr=lr,
         seed=seed,
         refit=refit,
-        nonfinite=nonfinite or "skip",  # type: ignore[arg-type]
+        nonfinite=nonfinite or "skip",
         eval_every=eval_every,
         shadow=shadow,
         measure=measure,

@@ -16,7 +16,7 @@ from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.registry import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
-from gtrace.kernels import select as _select
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
@@ -54,6 +54,20 @@ class PowerSgd(Codec):
         "a column of Q that becomes zero keeps its last start",
         UNITS,
     )
+    about: ClassVar[str] = (
+        "The gradient as a matrix of low rank: two thin factors by one step of power iteration, begun where the "
+        "last step ended, with error feedback. Linear layers suit it."
+    )
+    sends: ClassVar[str] = (
+        "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would "
+        "not shorten, are sent as they are."
+    )
+    behavior: ClassVar[str] = (
+        "Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size. Error is"
+        " small where singular values fall fast; the first steps are worse, until the iteration has found its "
+        "directions."
+    )
+    related: ClassVar[tuple[str, ...]] = ("ef", "topk")
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
@@ -152,7 +166,7 @@ class PowerSgd(Codec):
 def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> NDArray[np.float32]:
     """Normal random numbers, float32."""
     random = np.empty((2, *shape), np.uint32)
-    _select.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
+    _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
     u = (random + 0.5) / 2.0**32
     normal: NDArray[np.float32] = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
     return normal

@@ -24,7 +24,7 @@ class TrainSettings:
 
     In the metadata of a field ``only`` says that a task or a SCRIPT alone has the option, and ``call`` lists the calls
     that take it under its own name: ``study`` (:class:`gtrace.training.Study`) and ``script``
-    (:class:`gtrace.training.script.ScriptOptions`).
+    (:class:`gtrace.training.scriptlog.ScriptOptions`).
     """
 
     codec: str | None = option(

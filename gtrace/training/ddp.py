@@ -260,19 +260,15 @@ class State:
         start, waited, before = time.thread_time(), links.seconds, links.sent
         shot = self._shots.one if self.options.exchange == "allgather" else self._shots.two
         sent = [self._finite(name, array) for name, array in zip(names, values, strict=True)]
+        known: Sequence[tuple[int, ...] | None] = shapes or [None] * len(names)
+        pieces = [
+            self._shots.piece(name, array, shape) for name, array, shape in zip(names, values, known, strict=True)
+        ]
         averages: list[Vector] = list(values)
-        linear = [self.rules.choose(name, len(array)).linear for name, array in zip(names, values, strict=True)]
-        for way, chosen in ((shot, False), (self._shots.averaged, True)):
-            among = [k for k, one in enumerate(linear) if one is chosen]
+        for way, linear in ((shot, False), (self._shots.averaged, True)):
+            among = [k for k, piece in enumerate(pieces) if piece.codec.linear is linear]
             if among:
-                found = way(
-                    links,
-                    [names[k] for k in among],
-                    [sent[k] for k in among],
-                    [values[k] for k in among],
-                    self.steps,
-                    None if shapes is None else [shapes[k] for k in among],
-                )
+                found = way(links, [pieces[k] for k in among], [sent[k] for k in among], self.steps)
                 for k, average in zip(among, found, strict=True):
                     averages[k] = average
         tally.codec_seconds += time.thread_time() - start
@@ -376,27 +372,33 @@ class Piece:
     """A part of a tensor that one rank sums up, or all of it.
 
     Attributes:
-        name: of the piece; the tensor's where it is all of it.
-        owner: the rank that sums it up.
+        name: of the piece; the tensor's if it is all of it.
+        codec: what it goes through.
         start: first element.
         stop: one beyond the last.
-        codec: what it goes through.
         device: where it is encoded and decoded; None for the host.
-        shape: of the parameter where it is all of it and the shape is known.
+        shape: of the parameter if the piece is all of it and the shape is known.
+        owner: the rank that sums it up, if it is one of several.
     """
 
     name: str
-    owner: int
+    codec: Codec
     start: int
     stop: int
-    codec: Codec
     device: torch.device | None = None
     shape: tuple[int, ...] | None = None
+    owner: int = 0
 
     @property
     def size(self) -> int:
         """Elements."""
         return self.stop - self.start
+
+    def filled(self, value: float) -> Vector:
+        """The same value everywhere, at the piece's place."""
+        if self.device is None:
+            return np.full(self.size, value, np.float32)
+        return torch.full((self.size,), value, device=self.device)
 
 
 class Shots:
@@ -424,57 +426,34 @@ class Shots:
         """Whether tensors share something out among them, and must be exchanged in one call."""
         return any(codec.allocates for codec in self._rules.codecs)
 
-    def one(
-        self,
-        links: Collectives,
-        names: Sequence[str],
-        values: Sequence[Values],
-        likes: Sequence[Vector],
-        step: int,
-        shapes: Sequence[tuple[int, ...] | None] | None = None,
-    ) -> list[Vector]:
+    def piece(self, name: str, like: Vector, shape: tuple[int, ...] | None = None) -> Piece:
+        """A whole tensor, of the size and at the place of ``like``."""
+        return Piece(name, self._rules.choose(name, len(like)), 0, len(like), vectors.place_of(like), shape)
+
+    def one(self, links: Collectives, whole: Sequence[Piece], values: Sequence[Values], step: int) -> list[Vector]:
         """Every rank's payloads go to all; returns the averages, the same bytes on all ranks.
 
         Args:
             links: to the other ranks.
-            names: of the tensors.
-            values: of each, what is to be sent.
-            likes: of each, something of the size and of the place that the average is to have.
+            whole: the tensors.
+            values: what is to be sent of each.
             step: number of the step.
-            shapes: of each, that of its parameter, None if it is not known.
         """
-        whole = self._whole(links, names, likes, shapes)
         messages = self._encode(links, whole, values, "up", step)
         frames = links.scatter([pack(messages)] * links.size)
         gathered = [self._decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
         self._settle(whole, values, gathered[links.rank], "up")
         return [_mean(piece, arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
 
-    def averaged(
-        self,
-        links: Collectives,
-        names: Sequence[str],
-        values: Sequence[Values],
-        likes: Sequence[Vector],
-        step: int,
-        shapes: Sequence[tuple[int, ...] | None] | None = None,
-    ) -> list[Vector]:
+    def averaged(self, links: Collectives, whole: Sequence[Piece], values: Sequence[Values], step: int) -> list[Vector]:
         """Tensors of linear codecs, by all-reduces of their messages; the same bytes on all ranks.
 
-        A tensor that a rank cannot send goes uncompressed from the others, and no memory changes.
-
-        Args:
-            links: to the other ranks.
-            names: of the tensors.
-            values: of each, what is to be sent.
-            likes: of each, something of the size and of the place that the average is to have.
-            step: number of the step.
-            shapes: of each, that of its parameter, None if it is not known.
+        A tensor that a rank cannot send goes uncompressed from the others, and no memory changes. Arguments are those
+        of :meth:`one`.
 
         Raises:
             PayloadError: the ranks' models differ.
         """
-        whole = self._whole(links, names, likes, shapes)
         flags = bytes(_sendable(array) + 2 * isinstance(array, NotFinite) for array in values)
         self.tally.frame_bits += 8 * len(flags)
         frames = links.scatter([flags] * links.size)
@@ -523,45 +502,17 @@ class Shots:
         cut = np.split(joined, borders)
         return {k: mean.reshape(part.shape) for (k, part), mean in zip(parts.items(), cut, strict=True)}
 
-    def _whole(
-        self,
-        links: Collectives,
-        names: Sequence[str],
-        likes: Sequence[Vector],
-        shapes: Sequence[tuple[int, ...] | None] | None,
-    ) -> list[Piece]:
-        """Tensors in one piece each."""
-        return [
-            Piece(name, links.rank, 0, len(like), self._rules.choose(name, len(like)), vectors.place_of(like), shape)
-            for name, like, shape in zip(names, likes, shapes or [None] * len(names), strict=True)
-        ]
-
-    def two(
-        self,
-        links: Collectives,
-        names: Sequence[str],
-        values: Sequence[Values],
-        likes: Sequence[Vector],
-        step: int,
-        shapes: Sequence[tuple[int, ...] | None] | None = None,
-    ) -> list[Vector]:
+    def two(self, links: Collectives, whole: Sequence[Piece], values: Sequence[Values], step: int) -> list[Vector]:
         """Each rank sums up a piece of every tensor and sends the average on; the same bytes on all ranks.
 
-        Args:
-            links: to the other ranks.
-            names: of the tensors.
-            values: of each, what is to be sent.
-            likes: of each, something of the size and of the place that the average is to have.
-            step: number of the step.
-            shapes: of each, as of :meth:`one`; pieces have none.
+        Arguments are those of :meth:`one`.
         """
-        del shapes
-        averages = [vectors.filled(like, len(like), 0.0) for like in likes]
+        averages = [tensor.filled(0.0) for tensor in whole]
         pieces: list[Piece] = []
         parts: list[Values] = []
         targets: list[Any] = []
-        for name, array, average in zip(names, values, averages, strict=True):
-            for piece in self._split(name, average, links.size):
+        for tensor, array, average in zip(whole, values, averages, strict=True):
+            for piece in self._split(tensor, links.size):
                 pieces.append(piece)
                 parts.append(array[piece.start : piece.stop] if _sendable(array) else array)
                 targets.append(average[piece.start : piece.stop])
@@ -605,22 +556,23 @@ class Shots:
         for role, name, spec, tensors in saved["senders"]:
             arrays = as_arrays(tensors)
             size = int(arrays["state"]["size"])
-            self._sender(Piece(name, rank, 0, size, build_codec(spec)), role, rank).load_arrays(arrays)
+            self._sender(Piece(name, build_codec(spec), 0, size), role, rank).load_arrays(arrays)
         for role, name, sender, spec, size, shared in saved["receivers"]:
-            receiver = self._receiver(Piece(name, sender, 0, size, build_codec(spec)), role, sender)
+            receiver = self._receiver(Piece(name, build_codec(spec), 0, size), role, sender)
             receiver.shared = shared.numpy().tobytes()
 
-    def _split(self, name: str, like: Vector, ranks: int) -> list[Piece]:
+    def _split(self, tensor: Piece, ranks: int) -> list[Piece]:
         """Pieces of a tensor: whole buckets, nearly as many for each rank; which rank begins depends on the name."""
-        size, place = len(like), vectors.place_of(like)
-        codec = self._rules.choose(name, size)
+        name, codec, size, place = tensor.name, tensor.codec, tensor.size, tensor.device
         bucket = (codec.needs.bucket_size if codec.needs is not None else None) or 1
         blocks = -(-size // bucket)
         parts = max(1, min(ranks, blocks))
         borders = [min(size, bucket * (blocks * k // parts)) for k in range(parts + 1)]
         first = zlib.crc32(name.encode())
         return [
-            Piece(name if parts == 1 else f"{name}[{start}:{stop}]", (first + k) % ranks, start, stop, codec, place)
+            Piece(
+                name if parts == 1 else f"{name}[{start}:{stop}]", codec, start, stop, place, owner=(first + k) % ranks
+            )
             for k, (start, stop) in enumerate(pairwise(borders))
         ]
 
@@ -756,10 +708,7 @@ def _mean(piece: Piece, arrived: Sequence[Values]) -> Vector:
     spoilt = any(isinstance(one, NotFinite) for one in arrived)
     if decoded and not spoilt:
         return vectors.aggregate(piece.codec, decoded)
-    value = math.nan if spoilt else 0.0
-    if piece.device is None:
-        return np.full(piece.size, value, np.float32)
-    return torch.full((piece.size,), value, device=piece.device)
+    return piece.filled(math.nan if spoilt else 0.0)
 
 
 def _sendable(values: Values) -> TypeGuard[Vector]:

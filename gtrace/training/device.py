@@ -114,6 +114,16 @@ def mean(decoded: Sequence[torch.Tensor]) -> torch.Tensor:
     return total.div_(total.new_full((), len(decoded))).float()
 
 
+def concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All in a row, on their device."""
+    return torch.cat(list(parts))
+
+
+def cut(whole: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Undo :func:`concatenated`."""
+    return list(torch.split(whole, list(sizes)))
+
+
 def quantize(rule: Rule, x: torch.Tensor, bucket: int, scales: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
     """Symbols of finite float32[n] in buckets of ``bucket`` values, as the rule's kernel makes them.
 

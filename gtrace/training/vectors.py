@@ -5,6 +5,7 @@ A tensor stays on its device if the codec works there (:mod:`gtrace.training.dev
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
@@ -29,9 +30,7 @@ def flat(values: Any, codec: Codec) -> Vector:
     """Real numbers of any shape, float32[n]: on their device where the codec works there, else on the host."""
     if not _is_tensor(values):
         return as_values(values)
-    from gtrace.training import device
-
-    if device.stays(codec, values):
+    if _device().stays(codec, values):
         return values.detach().float().contiguous().reshape(-1)
     return as_values(values.detach().cpu().float().numpy())
 
@@ -55,9 +54,8 @@ class TensorEngine:
         """The payload of ``codec.encode``; a tensor is encoded where it is if the codec works there."""
         if isinstance(values, np.ndarray):
             return codec.encode(state, values, key)
-        from gtrace.training import device
-
-        return device.encode(codec, state, values, key)
+        payload: bytes = _device().encode(codec, state, values, key)
+        return payload
 
     def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device | None) -> Vector:
         """What ``codec.decode`` returns, on the host (None) or on a device.
@@ -67,9 +65,8 @@ class TensorEngine:
         """
         if place is None:
             return codec.decode(shared, payload, size)
-        from gtrace.training import device
-
-        return device.decode(codec, shared, payload, size, place)
+        decoded: Vector = _device().decode(codec, shared, payload, size, place)
+        return decoded
 
 
 ENGINE = TensorEngine()
@@ -117,9 +114,8 @@ def plain_mean(vectors: Sequence[Vector]) -> Vector:
     if isinstance(vectors[0], np.ndarray):
         total: NDArray[np.float64] = np.mean(vectors, axis=0, dtype=np.float64)
         return total.astype(np.float32)
-    from gtrace.training import device
-
-    return device.mean([one for one in vectors if not isinstance(one, np.ndarray)])
+    mean: Vector = _device().mean([one for one in vectors if not isinstance(one, np.ndarray)])
+    return mean
 
 
 def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
@@ -128,20 +124,12 @@ def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
     return codec.aggregate(arrays) if arrays else plain_mean(decoded)
 
 
-def filled(like: Vector, size: int, value: float) -> Vector:
-    """``size`` times the same value, where ``like`` lies."""
-    if isinstance(like, np.ndarray):
-        return np.full(size, value, np.float32)
-    return like.new_full((size,), value)
-
-
 def concatenated(vectors: Sequence[Vector]) -> Vector:
     """All in a row; on the host unless all lie on one device."""
     places = {None if isinstance(one, np.ndarray) else one.device for one in vectors}
     if len(places) == 1 and None not in places:
-        import torch
-
-        return torch.cat([one for one in vectors if not isinstance(one, np.ndarray)])
+        whole: Vector = _device().concatenated([one for one in vectors if not isinstance(one, np.ndarray)])
+        return whole
     return np.concatenate([on_host(one) for one in vectors])
 
 
@@ -149,12 +137,16 @@ def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
     """Undo :func:`concatenated`."""
     if isinstance(whole, np.ndarray):
         return list(np.split(whole, np.cumsum(sizes)[:-1]))
-    import torch
-
-    return list(torch.split(whole, list(sizes)))
+    parts: list[Vector] = _device().cut(whole, sizes)
+    return parts
 
 
 def _is_tensor(values: Any) -> TypeGuard[torch.Tensor]:
     # Whoever has a tensor has imported torch; simulated workers do without it.
     module = sys.modules.get("torch")
     return module is not None and isinstance(values, module.Tensor)
+
+
+def _device() -> Any:
+    """The module for tensors, which imports torch: whoever has a tensor has done so."""
+    return importlib.import_module("gtrace.training.device")

@@ -71,6 +71,11 @@ def together(world, work):
     return results
 
 
+def in_one(shots, names=NAMES, likes=LIKES, shapes=None):
+    """Tensors in one piece each."""
+    return [shots.piece(*each) for each in zip(names, likes, shapes or [None] * len(names), strict=True)]
+
+
 def gradients(rank, step=0, scale=1.0):
     random = np.random.default_rng([rank, step])
     return [(scale * random.standard_t(4, size)).astype(np.float32) for size in SIZES]
@@ -87,7 +92,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
 
     def work(links):
         one = fresh(spec)
-        return [one.one(links, NAMES, gradients(links.rank, step), LIKES, step) for step in range(3)], one.tally
+        return [one.one(links, in_one(one), gradients(links.rank, step), step) for step in range(3)], one.tally
 
     results = together(world, work)
     senders = {
@@ -113,7 +118,7 @@ def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
 def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, world):
     def work(links):
         two = fresh(spec)
-        return two.two(links, NAMES, gradients(links.rank), LIKES, 0), two.tally
+        return two.two(links, in_one(two), gradients(links.rank), 0), two.tally
 
     results = together(world, work)
     first = results[0][0]
@@ -134,7 +139,7 @@ def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, wo
     pieces = [
         piece
         for size, name in zip(SIZES, NAMES, strict=True)
-        for piece in fresh(spec)._split(name, np.empty(size, np.float32), world)
+        for piece in fresh(spec)._split(fresh(spec).piece(name, np.empty(size, np.float32)), world)
     ]
     assert sum(piece.size for piece in pieces) == sum(SIZES)
     bucket = (gtrace.codec(spec).needs.bucket_size if gtrace.codec(spec).needs else None) or 1
@@ -153,7 +158,7 @@ def test_ranks_and_stages_draw_from_keys_of_their_own(monkeypatch):
     def work(links):
         two = fresh("qsgdinf:bits=2")
         for step in range(2):
-            two.two(links, NAMES, gradients(links.rank, step), LIKES, step)
+            two.two(links, in_one(two), gradients(links.rank, step), step)
 
     together(4, work)
     assert len(seen) == len(set(seen)) > 2 * 4 * len(NAMES)
@@ -165,7 +170,7 @@ def test_equal_gradients_average_to_a_fraction_of_one_error():
 
     def work(links):
         one = fresh("qsgdinf:bits=2")
-        return one.one(links, NAMES, gradients(0), LIKES, 0), one.tally
+        return one.one(links, in_one(one), gradients(0), 0), one.tally
 
     averages, tally = together(4, work)[0]
     error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(averages, gradients(0), strict=True))
@@ -177,7 +182,7 @@ def test_common_levels_fit_the_sum_of_all_sketches():
         one = fresh("alq:bits=3", common=True)
         scale = 10.0**links.rank
         for step in range(2):
-            one.one(links, NAMES, gradients(links.rank, 0, scale), LIKES, step)
+            one.one(links, in_one(one), gradients(links.rank, 0, scale), step)
         return {name: bytes(sender.codec.shared(sender.state)) for (_, name), sender in one._senders.items()}, one.tally
 
     results = together(3, work)
@@ -211,7 +216,7 @@ def targets(one, role="up"):
 def test_ranks_allocate_from_their_own_gradients_or_from_merged_sketches(common, spec):
     def work(links):
         one = fresh(spec, common=common)
-        one.one(links, NAMES, spread(links.rank), LIKES, 0)
+        one.one(links, in_one(one), spread(links.rank), 0)
         return targets(one)
 
     found = together(3, work)
@@ -228,7 +233,7 @@ def test_ranks_allocate_from_their_own_gradients_or_from_merged_sketches(common,
 def test_two_shots_allocate_among_pieces_on_the_way_up_and_down():
     def work(links):
         two = fresh(MIXED)
-        two.two(links, NAMES, spread(links.rank), LIKES, 0)
+        two.two(links, in_one(two), spread(links.rank), 0)
         return two
 
     for two in together(2, work):
@@ -240,7 +245,7 @@ def test_common_levels_fit_the_sum_of_all_pools():
     def work(links):
         one = fresh("alq:bits=3", refit="pooled:2", common=True)
         for step in range(4):
-            one.one(links, NAMES, gradients(links.rank, step), LIKES, step)
+            one.one(links, in_one(one), gradients(links.rank, step), step)
         return {name: bytes(sender.codec.shared(sender.state)) for (_, name), sender in one._senders.items()}
 
     results = together(3, work)
@@ -258,7 +263,7 @@ def test_common_levels_fit_the_sum_of_all_pools():
 def test_ranks_agree_on_nothing_where_every_payload_has_its_own_scale():
     def work(links, common):
         one = fresh("fp:e4m3", common=common)
-        out = [one.one(links, NAMES, gradients(links.rank, step, 10.0**links.rank), LIKES, step) for step in range(2)]
+        out = [one.one(links, in_one(one), gradients(links.rank, step, 10.0**links.rank), step) for step in range(2)]
         return out, one.tally.shared_bits
 
     common, own = (together(3, lambda links, common=common: work(links, common)) for common in (True, False))
@@ -277,7 +282,7 @@ def test_what_one_rank_cannot_send(shot):
             values[2] = None
         if links.rank == 0:
             values[2] = None
-        return getattr(mine, shot)(links, NAMES, values, LIKES, 0)
+        return getattr(mine, shot)(links, in_one(mine), values, 0)
 
     for averages in together(2, work):
         assert np.isfinite(averages[0]).all()
@@ -288,12 +293,12 @@ def test_what_one_rank_cannot_send(shot):
 def test_states_come_back_from_lists():
     def work(links):
         whole, first = fresh("ef:alq:bits=2", refit="0,3"), fresh("ef:alq:bits=2", refit="0,3")
-        expected = [whole.two(links, NAMES, gradients(links.rank, step), LIKES, step) for step in range(5)]
+        expected = [whole.two(links, in_one(whole), gradients(links.rank, step), step) for step in range(5)]
         for step in range(2):
-            first.two(links, NAMES, gradients(links.rank, step), LIKES, step)
+            first.two(links, in_one(first), gradients(links.rank, step), step)
         second = fresh("ef:alq:bits=2", refit="0,3")
         second.load_lists(first.to_lists(), links.rank)
-        found = [second.two(links, NAMES, gradients(links.rank, step), LIKES, step) for step in range(2, 5)]
+        found = [second.two(links, in_one(second), gradients(links.rank, step), step) for step in range(2, 5)]
         return all(
             np.array_equal(a, b) for x, y in zip(expected[2:], found, strict=True) for a, b in zip(x, y, strict=True)
         )
@@ -309,7 +314,10 @@ def test_linear_codecs_average_what_they_send():
 
     def work(links):
         one = fresh("powersgd")
-        return [one.averaged(links, NAMES, gradients(links.rank, step), LIKES, step, SHAPES) for step in range(3)], one
+        return [
+            one.averaged(links, in_one(one, NAMES, LIKES, SHAPES), gradients(links.rank, step), step)
+            for step in range(3)
+        ], one
 
     results = together(4, work)
     simulated = Exchange("powersgd", 4)
@@ -332,12 +340,12 @@ def test_linear_codecs_average_what_they_send():
 def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
     def work(links):
         one = fresh("powersgd")
-        one.averaged(links, NAMES, gradients(links.rank), LIKES, 0, SHAPES)
+        one.averaged(links, in_one(one, NAMES, LIKES, SHAPES), gradients(links.rank), 0)
         before = one.to_lists()["senders"]
         second = gradients(links.rank, 1)
         if links.rank == 1:
             second[0] = missing
-        averages = one.averaged(links, NAMES, second, LIKES, 1, SHAPES)
+        averages = one.averaged(links, in_one(one, NAMES, LIKES, SHAPES), second, 1)
         return averages, before, one.to_lists()["senders"]
 
     results = together(3, work)
@@ -353,7 +361,8 @@ def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
 def test_ranks_of_other_models_are_noticed():
     def work(links):
         some = slice(0, 3 - links.rank)
-        return fresh("powersgd").averaged(links, NAMES[some], gradients(0)[some], LIKES[some], 0)
+        one = fresh("powersgd")
+        return one.averaged(links, in_one(one, NAMES[some], LIKES[some]), gradients(0)[some], 0)
 
     with pytest.raises(PayloadError, match="ranks differ"):
         together(2, work)
@@ -362,11 +371,12 @@ def test_ranks_of_other_models_are_noticed():
 def test_a_state_comes_back_with_its_shape():
     def work(links):
         one = fresh("powersgd")
-        one.averaged(links, NAMES, gradients(links.rank), LIKES, 0, SHAPES)
+        one.averaged(links, in_one(one, NAMES, LIKES, SHAPES), gradients(links.rank), 0)
         again = fresh("powersgd")
         again.load_lists(one.to_lists(), links.rank)
         return [
-            shot.averaged(links, NAMES, gradients(links.rank, 1), LIKES, 1, SHAPES) for shot in (one, again)
+            shot.averaged(links, in_one(shot, NAMES, LIKES, SHAPES), gradients(links.rank, 1), 1)
+            for shot in (one, again)
         ], again._senders["up", "fc.weight"].state.shape
 
     for (expected, found), shape in together(2, work):

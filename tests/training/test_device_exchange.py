@@ -145,7 +145,8 @@ def shots_of_two(kind, common, kept):
         ]
         values = [*likes[:2], NOT_FINITE, None] if rank == 1 else likes
         shots = Shots(RULES, 3, RefitSchedule.parse("once"), common=common)
-        return getattr(shots, kind)(Rank(world, rank), NAMES, values, likes, 0), shots.tally
+        whole = [shots.piece(name, like) for name, like in zip(NAMES, likes, strict=True)]
+        return getattr(shots, kind)(Rank(world, rank), whole, values, 0), shots.tally
 
     with ThreadPoolExecutor(2) as pool:
         return tuple(zip(*pool.map(run, range(2)), strict=True))

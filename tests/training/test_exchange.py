@@ -2,7 +2,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers_online import Memory, Vote
+from helpers_training import Memory, Vote
 
 from gtrace.codecs import codec
 from gtrace.codecs.link import LinkOptions, Message, Receiver, Sender

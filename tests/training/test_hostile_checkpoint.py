@@ -12,7 +12,7 @@ from gtrace.errors import TraceError
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
 
-from ..helpers_online import Regression
+from ..helpers_training import Regression
 
 
 class Attack:

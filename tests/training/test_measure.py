@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers_online import Regression
+from helpers_training import Regression
 
 import gtrace
 from gtrace.errors import UsageError

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers_online import Faulty, Memory, Regression
+from helpers_training import Faulty, Memory, Regression
 from torch import nn
 
 import gtrace

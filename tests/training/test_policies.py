@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers_online import Regression
+from helpers_training import Regression
 
 import gtrace
 from gtrace.costs import Network

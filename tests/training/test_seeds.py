@@ -18,7 +18,7 @@ from gtrace.training.checkpoint import path_of
 from gtrace.training.exchange import Tally
 from gtrace.training.run import simulated_step
 
-from ..helpers_online import Regression
+from ..helpers_training import Regression
 
 CODECS = ["ef:topk:ratio=0.2", "qsgdinf:bits=2"]
 

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers_online import Regression
+from helpers_training import Regression
 from torch import nn
 
 import gtrace

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from helpers_online import Faulty, Memory, Regression
+from helpers_training import Faulty, Memory, Regression
 
 from gtrace.errors import EXIT_INPUT, OutputExistsError, UsageError
 from gtrace.runlog import read_runlog

@@ -121,6 +121,6 @@ def print_savings(savings: Savings | None, *, err: bool = False) -> None:
     if savings is None:
         return
     from gtrace.report.render.text import print_sections
-    from gtrace.report.sections.section import savings_section
+    from gtrace.report.sections.savings import savings_section
 
     print_sections([savings_section(savings)], wide_console(err=err))

@@ -14,7 +14,7 @@ from scipy import special
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gtrace.report.analysis.runs import Run as Logged
+    from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
     from gtrace.training.neural import ShadowSummary
     from gtrace.training.settings import Kind

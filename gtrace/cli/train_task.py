@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster, Network
-    from gtrace.report.analysis.runs import Run as Logged
+    from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
 
 

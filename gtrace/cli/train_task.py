@@ -80,7 +80,7 @@ def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) 
     study = Study(
         task,
         chosen,
-        nonfinite=settings.nonfinite or "skip",  # type: ignore[arg-type]
+        nonfinite=settings.nonfinite or "skip",
         optimizer=settings.optimizer or "",
         network=network,
         policies=choosing,

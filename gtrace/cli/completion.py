@@ -1,46 +1,53 @@
 """What a shell offers after TAB.
 
 The scripts are click's: ``_GTRACE_COMPLETE=bash_source gtrace`` prints one. A shell calls gtrace at every TAB, so
-nothing here may import numpy, numba or torch: names of codecs stand here once more, and a test compares them.
+nothing here may import numpy, numba or torch. Importing the codecs would: their names are read from the classes' text.
 """
 
 from __future__ import annotations
 
+import re
+from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import click
 
-# fmt: off
-CODECS = (
-    "adacomp", "alq", "alq-n", "alqg", "alqg-n", "amq", "amq-n", "bf16", "dgc", "dropping", "ef-signsgd", "fp",
-    "fp16", "int8", "mcgq", "mem-sgd", "minmax", "natural", "none", "nuqsgd", "onebit", "powersgd", "prune",
-    "qsgd", "qsgdinf", "randomk", "signsgd", "signum", "terngrad", "topk", "topk-prune", "zipml",
-)
-PREFIXES = ("accumulate", "ef", "momentum", "rotate")
-# fmt: on
+#: how a codec's class, and a prefix's in ``wrappers.py``, says its name
+_NAME = re.compile(r'^    name: ClassVar\[str\] = "([\w-]+)"$', re.MULTILINE)
+_PREFIXES = "wrappers.py"
+
+
+def built_in() -> tuple[list[str], list[str]]:
+    """Names of gtrace's own codecs, and of its prefixes."""
+    codecs: list[str] = []
+    prefixes: list[str] = []
+    for file in (resources.files("gtrace") / "codecs").iterdir():
+        if file.name.endswith(".py"):
+            found = prefixes if file.name == _PREFIXES else codecs
+            found += _NAME.findall(file.read_text(encoding="utf-8"))
+    return sorted(codecs), sorted(prefixes)
 
 
 def _codecs() -> list[str]:
     """Names of codecs, those of installed packages among them."""
-    from importlib import metadata
-
-    return sorted({*CODECS, *(entry.name for entry in metadata.entry_points(group="gtrace.codecs"))})
+    return sorted({*built_in()[0], *(entry.name for entry in metadata.entry_points(group="gtrace.codecs"))})
 
 
 def complete_codec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The name of a codec or a prefix."""
     del context, parameter
-    return [name for name in (*_codecs(), *PREFIXES) if name.startswith(incomplete)]
+    return [name for name in (*_codecs(), *built_in()[1]) if name.startswith(incomplete)]
 
 
 def complete_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """A spec: prefixes with their colon, then a codec."""
     del context, parameter
     head, colon, word = incomplete.rpartition(":")
-    if colon and head.rpartition(":")[2] not in PREFIXES:
+    prefixes = built_in()[1]
+    if colon and head.rpartition(":")[2] not in prefixes:
         return []
-    return [f"{head}{colon}{name}" for name in (*_codecs(), *(f"{p}:" for p in PREFIXES)) if name.startswith(word)]
+    return [f"{head}{colon}{name}" for name in (*_codecs(), *(f"{p}:" for p in prefixes)) if name.startswith(word)]
 
 
 def complete_specs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -256,7 +256,7 @@ def _click_type(kind: str, about: Mapping[str, Any]) -> Any:
 
 
 #: ``--plugin`` of commands that take codecs
-PLUGIN = {
+PLUGIN: dict[str, Any] = {
     "type": click.Path(path_type=Path, dir_okay=False),
     "multiple": True,
     "help": "A Python file with codecs of your own; it is run.",
@@ -274,11 +274,11 @@ class CodecSettings:
 
 
 #: ``--json`` of commands that print text
-JSON = {"names": ("--json",), "help": "Print JSON instead of text."}
+JSON: dict[str, Any] = {"names": ("--json",), "help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
-STEPS = {"help": "Only these steps, as in 0,10,100-200."}
+STEPS: dict[str, Any] = {"help": "Only these steps, as in 0,10,100-200."}
 #: ``--tensors`` of commands that read a trace
-TENSORS = {"metavar": "GLOB", "commas": True, "help": "Only tensors with such names."}
+TENSORS: dict[str, Any] = {"metavar": "GLOB", "commas": True, "help": "Only tensors with such names."}
 
 
 def bucket_sizes(text: str) -> list[int | None]:

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class BudgetSettings:
         metavar="TIME",
         help="For --step-time: the part of it that computing takes; two thirds of that hide the exchange.",
     )
-    exchange: str = option(
+    exchange: Literal["allgather", "two-shot"] = option(
         "allgather",
         only="step_time",
         choices=("allgather", "two-shot"),
@@ -117,7 +117,7 @@ def _cluster(settings: BudgetSettings) -> tuple[Cluster, float]:
 
     if settings.network is None:
         raise UsageError(f"--step-time {settings.step_time}: over which links? give --network, as in 1Gbit/s")
-    limit = parse_seconds(settings.step_time, "step-time")
+    limit = parse_seconds(settings.step_time or "", "step-time")
     computing = parse_seconds(settings.compute_time, "compute-time")
     if not 0 <= computing < limit:
         raise UsageError(f"--step-time {settings.step_time}: computing alone takes {settings.compute_time}; allow more")

@@ -25,7 +25,7 @@ from gtrace.coding import (
     seal,
     tally,
 )
-from gtrace.coding.prefix import PrefixCode
+from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.allocation import allocate_sparsity
 from gtrace.fitting.empirical import EmpiricalMagnitudes

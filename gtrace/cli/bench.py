@@ -61,7 +61,7 @@ def command(
         check_output(path, force=force)
     load_plugins(plugin)
     from gtrace.codecs import split_specs
-    from gtrace.codecs.plugin import load_plugin
+    from gtrace.codecs.plugins import load_plugin
     from gtrace.report.render.files import put
     from gtrace.report.render.latex import latex_comment, latex_preamble, latex_table
     from gtrace.report.render.markdown import markdown_table

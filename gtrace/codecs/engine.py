@@ -19,8 +19,8 @@ from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
 from gtrace.codecs.coders import SharedCode, pack_shared, unpack_code, unpack_levels
 from gtrace.codecs.grids import LevelGrid, Rule, Stochastic, with_levels
 from gtrace.codecs.parts import Coder, FixedGrid, Grid, Memory, Rounding, Scale, Word
-from gtrace.codecs.registry import register
 from gtrace.codecs.scales import BucketNorm
+from gtrace.codecs.spec import register
 from gtrace.coding import (
     ENVELOPE_BYTES,
     MAX_LENGTH,

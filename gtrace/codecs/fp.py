@@ -20,7 +20,7 @@ from gtrace.codecs.base import (
     parameter_fields,
 )
 from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
-from gtrace.codecs.registry import register
+from gtrace.codecs.spec import register
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, open_envelope, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.float_rounding import best_placement, expected_rounding

@@ -12,7 +12,7 @@ import numpy as np
 
 from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec, checked_values, parameter
-from gtrace.codecs.registry import register
+from gtrace.codecs.spec import register
 from gtrace.coding import open_envelope, seal
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
 from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs

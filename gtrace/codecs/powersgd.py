@@ -13,7 +13,7 @@ import numpy as np
 from gtrace.codecs.base import Averaged, Codec, advance, checked_values, parameter
 from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
-from gtrace.codecs.registry import register
+from gtrace.codecs.spec import register
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError
 from gtrace.kernels import select as _select

@@ -13,7 +13,7 @@ import numpy as np
 from gtrace.buckets import MANTISSA
 from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_values, parameter
 from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
-from gtrace.codecs.registry import register
+from gtrace.codecs.spec import register
 from gtrace.coding import (
     ENVELOPE_BYTES,
     CodedBlock,

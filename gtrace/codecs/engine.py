@@ -80,8 +80,7 @@ def assembled(cls: C) -> C:
                 found[item.name] = str(item.type)
                 setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**found, **own}
-    made: C = dataclass(frozen=True)(cls)
-    return made
+    return cast("C", dataclass(frozen=True)(cls))
 
 
 def method(cls: C) -> C:

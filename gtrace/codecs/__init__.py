@@ -1,8 +1,16 @@
 """Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
 
-from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
+from gtrace.codecs.base import (
+    Codec,
+    EncodedPart,
+    ExpectingCodec,
+    PartwiseCodec,
+    TensorSums,
+    expecting,
+    parameter,
+    parameter_fields,
+)
 from gtrace.codecs.casts import Bf16, Fp16, Identity, Int8, MinMax
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec, TensorSums
 from gtrace.codecs.engine import LevelCodec
 from gtrace.codecs.fp import Fp
 from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl

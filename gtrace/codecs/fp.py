@@ -12,14 +12,15 @@ import numpy as np
 from gtrace.codecs import block_scales as _blocks
 from gtrace.codecs.base import (
     CodedBits,
+    EncodedPart,
     ExpectingCodec,
+    PartwiseCodec,
     Simulated,
     checked_values,
     coder_parameter,
     parameter,
     parameter_fields,
 )
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, seal, sign_first, sign_last, tally

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
+from gtrace.codecs.base import (
+    CodedBits,
+    EncodedPart,
+    ExpectingCodec,
+    PartwiseCodec,
+    Simulated,
+    checked_values,
+    parameter,
+)
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
 from gtrace.coding import (

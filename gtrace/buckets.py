@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.errors import UsageError
-from gtrace.kernels import moments as _moments
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 
@@ -99,7 +98,7 @@ def whole_scale(norm: str, norm1: float, energy: float, largest: float) -> NDArr
 def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32]) -> NDArray[np.float64]:
     """float64[buckets, 3]: mean and standard deviation of each bucket's values over its norm, and the norm."""
     out = np.empty((scales.size, 3))
-    _moments.bucket_moments(x, bucket, scales, out)
+    _norms.bucket_moments(x, bucket, scales, out)
     return out
 
 

@@ -13,7 +13,7 @@ from gtrace.buckets import as_values
 from gtrace.errors import UsageError
 from gtrace.kernels import compare as _compare
 from gtrace.kernels import norms as _norms
-from gtrace.kernels.weighting import adam_weights, weighted_sums
+from gtrace.kernels.compare import adam_weights, weighted_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ from gtrace.errors import UsageError, suggest
 from gtrace.kernels import norms as _norms
 from gtrace.kernels import sketching as _sketching
 from gtrace.kernels import symbols as _symbols
-from gtrace.kernels.weighting import weighted_sums
+from gtrace.kernels.compare import weighted_sums
 from gtrace.types import NORMS, Norm, SummarySpec
 
 if TYPE_CHECKING:
@@ -418,21 +418,21 @@ class MomentSketch:
 
     def _expect(self, grid: NDArray[np.float64], zero: bool) -> tuple[float, float, float, NDArray[np.float64]]:
         mass = np.empty(grid.size)
-        weighted, plain, bound = _symbols.judge_levels(*self.bins(), grid, not zero, mass)
+        weighted, plain, bound = _symbols.judge_levels(self.bins(), grid, not zero, mass)
         mass.flags.writeable = False
         weighted += self.clip_error
         return weighted, plain, bound + ROUNDING * weighted, mass
 
-    def bins(self) -> _symbols.Bins:
+    def bins(self) -> _symbols.SketchBins:
         """What kernels need to know of the values that a level codec rounds."""
-        found: _symbols.Bins = self.remember("bins", self._bins)
+        found: _symbols.SketchBins = self.remember("bins", self._bins)
         return found
 
-    def _bins(self) -> _symbols.Bins:
+    def _bins(self) -> _symbols.SketchBins:
         blocks, large = self._blocks(_sketching.BLOCK_BINS), self._blocks(_sketching.LARGE_BINS)
         # Always float64: kernels are compiled once for each type.
         zeros = (float(self.zeros), float(self.zero_weight))
-        return _symbols.Bins(self.lower, self.upper, self.sums, blocks, large, *zeros, float(self.quantized))
+        return _symbols.SketchBins(self.lower, self.upper, self.sums, blocks, large, *zeros, float(self.quantized))
 
     def _blocks(self, bins: int) -> NDArray[np.float64]:
         out = np.empty((-(-self.rows.size // bins), _sketching.COLUMNS))

@@ -6,16 +6,19 @@ import inspect
 import re
 import shutil
 import textwrap
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gtrace.cli.completion import complete_codec
-from gtrace.cli.options import load_plugins, print_json
+from gtrace.cli.options import JSON, PLUGIN, load_plugins, options, print_json
 from gtrace.errors import GtraceError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gtrace.codecs import Codec
 
 #: parameter -> what a sweep over it looks like
@@ -23,16 +26,18 @@ _RANGES = {"bits": "--bits 2-8", "ratio": "--ratio 0.001-0.1", "sparsity": "--sp
 _WIDEST = 100
 
 
+@dataclass(frozen=True)
+class CodecsSettings:
+    """The options of ``gtrace codecs``."""
+
+    plugin: tuple[Path, ...] = option((), **PLUGIN)
+    as_json: bool = option(False, **JSON)
+
+
 @click.command("codecs")
 @click.argument("name", required=False, shell_complete=complete_codec)
-@click.option(
-    "--plugin",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="A Python file with codecs of your own; it is run.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(name: str | None, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+@options(CodecsSettings)
+def command(settings: CodecsSettings, name: str | None) -> None:
     """List the codecs, or explain one: formula, parameters, payload, what to expect, what was corrected.
 
     Codecs of installed packages (entry points of the group gtrace.codecs) are listed with their package.
@@ -43,13 +48,13 @@ def command(name: str | None, plugin: tuple[Path, ...], *, as_json: bool) -> Non
       gtrace codecs qsgd
       gtrace codecs dither --plugin dither.py
     """
-    load_plugins(plugin)
+    load_plugins(settings.plugin)
     if name:
         found = describe(name.rstrip(":"))
-        print_json(found) if as_json else click.echo(_page(found))
+        print_json(found) if settings.as_json else click.echo(_page(found))
         return
     described = _all()
-    print_json(described) if as_json else _list(described)
+    print_json(described) if settings.as_json else _list(described)
 
 
 def _all() -> list[dict[str, Any]]:

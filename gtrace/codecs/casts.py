@@ -13,8 +13,7 @@ from gtrace.codecs.engine import Machine, Parts, method
 from gtrace.codecs.parts import FixedGrid, Nearest
 from gtrace.codecs.scales import BlockMax, Range
 from gtrace.errors import PayloadError
-from gtrace.kernels import affine as _affine
-from gtrace.kernels import casts as _casts
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import rounding as _rounding
 from gtrace.types import Expectation, SummarySpec
 
@@ -79,7 +78,7 @@ class BFloat16(FixedGrid):
         """The upper halves of the nearest bfloat16, ties to even."""
         del scales, bucket, key
         out = np.empty(x.size, np.uint16)
-        _casts.to_bfloat16(x.view(np.uint32), out)
+        _elementwise.to_bfloat16(x.view(np.uint32), out)
         return out
 
     def values(
@@ -166,7 +165,7 @@ class Affine(FixedGrid):
         low, high = scales.tolist()
         codes = np.zeros(x.size, np.uint16)
         if high > low:
-            _affine.round_affine(x, low, high - low, self.alphabet - 1, codes)
+            _elementwise.round_affine(x, low, high - low, self.alphabet - 1, codes)
         return codes
 
     def values(

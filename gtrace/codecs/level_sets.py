@@ -127,7 +127,7 @@ class LevelSets:
             np.empty(int(self._symbol_starts[-1]), np.uint8),
         )
         _symbols.judge_sets(
-            *sketch.bins(),
+            sketch.bins(),
             self._levels,
             self._starts,
             ~self.has_zero,
@@ -147,7 +147,7 @@ class LevelSets:
         """
         self._check(weighted)
         errors = np.empty(len(self.codecs))
-        _symbols.weigh_sets(*weighted.bins(), self._levels, self._starts, ~self.has_zero, errors)
+        _symbols.weigh_sets(weighted.bins(), self._levels, self._starts, ~self.has_zero, errors)
         return errors + weighted.clip_error
 
     def _check(self, sketch: MomentSketch) -> None:

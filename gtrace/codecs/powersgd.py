@@ -16,7 +16,7 @@ from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
 from gtrace.codecs.spec import register
 from gtrace.errors import PayloadError
-from gtrace.kernels import select as _select
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class PowerSgd(Composed):
 def _normal(shape: tuple[int, ...], key: tuple[int, int]) -> NDArray[np.float32]:
     """Normal random numbers, float32."""
     random = np.empty((2, *shape), np.uint32)
-    _select.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
+    _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), random.reshape(-1))
     u = (random + 0.5) / 2.0**32
     normal: NDArray[np.float32] = (np.sqrt(-2 * np.log(u[0])) * np.cos(2 * math.pi * u[1])).astype(np.float32)
     return normal

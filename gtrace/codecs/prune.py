@@ -37,7 +37,7 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.allocation import allocate_sparsity
 from gtrace.fitting.empirical import EmpiricalMagnitudes
 from gtrace.fitting.sparsity import RULES, Rule, threshold
-from gtrace.kernels import pruning as _pruning
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Prune(_PruningCodec):
     def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
         """At random, by the key and the element's index."""
         out = np.empty_like(x)
-        _pruning.prune(x, alpha, np.uint64(key[0]), np.uint64(key[1]), start, out)
+        _elementwise.prune(x, alpha, np.uint64(key[0]), np.uint64(key[1]), start, out)
         return out
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:
@@ -333,7 +333,7 @@ class TopKPrune(_PruningCodec):
         """By the threshold alone."""
         del key, start
         out = np.empty_like(x)
-        _pruning.cut(x, alpha, out)
+        _elementwise.keep_large(x, alpha, out)
         return out
 
     def expect(self, state: State, sketch: MomentSketch) -> Expectation:

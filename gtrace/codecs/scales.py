@@ -11,7 +11,7 @@ from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import parameter
 from gtrace.codecs.parts import FLOAT32_MAX, Scale
 from gtrace.errors import PayloadError
-from gtrace.kernels import signs as _signs
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels.norms import power_sum
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class TwoMeans(Scale):
         del state
         bucket = self.over(x.size)
         means = np.empty((-(-x.size // bucket), 2), np.float32)
-        _signs.two_means(x, bucket, means)
+        _elementwise.two_means(x, bucket, means)
         return means
 
     def head(self, body: memoryview, size: int) -> int:

@@ -15,7 +15,7 @@ from gtrace.codecs.memory import UNITS, MomentumAverage, Residual
 from gtrace.codecs.parts import FixedGrid, Nearest, Rounding
 from gtrace.codecs.scales import Magnitude, MeanMagnitude, TwoMeans
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import signs as _signs
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Sign(FixedGrid):
         if scales.ndim < 2:
             magnitude = scales[0] if scales.size else np.float32(1)
             scales = np.array([[magnitude, -magnitude]], np.float32)
-        _signs.restore(symbols, bucket, scales, out)
+        _elementwise.restore(symbols, bucket, scales, out)
         return out
 
 
@@ -82,7 +82,7 @@ class Coin(Rounding):
         if not scales.size:
             return np.empty(0, np.uint8)
         negative = np.signbit(x)
-        _signs.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
+        _elementwise.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
         return np.packbits(negative, bitorder="little")
 
 

@@ -18,8 +18,8 @@ from gtrace.coding import CodedBlock, Floats, decode_floats, expected_floats, wi
 from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
 from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import elias as _elias
-from gtrace.kernels import select as _select
 from gtrace.kernels.norms import power_sum
 from gtrace.types import Expectation, State, SummarySpec
 
@@ -97,7 +97,7 @@ class Threshold(Largest):
         seen = ranks
         if self.sample < 1:
             words = np.empty(kept(self.sample, x.size), np.uint32)
-            _select.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
+            _elementwise.fill_words(np.uint64(key[0]), np.uint64(key[1]), words)
             seen = ranks[(words * np.float64(x.size / 2**32)).astype(np.int64)]
         count = kept(self.ratio, seen.size)
         threshold = max(1, int(np.partition(seen, seen.size - count)[-count]))
@@ -259,7 +259,7 @@ class RandomChoice(FixedGrid):
         digest = hashlib.blake2b(_SEED.pack(seed), digest_size=16, person=b"randomk").digest()
         words = np.empty(size, np.uint32)
         high, low = (np.uint64(int.from_bytes(half, "little")) for half in (digest[:8], digest[8:]))
-        _select.fill_words(high, low, words)
+        _elementwise.fill_words(high, low, words)
         return largest(words, kept(self.ratio, size))
 
     def nearest(self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]) -> Seeded:
@@ -406,7 +406,7 @@ class AdaComp(Composed):
         # The gradient once more is what it was without the residual: p + v = 2 p - e.
         again = saturating(x, state.arrays["residual"], 2.0, -1.0)
         chosen = np.empty(x.size, np.bool_)
-        total = _select.above_local_peak(x, again, self.bin_size, chosen)
+        total = _elementwise.above_local_peak(x, again, self.bin_size, chosen)
         scale = total / max(1, -(-x.size // self.bin_size))
         positions = np.flatnonzero(chosen)
         numbers = 2 * positions + np.signbit(x[positions])

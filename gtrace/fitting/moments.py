@@ -9,7 +9,7 @@ import numpy as np
 from gtrace.buckets import as_values, bucket_scales, clip_values
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
-from gtrace.kernels import moments as _moments
+from gtrace.kernels import norms as _norms
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -43,7 +43,7 @@ def bucket_moments(values: ArrayLike, spec: SummarySpec) -> NDArray[np.float64]:
         x = x[: x.size - x.size % bucket]
     scales = bucket_scales(x, spec.norm, spec.bucket_size)
     out = np.empty((scales.size, 3))
-    _moments.bucket_moments(x, bucket, scales, out)
+    _norms.bucket_moments(x, bucket, scales, out)
     return out
 
 
@@ -75,7 +75,7 @@ def moment_mixture(
         raise UsageError(f"moments: an array of shape {rows.shape}; give mean, deviation and norm per bucket")
     if components is not None and components < 1:
         raise UsageError(f"components: {components} is below 1; give a positive number or none")
-    rows = rows[rows[:, _moments.SCALE] > 0]
+    rows = rows[rows[:, _norms.SCALE] > 0]
     if len(rows) == 0:
         return TruncatedNormalMixture([0.0], [0.0], [1.0])
     if mean_only:
@@ -84,6 +84,6 @@ def moment_mixture(
     if components is not None and components < len(rows):
         chosen = np.random.default_rng(seed).choice(len(rows), components, replace=False)
         rows = rows[np.sort(chosen)]
-    scales = rows[:, _moments.SCALE] / rows[:, _moments.SCALE].max()
+    scales = rows[:, _norms.SCALE] / rows[:, _norms.SCALE].max()
     weights = scales**2 if weighted else np.ones(len(rows))
-    return TruncatedNormalMixture(rows[:, _moments.MEAN], rows[:, _moments.SIGMA], weights)
+    return TruncatedNormalMixture(rows[:, _norms.MEAN], rows[:, _norms.SIGMA], weights)

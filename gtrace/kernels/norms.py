@@ -1,4 +1,4 @@
-"""Norms of buckets, and what is found on the way."""
+"""Norms, means and deviations of buckets, and what is found on the way."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ L2, LINF, L1, NONE = 0, 1, 2, 3
 LANES = 64
 #: float sums run over blocks of this many elements in index order, whatever the chunks of the caller
 BLOCK = 1 << 20
+#: columns of a bucket's row of moments: mean and deviation of the signed normalized values, and the scale
+MEAN, SIGMA, SCALE = range(3)
 FLOAT32_MAX = 3.4028234663852886e38
 _ABS = np.uint32(0x7FFFFFFF)
 _INF = np.uint32(0x7F800000)
@@ -97,3 +99,52 @@ def bucket_scales(x: NDArray[np.float32], bucket: int, norm: int, out: NDArray[n
             if norm == L2:
                 scale = np.sqrt(scale)
         out[b] = np.float32(min(scale, FLOAT32_MAX))
+
+
+@inline
+def _centred(x: NDArray[np.float32], centre: float, lanes: NDArray[np.float64], squares: NDArray[np.float64]) -> None:
+    # Fixed lanes keep the order of the additions, and so the sums, independent of the vector width.
+    whole = x.size // LANES
+    for b in range(whole):
+        xb = x[b * LANES : b * LANES + LANES]
+        for k in range(LANES):
+            d = np.float64(xb[k]) - centre
+            lanes[k] += d
+            squares[k] += d * d
+    for k in range(whole * LANES, x.size):
+        d = np.float64(x[k]) - centre
+        lanes[k - whole * LANES] += d
+        squares[k - whole * LANES] += d * d
+
+
+@jit
+def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32], out: NDArray[np.float64]) -> None:
+    """Mean and standard deviation (n - 1) of x / scale over each bucket of finite values, and scale, into out[b, 3].
+
+    A bucket of one value has deviation 0; one of scale 0 has zeros. The squares are taken about the mean of
+    the bucket, which is still in cache then: about 0 they would cancel where the mean is large.
+    """
+    lanes = np.empty(LANES)
+    squares = np.empty(LANES)
+    for b in range(scales.size):
+        xb = x[b * bucket : min(x.size, (b + 1) * bucket)]
+        scale = np.float64(scales[b])
+        out[b, SCALE] = scale
+        out[b, MEAN] = 0.0
+        out[b, SIGMA] = 0.0
+        if scale == 0.0:
+            continue
+        mean = 0.0
+        for _ in range(2):
+            total, square = 0.0, 0.0
+            for p in range(0, xb.size, BLOCK):
+                lanes[:] = 0.0
+                squares[:] = 0.0
+                _centred(xb[p : p + BLOCK], mean, lanes, squares)
+                for k in range(LANES):
+                    total += lanes[k]
+                    square += squares[k]
+            mean += total / xb.size
+        out[b, MEAN] = mean / scale
+        if xb.size > 1:
+            out[b, SIGMA] = np.sqrt(max(0.0, square - total * total / xb.size) / (xb.size - 1)) / scale

@@ -27,8 +27,8 @@ SELDOM = 0.5
 LEAST = 2.0**-20
 
 
-class Bins(NamedTuple):
-    """The arguments of :func:`judge_levels` that are about a sketch, in their order; see :func:`expect_levels`.
+class SketchBins(NamedTuple):
+    """What the kernels below need of a sketch; see :func:`expect_levels`.
 
     Attributes:
         lower: float64[k], lower edges.
@@ -162,40 +162,28 @@ def tell_symbols(
 
 @jit
 def judge_levels(
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    blocks: NDArray[np.float64],
-    large: NDArray[np.float64],
-    zeros: float,
-    zero_weight: float,
-    count: float,
+    bins: SketchBins,
     levels: NDArray[np.float64],
     mirrored: bool,
     mass: NDArray[np.float64],
 ) -> tuple[float, float, float]:
     """As :func:`expect_levels`, with the exact zeros, and ``mass`` as probabilities."""
-    weighted, plain, bound = expect_levels(lower, upper, sums, blocks, large, levels, mirrored, mass)
+    weighted, plain, bound = expect_levels(
+        bins.lower, bins.upper, bins.sums, bins.blocks, bins.large, levels, mirrored, mass
+    )
     if mirrored:
-        weighted += zero_weight * levels[0] ** 2
-        plain += zeros * levels[0] ** 2
-    mass[0] += zeros
-    if count > 0:
+        weighted += bins.zero_weight * levels[0] ** 2
+        plain += bins.zeros * levels[0] ** 2
+    mass[0] += bins.zeros
+    if bins.count > 0:
         for k in range(mass.size):
-            mass[k] = max(mass[k], 0.0) / count
+            mass[k] = max(mass[k], 0.0) / bins.count
     return max(weighted, 0.0), max(plain, 0.0), bound
 
 
 @jit
 def judge_sets(
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    blocks: NDArray[np.float64],
-    large: NDArray[np.float64],
-    zeros: float,
-    zero_weight: float,
-    count: float,
+    bins: SketchBins,
     levels: NDArray[np.float64],
     starts: NDArray[np.int64],
     mirrored: NDArray[np.bool_],
@@ -208,14 +196,7 @@ def judge_sets(
     """Everything about many level sets, which lie end to end.
 
     Args:
-        lower: see :class:`Bins` for this and the next seven.
-        upper: see there.
-        sums: see there.
-        blocks: see there.
-        large: see there.
-        zeros: see there.
-        zero_weight: see there.
-        count: see there.
+        bins: of the sketch.
         levels: float64, of all sets.
         starts: int64[sets + 1], where each begins.
         mirrored: bool[sets], whether 0 is no level.
@@ -230,14 +211,12 @@ def judge_sets(
     for g in range(starts.size - 1):
         grid = levels[starts[g] : starts[g + 1]]
         first, last = symbol_starts[g], symbol_starts[g + 1]
-        numbers[g, :LOWEST] = judge_levels(
-            lower, upper, sums, blocks, large, zeros, zero_weight, count, grid, mirrored[g], mass[: grid.size]
-        )
+        numbers[g, :LOWEST] = judge_levels(bins, grid, mirrored[g], mass[: grid.size])
         numbers[g, LOWEST] = mass[0]
         tell_symbols(
             mass[: grid.size],
             mirrored[g],
-            count,
+            bins.count,
             longest,
             probabilities[first:last],
             lengths[first:last],
@@ -247,14 +226,7 @@ def judge_sets(
 
 @jit
 def weigh_sets(
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    blocks: NDArray[np.float64],
-    large: NDArray[np.float64],
-    zeros: float,
-    zero_weight: float,
-    count: float,
+    bins: SketchBins,
     levels: NDArray[np.float64],
     starts: NDArray[np.int64],
     mirrored: NDArray[np.bool_],
@@ -264,9 +236,7 @@ def weigh_sets(
     mass = np.empty(np.diff(starts).max())
     for g in range(errors.size):
         grid = levels[starts[g] : starts[g + 1]]
-        errors[g] = judge_levels(
-            lower, upper, sums, blocks, large, zeros, zero_weight, count, grid, mirrored[g], mass[: grid.size]
-        )[0]
+        errors[g] = judge_levels(bins, grid, mirrored[g], mass[: grid.size])[0]
 
 
 @jit

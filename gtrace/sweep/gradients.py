@@ -17,8 +17,8 @@ import numpy as np
 from gtrace.buckets import BinTable, bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
+from gtrace.kernels.compare import weighted_sums
 from gtrace.kernels.norms import count_nonfinite, power_sum
-from gtrace.kernels.weighting import weighted_sums
 from gtrace.metrics import Blocks, WeightedSums, update_weights
 from gtrace.noise import Noise, added
 from gtrace.sketch import MomentSketch

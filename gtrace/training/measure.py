@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.kernels.compare import distance
-from gtrace.kernels.weighting import weighted_sums
+from gtrace.kernels.compare import distance, weighted_sums
 from gtrace.metrics import relative, update_weights
 from gtrace.noise import moments, noise_between
 from gtrace.types import WHOLE_MODEL

@@ -9,7 +9,7 @@ from gtrace import fitting, testing
 from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import pruning
+from gtrace.kernels import elementwise
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key
 
@@ -41,9 +41,9 @@ def test_the_kernel_is_its_plain_twin():
     x[::7] = 0
     out = np.empty_like(x)
     alpha = np.float32(2e-3)
-    pruning.prune(x, alpha, np.uint64(KEY[0]), np.uint64(KEY[1]), 0, out)
+    elementwise.prune(x, alpha, np.uint64(KEY[0]), np.uint64(KEY[1]), 0, out)
     assert (out == naive_prune(x, alpha, naive.uniforms(*KEY, 0, x.size))).all()
-    pruning.cut(x, alpha, out)
+    elementwise.keep_large(x, alpha, out)
     assert (out == np.where(np.abs(x) >= alpha, x, 0)).all()
 
 

@@ -8,7 +8,7 @@ from gtrace import testing
 from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import select, signs
+from gtrace.kernels import elementwise
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
@@ -75,8 +75,8 @@ def test_coins_are_the_top_bits_of_the_keys_words():
     x = np.array([0.0, -1.0, -0.0, 1.0, 0.0, 0.0], np.float32)
     negative = np.signbit(x)
     words = np.empty(x.size, np.uint32)
-    select.fill_words(np.uint64(5), np.uint64(6), words)
-    signs.toss_zeros(x, np.uint64(5), np.uint64(6), 0, negative)
+    elementwise.fill_words(np.uint64(5), np.uint64(6), words)
+    elementwise.toss_zeros(x, np.uint64(5), np.uint64(6), 0, negative)
     assert negative.tolist() == [bool(w >> 31) if v == 0 else v < 0 for v, w in zip(x, words, strict=True)]
 
 
@@ -162,14 +162,14 @@ def test_two_means_and_restore_have_plain_twins():
     for size, bucket in ((0, 3), (1, 4), (9, 4), (64, 8), (65, 8)):
         x = rng.normal(size=size).astype(np.float32)
         means = np.empty((-(-size // bucket), 2), np.float32)
-        signs.two_means(x, bucket, means)
+        elementwise.two_means(x, bucket, means)
         for b, (upper, lower) in enumerate(means):
             values = x[b * bucket : (b + 1) * bucket].astype(np.float64)
             assert upper == np.float32(values[values >= 0].mean() if (values >= 0).any() else 0)
             assert lower == np.float32(values[values < 0].mean() if (values < 0).any() else 0)
         bits = rng.integers(0, 256, -(-size // 8)).astype(np.uint8)
         out = np.empty(size, np.float32)
-        signs.restore(bits, bucket, means, out)
+        elementwise.restore(bits, bucket, means, out)
         assert out.tolist() == [means[i // bucket, bits[i // 8] >> (i % 8) & 1] for i in range(size)]
 
 

@@ -9,7 +9,7 @@ from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK, 
 from gtrace.coding import ENVELOPE_BYTES, Floats, seal
 from gtrace.coding.sparse import encode_positions, encode_sparse
 from gtrace.errors import PayloadError
-from gtrace.kernels import select
+from gtrace.kernels import elementwise
 from gtrace.types import Key
 
 VARIANTS = [
@@ -83,8 +83,8 @@ def test_the_largest_and_of_equal_ones_the_first(size):
 
 def test_words_of_a_key_fill_any_length_alike():
     short, long = np.empty(10, np.uint32), np.empty(1000, np.uint32)
-    select.fill_words(np.uint64(3), np.uint64(4), short)
-    select.fill_words(np.uint64(3), np.uint64(4), long)
+    elementwise.fill_words(np.uint64(3), np.uint64(4), short)
+    elementwise.fill_words(np.uint64(3), np.uint64(4), long)
     assert np.array_equal(short, long[:10])
     assert np.unique(long).size == 1000
 

@@ -15,7 +15,7 @@ from gtrace.codecs.spec import codec_class, parse_spec, register_wrapper, split_
 from gtrace.codecs.wrappers import ErrorFeedback, Momentum, Rotate
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import hadamard, select
+from gtrace.kernels import elementwise, hadamard
 from gtrace.sketch import MomentSketch
 from gtrace.types import Key, State
 
@@ -285,7 +285,7 @@ def pieces(size, block):
 def test_the_rotation_is_signs_and_walsh_matrices(size, block):
     x = np.random.default_rng(size).normal(size=size).astype(np.float32)
     words = np.empty(size, np.uint32)
-    select.fill_words(np.uint64(8), np.uint64(9), words)
+    elementwise.fill_words(np.uint64(8), np.uint64(9), words)
     signed = np.where(words >> 31 == 1, -x, x).astype(np.float64)
     cuts = np.cumsum([0, *pieces(size, block)])
     wanted = np.concatenate([np.empty(0), *(walsh(b - a) @ signed[a:b] for a, b in itertools.pairwise(cuts))])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gtrace.codecs.fp import FloatFormat
 from gtrace.errors import UsageError
-from gtrace.kernels import select
+from gtrace.kernels import elementwise
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "near_lognormal.json").read_text())
 EVERY = [FloatFormat(e, n - 1 - e) for n in range(2, 9) for e in range(1, n)]
@@ -152,7 +152,7 @@ def test_stochastic_codes_are_those_of_a_plain_twin(form):
     rng = np.random.default_rng(8)
     x = np.concatenate([rng.normal(0, form.max / 3, 3000), rng.normal(0, form.min_positive, 1500)]).astype(np.float32)
     draws = np.empty(x.size, np.uint32)
-    select.fill_words(np.uint64(KEY[0]), np.uint64(KEY[1]), draws)
+    elementwise.fill_words(np.uint64(KEY[0]), np.uint64(KEY[1]), draws)
     levels = form.exact_levels
     a = np.abs(x.astype(np.float64))
     code = np.minimum(np.searchsorted(levels, a, side="right") - 1, levels.size - 2)

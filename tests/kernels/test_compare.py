@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from gtrace.kernels.weighting import adam_weights, weighted_sums
+from gtrace.kernels.compare import adam_weights, weighted_sums
 
 
 def twin(g, v, decay, correction, eps):

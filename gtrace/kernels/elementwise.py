@@ -1,0 +1,171 @@
+"""One pass over a tensor, value by value: casts, pruning, signs, and which values to send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gtrace.kernels._jit import jit
+from gtrace.kernels.counter import MASK32, mix, uniform, words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SIGN = np.uint32(0x8000)
+_REST = np.uint32(0x7FFF)
+_LARGEST = np.uint32(0x7F7F)
+_ONE = np.uint32(1)
+_16 = np.uint32(16)
+_CHUNK = 1024
+_ZERO = np.float32(0.0)
+_S31 = np.uint64(31)
+
+
+@jit
+def round_affine(x: NDArray[np.float32], low: float, width: float, steps: int, out: NDArray[np.uint16]) -> None:
+    """floor((x - low) steps / width + 1/2) in float64.
+
+    Args:
+        x: float32[n], all in [low, low + width].
+        low: the least of them.
+        width: above 0.
+        steps: the highest code.
+        out: uint16[n], overwritten.
+    """
+    top = np.float64(steps)
+    for i in range(x.size):
+        # A division and no product with steps / width, whose rounding would move ties.
+        out[i] = np.int32((np.float64(x[i]) - low) * top / width + 0.5)
+
+
+@jit
+def to_bfloat16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:
+    """Round the bits of finite float32 to the nearest upper half, ties to even; the largest is finite."""
+    for i in range(bits.size):
+        # Half of a last place, less one unless the last bit that stays is odd. No finite number overflows 32 bits.
+        rounded = (bits[i] + (_REST + ((bits[i] >> _16) & _ONE))) >> _16
+        out[i] = (rounded & _SIGN) | min(rounded & _REST, _LARGEST)
+
+
+@jit
+def prune(
+    x: NDArray[np.float32], alpha: np.float32, high: np.uint64, low: np.uint64, start: int, out: NDArray[np.float32]
+) -> None:
+    """Keep |x| > alpha; else alpha sign(x) with probability |x| / alpha, and zero otherwise; ``alpha`` is positive.
+
+    The quotient, unlike a product of alpha and the uniform, has its digits where alpha is a denormal. A block of
+    2^32 elements has words of its own; ``start`` is the number of the first one.
+    """
+    u = np.empty(_CHUNK, np.float32)
+    p = 0
+    while p < x.size:
+        q = min(p + _CHUNK, x.size)
+        add, flip, last = words(high, low, start + p)
+        base = np.uint64(start + p) & MASK32
+        xb = x[p:q]
+        ob = out[p:q]
+        for i in range(xb.size):
+            u[i] = uniform(base + np.uint64(i), add, flip, last)
+        for i in range(xb.size):
+            magnitude = abs(xb[i])
+            small = alpha if u[i] < magnitude / alpha else _ZERO
+            ob[i] = np.copysign(magnitude if magnitude > alpha else small, xb[i])
+        p = q
+
+
+@jit
+def keep_large(x: NDArray[np.float32], alpha: np.float32, out: NDArray[np.float32]) -> None:
+    """Keep |x| >= alpha, the rest becomes zero."""
+    for i in range(x.size):
+        out[i] = x[i] if abs(x[i]) >= alpha else _ZERO
+
+
+@jit
+def toss_zeros(
+    x: NDArray[np.float32], high: np.uint64, low: np.uint64, start: int, negative: NDArray[np.bool_]
+) -> None:
+    """Let a fair coin of the key, one per element from ``start`` on, decide the sign of the zeros of float32[n]."""
+    add, flip, last = words(high, low, start)
+    first = np.uint64(start)
+    for i in range(x.size):
+        if x[i] == 0.0:
+            negative[i] = mix((first + np.uint64(i)) & MASK32, add, flip, last) >> _S31 != np.uint64(0)
+
+
+@jit
+def two_means(x: NDArray[np.float32], bucket: int, means: NDArray[np.float32]) -> None:
+    """Per bucket the mean of its values that are not negative and that of its negative ones (0 for none).
+
+    Args:
+        x: float32[n].
+        bucket: values per bucket.
+        means: float32[buckets, 2], written.
+    """
+    for b in range(means.shape[0]):
+        values = x[b * bucket : min((b + 1) * bucket, x.size)]
+        upper = 0.0
+        lower = 0.0
+        below = 0
+        for i in range(values.size):
+            value = np.float64(values[i])
+            upper += max(value, 0.0)
+            lower += min(value, 0.0)
+            below += value < 0.0
+        above = values.size - below
+        means[b, 0] = upper / above if above else 0.0
+        means[b, 1] = lower / below if below else 0.0
+
+
+@jit
+def restore(bits: NDArray[np.uint8], bucket: int, values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Look up each bit, least significant first, in its bucket's two values.
+
+    Args:
+        bits: uint8[ceil(n / 8)].
+        bucket: values per bucket.
+        values: float32[buckets, 2], for the bits 0 and 1.
+        out: float32[n], written.
+    """
+    for b in range(values.shape[0]):
+        start = b * bucket
+        target = out[start : min(start + bucket, out.size)]
+        zero, one = values[b, 0], values[b, 1]
+        for i in range(target.size):
+            at = start + i
+            target[i] = one if (bits[at >> 3] >> (at & 7)) & 1 else zero
+
+
+@jit
+def fill_words(high: np.uint64, low: np.uint64, out: NDArray[np.uint32]) -> None:
+    """The first ``out.size`` 32-bit words of a key's stream."""
+    add, flip, last = words(high, low, 0)
+    for i in range(out.size):
+        out[i] = mix(np.uint64(i) & MASK32, add, flip, last)
+
+
+@jit
+def above_local_peak(x: NDArray[np.float32], y: NDArray[np.float32], size: int, chosen: NDArray[np.bool_]) -> float:
+    """Mark, bin by bin, where |y| reaches the bin's largest |x| and x is not zero.
+
+    Args:
+        x: float32[n].
+        y: float32[n].
+        size: values per bin.
+        chosen: bool[n], written.
+
+    Returns:
+        the sum of the bins' largest |x|.
+    """
+    total = 0.0
+    for start in range(0, x.size, size):
+        xb = x[start : start + size]
+        yb = y[start : start + size]
+        out = chosen[start : start + size]
+        peak = np.float32(0.0)
+        for i in range(xb.size):
+            peak = max(peak, abs(xb[i]))
+        for i in range(xb.size):
+            out[i] = abs(yb[i]) >= peak and xb[i] != 0.0
+        total += np.float64(peak)
+    return total

@@ -19,7 +19,7 @@ from gtrace.buckets import bucket_scales
 from gtrace.codecs.fp import FloatFormat
 from gtrace.codecs.grids import Rule
 from gtrace.coding import HuffmanCode, huffman_lengths
-from gtrace.coding.prefix import PrefixCode
+from gtrace.coding.sparse import PrefixCode
 from gtrace.kernels import rounding
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch

@@ -26,8 +26,8 @@ EXPERIMENTS = Path(gtrace_experiments.__file__).parent
 #: call -> files that may make it, and why
 ALLOWED = {
     # Plugins and captured scripts are code that the user names.
-    "exec": {"codecs/plugin.py", "torch_hooks/launcher.py"},
-    "compile": {"codecs/plugin.py", "torch_hooks/launcher.py"},
+    "exec": {"codecs/plugins.py", "torch_hooks/launcher.py"},
+    "compile": {"codecs/plugins.py", "torch_hooks/launcher.py"},
     # Blocks of a sweep from the workers of the user's own Dask cluster, which could run anything anyway.
     "pickle.loads": {"sweep/cluster.py"},
     "pickle.dumps": {"sweep/cluster.py"},

@@ -56,7 +56,7 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
         check_output(path, force=settings.force)
     load_plugins(settings.plugin)
     from gtrace.codecs import split_specs
-    from gtrace.codecs.plugin import load_plugin
+    from gtrace.codecs.plugins import load_plugin
     from gtrace.report.render.files import put
     from gtrace.report.render.latex import latex_comment, latex_preamble, latex_table
     from gtrace.report.render.markdown import markdown_table

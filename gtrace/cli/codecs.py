@@ -60,7 +60,7 @@ def command(settings: CodecsSettings, name: str | None) -> None:
 def _all() -> list[dict[str, Any]]:
     """Every codec that can be had; the others are said on stderr."""
     from gtrace.codecs import codec_names, wrapper_names
-    from gtrace.codecs.installed import hidden, installed_names, origins
+    from gtrace.codecs.plugins import hidden, installed_names, origins
 
     for line in filter(None, map(hidden, origins())):
         click.echo(f"gtrace: warning: {line}", err=True)
@@ -81,8 +81,7 @@ def describe(name: str) -> dict[str, Any]:
         ScriptError: the package that brings it cannot be loaded.
     """
     from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
-    from gtrace.codecs.installed import origin_of
-    from gtrace.codecs.plugin import plugin_of
+    from gtrace.codecs.plugins import origin_of, plugin_of
 
     cls = codec_class(name)
     origin, file = origin_of(cls), plugin_of(cls)

@@ -298,7 +298,7 @@ def file_name(spec: str) -> str:
 def load_plugins(files: tuple[Path, ...]) -> None:
     """Run the files of ``--plugin``; their codecs are then known by name."""
     if files:
-        from gtrace.codecs.plugin import load_plugin
+        from gtrace.codecs.plugins import load_plugin
 
         for file in files:
             load_plugin(file)

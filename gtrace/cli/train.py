@@ -131,7 +131,7 @@ def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
 def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
     """The codec of a spec, with the parameters that have options of their own."""
     from gtrace.codecs import codec
-    from gtrace.codecs.registry import parse_spec
+    from gtrace.codecs.spec import parse_spec
 
     chosen, given = codec(spec), {}
     for name, value in options.items():

@@ -1,15 +1,26 @@
 """Codecs: what turns a gradient into bytes. Every one obeys the laws of :mod:`gtrace.testing`."""
 
-from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
+from gtrace.codecs.base import (
+    Codec,
+    EncodedPart,
+    ExpectingCodec,
+    PartwiseCodec,
+    TensorSums,
+    expecting,
+    parameter,
+    parameter_fields,
+)
 from gtrace.codecs.casts import Bf16, Fp16, Identity, Int8, MinMax
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec, TensorSums
 from gtrace.codecs.engine import LevelCodec
 from gtrace.codecs.fp import Fp
 from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
 from gtrace.codecs.mcgq import Mcgq
+from gtrace.codecs.plugins import load_plugin
 from gtrace.codecs.powersgd import PowerSgd
 from gtrace.codecs.prune import Prune, TopKPrune
-from gtrace.codecs.registry import (
+from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
+from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
+from gtrace.codecs.spec import (
     codec,
     codec_class,
     codec_names,
@@ -18,8 +29,6 @@ from gtrace.codecs.registry import (
     split_specs,
     wrapper_names,
 )
-from gtrace.codecs.signs import EfSignSgd, OneBit, SignSgd, Signum
-from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK
 from gtrace.codecs.wrappers import Accumulate, ErrorFeedback, Momentum, Rotate
 
 __all__ = [
@@ -69,6 +78,7 @@ __all__ = [
     "codec_class",
     "codec_names",
     "expecting",
+    "load_plugin",
     "parameter",
     "parameter_fields",
     "parse_spec",

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from gtrace.codecs.casts import Identity
-from gtrace.codecs.registry import codec as build_codec
+from gtrace.codecs.spec import codec as build_codec
 from gtrace.errors import UsageError
 from gtrace.types import WHOLE_MODEL
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuar
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.coding import ENVELOPE_BYTES
+from gtrace.coding import ENVELOPE_BYTES, CodedBlock
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.coding import CodedBlock
     from gtrace.sketch import MomentSketch
 
     #: yields what is to be averaged over the workers, and is sent the mean, of the same shape
@@ -90,6 +89,45 @@ class CodedBits(NamedTuple):
         """Of a tensor of ``size`` values whose symbols are this block, beside ``head`` bits that no coder changes."""
         bits = (block.fixed, block.entropy, block.huffman)
         return cls(*((head + each) / max(1, size) for each in bits))
+
+
+class TensorSums(NamedTuple):
+    """What one pass over a tensor finds out, for methods whose parts share a scale.
+
+    Attributes:
+        size: number of values.
+        norm1: sum of |v|.
+        energy: sum of v^2.
+        largest: the largest |v|.
+    """
+
+    size: int
+    norm1: float
+    energy: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPart:
+    """A part of a tensor, encoded. Parts add up to what is known of their tensor, without its payload.
+
+    Attributes:
+        payload: the part as a tensor of its own, which ``decode`` takes.
+        head: bits of it that the payload of the whole holds too: norms, scales, exact values.
+        coded: bits of its symbols.
+        tallies: int64[m], how often each of its symbols occurs; None for a codec without symbols.
+    """
+
+    payload: bytes
+    head: int
+    coded: int = 0
+    tallies: NDArray[np.int64] | None = None
+
+    def __add__(self, other: EncodedPart) -> EncodedPart:
+        tallies = self.tallies
+        if tallies is not None and other.tallies is not None:
+            tallies = tallies + other.tallies
+        return EncodedPart(b"", self.head + other.head, self.coded + other.coded, tallies)
 
 
 class Simulated(NamedTuple):
@@ -353,6 +391,46 @@ class Codec(ABC):
             total += values
         total /= len(decoded)
         return total.astype(np.float32)
+
+
+class PartwiseCodec(Codec):
+    """A codec that can encode a tensor part by part, each value as in the tensor as a whole.
+
+    What :meth:`encode_part` makes of parts decodes to the same values as the payload of the whole tensor, and
+    :meth:`body_bytes` tells how long that payload is without building it.
+    """
+
+    @property
+    def part_multiple(self) -> int | None:
+        """Parts must be a multiple of so many values long, all but the last; None where there are no parts."""
+        return 1
+
+    def prepare(self, state: State, sums: TensorSums) -> State:
+        """The state with what parts have to know of the whole tensor; it is for :meth:`encode_part` alone."""
+        del sums
+        return state
+
+    @abstractmethod
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """Encode some consecutive values of a tensor.
+
+        Args:
+            state: what :meth:`prepare` returned, with the part's size.
+            values: the part, as :meth:`~gtrace.codecs.Codec.encode` takes a tensor.
+            key: that of the whole tensor.
+            start: how many values of the tensor come before the part, a multiple of ``part_multiple``.
+        """
+
+    def body_bytes(self, whole: EncodedPart) -> int:
+        """Bytes of the whole payload's body, from the sum of all parts."""
+        return whole.head // 8 + -(-whole.coded // 8)
+
+    def coded_bits(self, whole: EncodedPart, size: int) -> CodedBits:
+        """Bits per value of the whole payload of ``size`` values under each coder, from the sum of all parts."""
+        if whole.tallies is None:
+            bits = 8.0 * self.body_bytes(whole) / max(1, size)
+            return CodedBits(bits, bits, bits)
+        return CodedBits.of(CodedBlock.of(whole.tallies), whole.head, size)
 
 
 class ExpectingCodec(Codec):

@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from gtrace.codecs.base import Codec, CodedBits, ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
+from gtrace.codecs.base import (
+    Codec,
+    CodedBits,
+    EncodedPart,
+    ExpectingCodec,
+    PartwiseCodec,
+    Simulated,
+    checked_values,
+    parameter,
+)
 from gtrace.codecs.coders import SharedCode, pack_shared, unpack_code, unpack_levels
 from gtrace.codecs.grids import LevelGrid, Rule, Stochastic, with_levels
 from gtrace.codecs.parts import Coder, FixedGrid, Grid, Memory, Rounding, Scale, Word
-from gtrace.codecs.registry import register
 from gtrace.codecs.scales import BucketNorm
+from gtrace.codecs.spec import register
 from gtrace.coding import (
     ENVELOPE_BYTES,
     MAX_LENGTH,
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.codecs.chunked import TensorSums
+    from gtrace.codecs.base import TensorSums
     from gtrace.sketch import MomentSketch
 
 C = TypeVar("C", bound=type[Codec])
@@ -80,8 +88,7 @@ def assembled(cls: C) -> C:
                 found[item.name] = str(item.type)
                 setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**found, **own}
-    made: C = dataclass(frozen=True)(cls)
-    return made
+    return cast("C", dataclass(frozen=True)(cls))
 
 
 def method(cls: C) -> C:
@@ -378,7 +385,8 @@ class LevelCodec(Composed, PartwiseCodec, ExpectingCodec):
             # The kernel packs symbols as it makes them.
             coded, flags = rule.packed(x[:split], bucket, scales, key, width), self.code.fixed_flag
         else:
-            coded, flags = self.code.write(state, rule.symbols(x[:split], bucket, scales, key), alphabet)
+            symbols = self.parts.rounding.symbols(rule, x[:split], scales, bucket, key, 0)
+            coded, flags = self.code.write(state, symbols, alphabet)
         return self._head(scales, x[split:]) + coded, flags
 
     def seal(
@@ -484,7 +492,8 @@ class LevelCodec(Composed, PartwiseCodec, ExpectingCodec):
         x = checked_values(state, values)
         split = self.quantized(x.size)
         scales = self._scale.measure(x[:split], state)
-        symbols = self.rule(state).symbols(x[:split], self._scale.over(split), scales, key, start)
+        bucket = self._scale.over(split)
+        symbols = self.parts.rounding.symbols(self.rule(state), x[:split], scales, bucket, key, start)
         tallies = tally(symbols, self.alphabet(state))
         head = 0 if start and "scale" in state.arrays else 8 * len(self._head(scales, x[split:]))
         return EncodedPart(self.seal(state, scales, x[split:], symbols), head, self.code.bits(state, tallies), tallies)

@@ -12,16 +12,18 @@ import numpy as np
 from gtrace.codecs import block_scales as _blocks
 from gtrace.codecs.base import (
     CodedBits,
+    EncodedPart,
     ExpectingCodec,
+    PartwiseCodec,
     Simulated,
     checked_values,
     coder_parameter,
     parameter,
     parameter_fields,
 )
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
-from gtrace.codecs.registry import register
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, open_envelope, seal, sign_first, sign_last, tally
+from gtrace.codecs.engine import Composed
+from gtrace.codecs.spec import register
+from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.float_rounding import best_placement, expected_rounding
 from gtrace.fitting.floats import FloatFormat, kappa
@@ -89,7 +91,7 @@ PRESETS: dict[str, _Preset] = {
 
 @register
 @dataclass(frozen=True)
-class Fp(PartwiseCodec, ExpectingCodec):
+class Fp(Composed, PartwiseCodec, ExpectingCodec):
     """Values times a power of two, rounded to a float format.
 
     The state holds ``exponent`` (int64, k: values are multiplied by 2^k) and ``width`` (int64, E of the format). Before
@@ -300,10 +302,11 @@ class Fp(PartwiseCodec, ExpectingCodec):
         """E of a format that was chosen; nothing for a named one."""
         return b"" if self._named else bytes([_width(state)])
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The scale (2^-k as float32; or a byte a block), then a block of codes; flag 1 says that a code is sent."""
-        head, _, _, codes = self._rounded(state, values, key, 0)
-        return self._sealed(state, head, codes)[0]
+        head, _, _, codes = self._rounded(state, x, key, 0)
+        body, flags, _ = self._body(state, head, codes)
+        return body, flags
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
@@ -324,7 +327,8 @@ class Fp(PartwiseCodec, ExpectingCodec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part as :meth:`encode` does it; one scale for all counts with the first part."""
         head, _, _, codes = self._rounded(state, values, key, start)
-        payload, tallies = self._sealed(state, head, codes)
+        body, flags, tallies = self._body(state, head, codes)
+        payload = seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags)
         return EncodedPart(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
 
     def body_bytes(self, whole: EncodedPart) -> int:
@@ -348,19 +352,17 @@ class Fp(PartwiseCodec, ExpectingCodec):
         codes = form.encode_blocks(x, block, factors, key if self.stochastic else None, start)
         return head, block, scales, codes
 
-    def _sealed(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, NDArray[np.int64]]:
-        """The payload, and how often each code occurs; in a Huffman code signs stand behind magnitudes."""
+    def _body(self, state: State, head: bytes, codes: NDArray[np.uint16]) -> tuple[bytes, int, NDArray[np.int64]]:
+        """Body, flags, and how often each code occurs; in a Huffman code signs come behind magnitudes."""
         bits = self.format_of(state).bits
         turned = sign_last(codes, bits)
         tallies = tally(turned, 1 << bits)
         block = CodedBlock.signed(tallies, coder=self.coder)
         flags = 0 if block.lengths is None else _CODED
-        body = head + block.encode(turned if flags else codes)
-        return seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags), tallies
+        return head + block.encode(turned if flags else codes), flags, tallies
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`."""
         form = self._shared_format(shared)
         cut = _SCALE.size if self.block is None else _blocks.header_bytes(self._block_scale, size, self.block)
         if flags & ~_CODED or len(body) < cut:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import Codec, checked_values, parameter
-from gtrace.codecs.registry import register
-from gtrace.coding import open_envelope, seal
+from gtrace.codecs.base import parameter
+from gtrace.codecs.engine import Composed
+from gtrace.codecs.spec import register
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
 from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
 from gtrace.errors import PayloadError, UsageError
@@ -260,7 +260,7 @@ def distance(g: ArrayLike, q: ArrayLike) -> float:
 
 @register
 @dataclass(frozen=True)
-class Mcgq(Codec):
+class Mcgq(Composed):
     """Counts of systematic samples times ||g||_1 / N.
 
     The state holds ``accumulated`` (float32[n], with ``accumulate``) and ``amount`` and ``distance`` (float64, with
@@ -349,9 +349,8 @@ class Mcgq(Codec):
         """As it was: nothing in it hangs on the bits."""
         return state
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
-        x = checked_values(state, values)
         sampled = self._sampled(state, x)
         total = _total(sampled)
         xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
@@ -361,15 +360,12 @@ class Mcgq(Codec):
             norm = total if sampled is x or self.scale == "accumulated" else _total(x)
             norm = min(norm, FLOAT32_MAX)
         if self.coder == "runlength":
-            body = encode_counts(q, norm)
-        else:
-            sent = b"" if norm is None else struct.pack("<f", norm)
-            body = sent + EliasCode(self.coder).encode(q)
-        return seal(body, codec=self.name, size=x.size, shared=b"")
+            return encode_counts(q, norm), 0
+        sent = b"" if norm is None else struct.pack("<f", norm)
+        return sent + EliasCode(self.coder).encode(q), 0
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`; N is the sum of the magnitudes."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`; N is the sum of the magnitudes."""
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         q, norm = self._read(body, size)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.chunked import TensorSums
+    from gtrace.codecs.base import TensorSums
     from gtrace.types import State
 
 FLOAT32_MAX = np.finfo(np.float32).max

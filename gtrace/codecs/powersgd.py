@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import Averaged, Codec, advance, checked_values, parameter
+from gtrace.codecs.base import Averaged, advance, checked_values, parameter
+from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
-from gtrace.codecs.registry import register
-from gtrace.coding import open_envelope, seal
+from gtrace.codecs.spec import register
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Key, State
@@ -30,7 +30,7 @@ _ROWS = struct.Struct("<I")
 
 @register
 @dataclass(frozen=True)
-class PowerSgd(Codec):
+class PowerSgd(Composed):
     """One step of power iteration with error feedback and a warm start.
 
     The matrix has the first dimension of the parameter as rows, and the rest as columns. Parameters with fewer than
@@ -107,19 +107,17 @@ class PowerSgd(Codec):
         after = state.with_arrays(residual=saturating(x, decoded, scale_y=-1.0), q=following)
         return Averaged(decoded, decoded if q is own else _product(p, own, x.size), after)
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """P, then Q, of this worker alone, row by row in float32."""
-        messages, _ = self._alone(state, values, key)
-        body = b"".join(message.astype("<f4").tobytes() for message in messages)
-        return seal(body, codec=self.name, size=state.size, shared=self.shared(state))
+        messages, _ = self._alone(state, x, key)
+        return b"".join(message.astype("<f4").tobytes() for message in messages), 0
 
     def shared(self, state: State) -> bytes:
         """The number of rows, little-endian uint32; nothing for a tensor that is sent exactly."""
         return _ROWS.pack(self._rows(state)) if "q" in state.arrays else b""
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`."""
         rows = 0
         if shared:
             if len(shared) != _ROWS.size or not any(shared):

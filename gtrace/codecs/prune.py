@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs.base import CodedBits, ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
-from gtrace.codecs.registry import register
+from gtrace.codecs.base import (
+    CodedBits,
+    EncodedPart,
+    ExpectingCodec,
+    PartwiseCodec,
+    Simulated,
+    checked_values,
+    parameter,
+)
+from gtrace.codecs.engine import Composed
+from gtrace.codecs.spec import register
 from gtrace.coding import (
     ENVELOPE_BYTES,
     CodedBlock,
@@ -21,11 +29,10 @@ from gtrace.coding import (
     decode_block,
     decode_floats,
     expected_floats,
-    open_envelope,
     seal,
     tally,
 )
-from gtrace.coding.prefix import PrefixCode
+from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.allocation import allocate_sparsity
 from gtrace.fitting.empirical import EmpiricalMagnitudes
@@ -57,7 +64,7 @@ _MOST = 1.0 - 1e-9
 
 
 @dataclass(frozen=True)
-class _PruningCodec(PartwiseCodec, ExpectingCodec):
+class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
     """A threshold, and a prefix code of what is left.
 
     The state holds ``alpha`` (float32, after the first fit) and ``target`` (float64, where an engine set this tensor's
@@ -104,10 +111,11 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
         share = self.sparsity if target is None else min(float(target), _MOST)
         return state.with_arrays(alpha=np.asarray(_on_edge(self.fit_alpha(share, summary))))
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """Alpha (float32), then the prefix code of the pruned values, or symbols and exact values apart."""
-        alpha, pruned = self._pruned(state, values, key, 0)
-        return self._sealed(alpha, pruned)[0]
+        alpha = _alpha(state)
+        body, flags, _, _ = self._body(alpha, self.prune(x, alpha, key, 0))
+        return body, flags
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
         """As :meth:`encode` and :meth:`decode`, the payload's length from how often each symbol occurs."""
@@ -129,7 +137,8 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part with the tensor's threshold, which counts with the first part."""
         alpha, pruned = self._pruned(state, values, key, start)
-        payload, coded, tallies = self._sealed(alpha, pruned)
+        body, flags, coded, tallies = self._body(alpha, pruned)
+        payload = seal(body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
         return EncodedPart(payload, 0 if start else 8 * _ALPHA_BYTES, coded, tallies)
 
     def _pruned(
@@ -138,8 +147,8 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
         alpha = _alpha(state)
         return alpha, self.prune(checked_values(state, values), alpha, key, start)
 
-    def _sealed(self, alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[bytes, int, NDArray[np.int64]]:
-        """The payload, the bits of its prefix code, and the tallies of its symbols and exponents."""
+    def _body(self, alpha: np.float32, pruned: NDArray[np.float32]) -> tuple[bytes, int, int, NDArray[np.int64]]:
+        """Body, flags, the bits of the prefix code, and the tallies of symbols and exponents."""
         prefix, flags = PrefixCode(float(alpha)), 0
         symbols, exact, tallies = _tallies(alpha, pruned)
         bits = prefix.bits(pruned)
@@ -150,12 +159,10 @@ class _PruningCodec(PartwiseCodec, ExpectingCodec):
             flags = _APART | (0 if block.lengths is None else _CODED) | (_FLOATS if exact.coded else 0)
         else:
             body = prefix.encode(pruned)
-        payload = seal(alpha.astype("<f4").tobytes() + body, codec=self.name, size=pruned.size, shared=b"", flags=flags)
-        return payload, bits, tallies
+        return alpha.astype("<f4").tobytes() + body, flags, bits, tallies
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
+        """Undo :meth:`write`."""
         if (flags and not flags & _APART) or flags > 7 or len(body) < _ALPHA_BYTES:
             raise PayloadError("payload has unknown flags, or no threshold")
         alpha = float(np.frombuffer(body[:_ALPHA_BYTES], "<f4")[0])

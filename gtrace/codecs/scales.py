@@ -17,7 +17,7 @@ from gtrace.kernels.norms import power_sum
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.chunked import TensorSums
+    from gtrace.codecs.base import TensorSums
     from gtrace.types import Norm, State, Tail
 
 

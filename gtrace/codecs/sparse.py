@@ -15,8 +15,8 @@ from gtrace.codecs.engine import Composed, Machine, Parts, assembled, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Measured, Nearest
 from gtrace.coding import CodedBlock, Floats, decode_floats, expected_floats, width_for
-from gtrace.coding.positions import decode_positions, decode_sparse, encode_positions
-from gtrace.coding.words import from_words, to_words, word_room
+from gtrace.coding.fixed import from_words, to_words, word_room
+from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels import elias as _elias

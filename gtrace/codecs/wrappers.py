@@ -13,7 +13,7 @@ import numpy as np
 from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, parameter
 from gtrace.codecs.engine import Parts, assembled, own_parts
 from gtrace.codecs.memory import UNITS, Accumulated, MomentumSum, Residual
-from gtrace.codecs.registry import register_wrapper
+from gtrace.codecs.spec import register_wrapper
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import hadamard as _hadamard

@@ -1,6 +1,5 @@
 """Symbols to bytes and back. Streams are little-endian and least significant bit first."""
 
-from gtrace.coding.blocks import CodedBlock, Floats, decode_block, decode_floats, expected_floats
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import (
@@ -14,8 +13,22 @@ from gtrace.coding.fixed import (
     unpack_fixed,
     width_for,
 )
-from gtrace.coding.huffman import MAX_LENGTH, HuffmanCode, entropy, huffman_code, huffman_lengths, mean_length, tally
-from gtrace.coding.lengths import pack_lengths, unpack_lengths
+from gtrace.coding.huffman import (
+    MAX_LENGTH,
+    CodedBlock,
+    Floats,
+    HuffmanCode,
+    decode_block,
+    decode_floats,
+    entropy,
+    expected_floats,
+    huffman_code,
+    huffman_lengths,
+    mean_length,
+    pack_lengths,
+    tally,
+    unpack_lengths,
+)
 
 __all__ = [
     "ENVELOPE_BYTES",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gtrace.coding.words import from_words, to_words, word_room
+from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elias as _elias
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gtrace.coding.elias import as_integers
-from gtrace.coding.words import from_words, to_words, word_room
+from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import runs as _runs
 

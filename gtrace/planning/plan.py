@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.registry import codec as build_codec
+from gtrace.codecs.spec import codec as build_codec
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.trace.files import write_beside
 

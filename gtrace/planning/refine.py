@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs.registry import codec as build_codec
+from gtrace.codecs.spec import codec as build_codec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import gtrace
 from gtrace.codecs import codec, expecting
-from gtrace.codecs.installed import origin_of, require_installed, source_digest
-from gtrace.codecs.plugin import load_plugin, plugin_of
+from gtrace.codecs.plugins import load_plugin, origin_of, plugin_of, require_installed, source_digest
 from gtrace.errors import GtraceError, TraceError, UsageError
 from gtrace.sweep.engine import Gate
 from gtrace.sweep.fits import Allocation

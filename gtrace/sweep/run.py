@@ -29,7 +29,7 @@ from gtrace.codecs import (
     split_specs,
 )
 from gtrace.codecs.assignment import CodecTable, coding_of
-from gtrace.codecs.installed import package_versions
+from gtrace.codecs.plugins import package_versions
 from gtrace.errors import UsageError
 from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.fits import Allocation

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
-from gtrace.codecs.plugin import load_plugin
+from gtrace.codecs.plugins import load_plugin
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
 from gtrace.torch_hooks.naming import Names
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from gtrace.cli import gtrace
 from gtrace.cli.codecs import describe
 from gtrace.codecs import codec_class, codec_names, parse_spec, wrapper_names
-from gtrace.codecs.registry import unregister
+from gtrace.codecs.spec import unregister
 
 NAMES = [*codec_names(), *wrapper_names()]
 HEADS = [

@@ -13,7 +13,7 @@ from gtrace import MomentSketch
 from gtrace.codecs import LevelCodec, expecting
 from gtrace.codecs.level_sets import LevelSets
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, Floats, entropy, open_envelope, seal, sign_first, sign_last
-from gtrace.coding import blocks as coding_blocks
+from gtrace.coding import huffman as coding_blocks
 from gtrace.errors import PayloadError
 from gtrace.testing import fitted
 from gtrace.types import Key

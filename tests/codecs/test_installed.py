@@ -10,7 +10,7 @@ from helpers_installed import write_package, write_sample
 from helpers_sweep import write_trace
 
 import gtrace
-from gtrace.codecs import codec_class, installed, split_specs
+from gtrace.codecs import codec_class, plugins, split_specs
 from gtrace.errors import ScriptError, UsageError
 
 HALF = """
@@ -35,7 +35,7 @@ def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(installed, "_LOADED", {})
+    monkeypatch.setattr(plugins, "_INSTALLED", {})
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
@@ -45,14 +45,14 @@ def site(tmp_path, monkeypatch):
 
 def test_a_codec_is_known_by_name_and_loaded_only_then(site):
     write_sample(site)
-    assert "dither" in installed.installed_names()
+    assert "dither" in plugins.installed_names()
     assert "dither" not in gtrace.codec_names()
     assert split_specs("ef:dither,bits=3,qsgd") == ["ef:dither:bits=3", "qsgd"]
     assert "dither" not in sys.modules
     c = gtrace.codec("ef:dither:bits=3")
     assert str(c) == "ef:dither:bits=3"
-    assert installed.origin_of(type(c.inner)) == installed.Origin("dither", "gtrace-dither 0.1", "dither:Dither")
-    assert installed.package_versions([c, gtrace.codec("qsgd")]) == {"gtrace-dither": "0.1"}
+    assert plugins.origin_of(type(c.inner)) == plugins.Origin("dither", "gtrace-dither 0.1", "dither:Dither")
+    assert plugins.package_versions([c, gtrace.codec("qsgd")]) == {"gtrace-dither": "0.1"}
     assert "dither" not in gtrace.codec_names()
 
 
@@ -87,11 +87,9 @@ def test_a_broken_package_costs_one_line_and_nothing_else(site, entry, target, s
 def test_names_of_gtrace_come_first(site):
     write_package(site, "thief", {"qsgd": "mod:Half"}, {"mod": HALF.format(name="qsgd")})
     assert codec_class("qsgd").__module__ == "gtrace.codecs.levels"
-    assert installed.installed_names() == ()
-    (origin,) = installed.origins()
-    assert installed.hidden(origin) == (
-        "codec 'qsgd' of the package thief 0.1 is left out: gtrace has one of this name"
-    )
+    assert plugins.installed_names() == ()
+    (origin,) = plugins.origins()
+    assert plugins.hidden(origin) == ("codec 'qsgd' of the package thief 0.1 is left out: gtrace has one of this name")
 
 
 def test_two_packages_with_one_name_are_told_apart(site):
@@ -124,12 +122,12 @@ def test_the_rows_of_a_cluster_are_those_of_threads(site, tmp_path, monkeypatch)
 def test_a_worker_without_the_package_is_told_what_to_install(site):
     write_sample(site)
     cls = codec_class("dither")
-    digest = installed.source_digest(cls)
-    installed.require_installed("dither", "gtrace-dither 0.1", digest)
+    digest = plugins.source_digest(cls)
+    plugins.require_installed("dither", "gtrace-dither 0.1", digest)
     with pytest.raises(UsageError, match=r"install gtrace-dither 0\.2 on both"):
-        installed.require_installed("dither", "gtrace-dither 0.2", digest)
+        plugins.require_installed("dither", "gtrace-dither 0.2", digest)
     with pytest.raises(UsageError, match=r"it has no codec other: install other 1\.0 there too"):
-        installed.require_installed("other", "other 1.0", digest)
+        plugins.require_installed("other", "other 1.0", digest)
 
 
 def test_the_command_line_knows_it_too(site):

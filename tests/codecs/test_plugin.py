@@ -8,9 +8,9 @@ import pytest
 
 import gtrace
 from gtrace import testing
-from gtrace.codecs import registry
+from gtrace.codecs import spec as names
 from gtrace.codecs.base import Codec
-from gtrace.codecs.plugin import REMEMBERED, load_plugin
+from gtrace.codecs.plugins import REMEMBERED, load_plugin
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import PayloadError, ScriptError, UsageError
 
@@ -73,8 +73,8 @@ COMPRESSOR = """
 
 @pytest.fixture(autouse=True)
 def _same_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    monkeypatch.setattr("gtrace.codecs.plugin._LOADED", {})
+    monkeypatch.setattr(names, "_REGISTRY", dict(names._REGISTRY))
+    monkeypatch.setattr("gtrace.codecs.plugins._LOADED", {})
     modules = set(sys.modules)
     yield
     for name in {name for name in sys.modules if name.startswith("gtrace_plugin_")} - modules:

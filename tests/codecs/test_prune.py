@@ -7,7 +7,7 @@ import pytest
 import gtrace
 from gtrace import fitting, testing
 from gtrace.coding import ENVELOPE_BYTES, open_envelope, seal
-from gtrace.coding.prefix import PrefixCode
+from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import elementwise
 from gtrace.sketch import MomentSketch

@@ -7,7 +7,7 @@ import gtrace
 from gtrace import testing
 from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK, kept, largest, magnitudes
 from gtrace.coding import ENVELOPE_BYTES, Floats, seal
-from gtrace.coding.positions import encode_positions, encode_sparse
+from gtrace.coding.sparse import encode_positions, encode_sparse
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise
 from gtrace.types import Key

@@ -25,7 +25,7 @@ from gtrace.coding import (
     unpack_lengths,
     width_for,
 )
-from gtrace.coding.lengths import lengths_size
+from gtrace.coding.huffman import lengths_size
 from gtrace.errors import PayloadError, UsageError
 
 weights = st.lists(st.floats(0, 1) | st.just(0.0), min_size=1, max_size=60).filter(any)

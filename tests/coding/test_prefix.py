@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtrace.coding.prefix import PrefixCode
+from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
 
 

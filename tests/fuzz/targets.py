@@ -30,7 +30,7 @@ import gtrace
 from gtrace.capture.options import parse_size, parse_steps
 from gtrace.cli.options import parse_range
 from gtrace.codecs import codec_names, parse_spec, wrapper_names
-from gtrace.codecs.registry import split_specs
+from gtrace.codecs.spec import split_specs
 from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
 from gtrace.planning import Budget, make_plan, save_plan

@@ -13,7 +13,7 @@ from helpers_capture import SAMPLES
 from helpers_installed import write_sample
 
 import gtrace
-from gtrace.codecs import installed
+from gtrace.codecs import plugins
 from gtrace.testing import check_codec
 
 FOLDER = SAMPLES / "my_codec"
@@ -61,7 +61,7 @@ def test_lightning_trains_through_a_codec(tmp_path, monkeypatch, capsys):
 def dither(tmp_path, monkeypatch):
     """The sample as an installed package, which needs no network to fake."""
     monkeypatch.syspath_prepend(str(write_sample(tmp_path)))
-    monkeypatch.setattr(installed, "_LOADED", {})
+    monkeypatch.setattr(plugins, "_INSTALLED", {})
     yield gtrace.codecs.codec_class("dither")
     sys.modules.pop("dither", None)
 

@@ -157,7 +157,7 @@ def test_the_command_takes_a_scheduler_file_and_plugins(trace, cluster, tmp_path
 
 
 def test_plugins_reach_the_workers(trace, client, tmp_path):
-    from gtrace.codecs.plugin import load_plugin
+    from gtrace.codecs.plugins import load_plugin
 
     (tmp_path / "halved.py").write_text(PLUGIN)
     load_plugin(tmp_path / "halved.py")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import gtrace
 from gtrace.cli import gtrace as program
-from gtrace.codecs import Codec, plugin, registry
-from gtrace.codecs.plugin import load_plugin
+from gtrace.codecs import Codec, plugins, spec
+from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
 from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, duel, run_bench, traces
@@ -40,8 +40,8 @@ def _forget_plugins():
     before = set(gtrace.codec_names())
     yield
     for name in set(gtrace.codec_names()) - before:
-        registry.unregister(name)
-    plugin._LOADED.clear()
+        spec.unregister(name)
+    plugins._LOADED.clear()
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtrace.codecs import codec_class, parse_spec
-from gtrace.codecs.installed import origin_of
-from gtrace.codecs.plugin import plugin_of
+from gtrace.codecs.plugins import origin_of, plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import run_sweep

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtrace.coding.fixed import width_for
-from gtrace.coding.positions import (
+from gtrace.coding.sparse import (
     decode_positions,
     decode_sparse,
     encode_positions,

@@ -9,15 +9,38 @@ from gtrace.coding.envelope import codec_number
 from gtrace.errors import UsageError, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gtrace.codecs.base import Codec
-    from gtrace.codecs.wrappers import Wrapper
 
 _REGISTRY: dict[str, type[Codec]] = {}
-_WRAPPERS: dict[str, type[Wrapper]] = {}
+_WRAPPERS: dict[str, type[Codec]] = {}
 C = TypeVar("C", bound="type[Codec]")
-W = TypeVar("W", bound="type[Wrapper]")
+
+
+class Elsewhere(NamedTuple):
+    """Codecs that are known by name before they are loaded.
+
+    Attributes:
+        names: all of them.
+        load: the class of a name, None for an unknown one.
+    """
+
+    names: Callable[[], tuple[str, ...]]
+    load: Callable[[str], type[Codec] | None]
+
+
+_ELSEWHERE: list[Elsewhere] = []
+
+
+def look_elsewhere(place: Elsewhere) -> None:
+    """Look for unknown names in one more place."""
+    _ELSEWHERE.append(place)
+
+
+def names_elsewhere() -> tuple[str, ...]:
+    """The names that are not gtrace's own."""
+    return tuple(name for place in _ELSEWHERE for name in place.names())
 
 
 def register(cls: C) -> C:
@@ -33,7 +56,7 @@ def register(cls: C) -> C:
     return cls
 
 
-def register_wrapper(cls: W) -> W:
+def register_wrapper(cls: C) -> C:
     """Class decorator: make a wrapper known by its ``name``, which then prefixes any spec: ``ef:qsgd:bits=3``.
 
     Raises:
@@ -71,22 +94,16 @@ def codec_class(name: str) -> type[Codec]:
         ScriptError: the package that brings it cannot be loaded.
     """
     known = _REGISTRY.get(name) or _WRAPPERS.get(name)
+    for place in _ELSEWHERE:
+        known = known or place.load(name)
     if known is None:
-        from gtrace.codecs.installed import installed_names, load_installed
-
-        known = load_installed(name)
-        if known is None:
-            raise UsageError(f"no codec '{name}'; {suggest(name, (*_REGISTRY, *_WRAPPERS, *installed_names()))}")
+        raise UsageError(f"no codec '{name}'; {suggest(name, (*_REGISTRY, *_WRAPPERS, *names_elsewhere()))}")
     return known
 
 
 def _named(name: str) -> bool:
     """Whether a word of a spec is a codec's name; no package is loaded for that."""
-    if name in _REGISTRY or name in _WRAPPERS:
-        return True
-    from gtrace.codecs.installed import installed_names
-
-    return name in installed_names()
+    return name in _REGISTRY or name in _WRAPPERS or name in names_elsewhere()
 
 
 class Spec(NamedTuple):
@@ -148,7 +165,7 @@ def codec(spec: str, **overrides: Any) -> Codec:
     made = codec_class(parsed.name)(**given)
     for name, own in reversed(parsed.wrappers):
         _check_known(name, own)
-        made = _WRAPPERS[name](made, **own)
+        made = _WRAPPERS[name](**{"inner": made, **own})
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
 from gtrace.report.figures.charts import Chart, Curve, Panel, draw_chart
-from gtrace.workflows import reproduce
+from gtrace_experiments import reproduce
 from gtrace_experiments.reproduce.experiment import Check, Context, Experiment, Outcome, Result, Table
 from gtrace_experiments.reproduce.page import show, write_page
 from gtrace_experiments.reproduce.runner import kept_result, read_result, run_experiment, source_digest, write_result

@@ -215,8 +215,7 @@ def _refined(
     """The curves with finer options where the choice misses its lower bound by too much."""
     from gtrace.cli.plan_weights import weigh
     from gtrace.planning import measure
-    from gtrace.planning.make import choose
-    from gtrace.planning.refine import ROUNDS, WORTH_REFINING, finer
+    from gtrace.planning.make import ROUNDS, WORTH_REFINING, choose, finer
     from gtrace.trace import open_trace
 
     if options["per_bit"] == 1:

@@ -259,8 +259,7 @@ def _refined(
 ) -> Curves:
     """The curves with finer options where the choice misses its lower bound by too much."""
     from gtrace.planning import measure
-    from gtrace.planning.make import choose
-    from gtrace.planning.refine import ROUNDS, WORTH_REFINING, finer
+    from gtrace.planning.make import ROUNDS, WORTH_REFINING, choose, finer
     from gtrace.trace import open_trace
 
     if settings.per_bit == 1:

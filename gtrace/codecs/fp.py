@@ -25,20 +25,20 @@ from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
-from gtrace.fitting.float_rounding import best_placement, expected_rounding
-from gtrace.fitting.floats import FloatFormat, kappa
+from gtrace.fitting.floats import FloatFormat, LawName, kappa
 from gtrace.fitting.formats import (
     LARGEST_SCALE,
     LEAST_SCALE,
     RULES,
     ScaleRule,
+    best_placement,
     candidates,
+    expected_rounding,
     format_thresholds,
     optimal_format,
     placed_error,
     scale_exponent,
 )
-from gtrace.fitting.relative_error import Law
 from gtrace.types import Expectation, Scope, State, SummarySpec
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FloatFormat",
     "Fp",
-    "Law",
+    "LawName",
     "ScaleRule",
     "format_thresholds",
     "kappa",
@@ -131,8 +131,8 @@ class Fp(Composed, PartwiseCodec, ExpectingCodec):
         None, "1 + E + M; 8 where the format does not say it", minimum=2, maximum=16, optional=True
     )
     format: str = parameter("auto", "auto, eXmY, or a published block format: mxfp4, mxfp6, mxfp8, nvfp4, ...")
-    law: Law = parameter(
-        "lognormal", "the law of magnitudes that rules for a scale and blocks go by", choices=get_args(Law)
+    law: LawName = parameter(
+        "lognormal", "the law of magnitudes that rules for a scale and blocks go by", choices=get_args(LawName)
     )
     scale: str | None = parameter(
         None,

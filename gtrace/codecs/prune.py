@@ -34,9 +34,7 @@ from gtrace.coding import (
 )
 from gtrace.coding.sparse import PrefixCode
 from gtrace.errors import PayloadError, UsageError
-from gtrace.fitting.allocation import allocate_sparsity
-from gtrace.fitting.empirical import EmpiricalMagnitudes
-from gtrace.fitting.sparsity import RULES, Rule, threshold
+from gtrace.fitting.sparsity import RULES, EmpiricalMagnitudes, Rule, allocate_sparsity, threshold
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, SummarySpec
 

@@ -1,13 +1,17 @@
 """Levels, thresholds and sparsities fitted to a law or to data, as pure functions."""
 
-from gtrace.fitting.adaquant import adaquant
-from gtrace.fitting.allocation import allocate_sparsity
-from gtrace.fitting.alq import alq_levels
-from gtrace.fitting.amq import amq_levels, amq_multiplier
-from gtrace.fitting.moments import bucket_moments, moment_mixture
-from gtrace.fitting.optimal import certified_levels, objective, optimal_levels
-from gtrace.fitting.sparsity import achieved_sparsity, pruned_cosine, pruning_threshold, sparsity, threshold, unpruned
-from gtrace.fitting.variance import expected_variance
+from gtrace.fitting.laws import bucket_moments, moment_mixture
+from gtrace.fitting.levels import alq_levels, amq_levels, amq_multiplier, expected_variance
+from gtrace.fitting.optimal import adaquant, certified_levels, objective, optimal_levels
+from gtrace.fitting.sparsity import (
+    achieved_sparsity,
+    allocate_sparsity,
+    pruned_cosine,
+    pruning_threshold,
+    sparsity,
+    threshold,
+    unpruned,
+)
 
 __all__ = [
     "achieved_sparsity",

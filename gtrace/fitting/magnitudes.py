@@ -79,7 +79,7 @@ LAWS = tuple(_STANDARDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class FittedLaw:
     """A law with fitted parameters.
 
     Attributes:
@@ -199,7 +199,7 @@ class Fit:
     nonfinite: int
     mu: float
     sigma: float
-    laws: dict[str, Law]
+    laws: dict[str, FittedLaw]
     ks: dict[str, float]
 
     @property
@@ -238,7 +238,7 @@ def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
     x = magnitudes.sorted
     if not x.size:
         nothing = dict.fromkeys(LAWS, math.nan)
-        laws = {name: Law(name, math.nan, math.nan) for name in LAWS}
+        laws = {name: FittedLaw(name, math.nan, math.nan) for name in LAWS}
         return Fit(0, magnitudes.zeros, magnitudes.nonfinite, math.nan, math.nan, laws, nothing)
     laws = _fitted(magnitudes)
     ks = {name: ks_distance(x, law) for name, law in laws.items()}
@@ -246,7 +246,7 @@ def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
     return Fit(x.size, magnitudes.zeros, magnitudes.nonfinite, lognormal.location, lognormal.scale, laws, ks)
 
 
-def ks_distance(x: NDArray[np.float32], law: Law) -> float:
+def ks_distance(x: NDArray[np.float32], law: FittedLaw) -> float:
     """Kolmogorov-Smirnov distance of sorted magnitudes to a law, exact; nan for none, or a law without width.
 
     Both distribution functions rise, so between two order statistics the gap is bounded by the values at both. Most
@@ -272,7 +272,7 @@ def _largest_gap(cdf: NDArray[np.float64], ranks: NDArray[np.int64], n: int) -> 
     return float(max(((ranks + 1) / n - cdf).max(), (cdf - ranks / n).max()))
 
 
-def _fitted(magnitudes: Magnitudes) -> dict[str, Law]:
+def _fitted(magnitudes: Magnitudes) -> dict[str, FittedLaw]:
     """Every law with its parameters, from at least one magnitude."""
     x = magnitudes.sorted
     low_quartile, median, high_quartile = magnitudes.quantiles([0.25, 0.5, 0.75]).tolist()
@@ -293,7 +293,7 @@ def _fitted(magnitudes: Magnitudes) -> dict[str, Law]:
         "cauchy": (median, (high_quartile - low_quartile) / 2),
         "uniform": (first, last - first),
     }
-    return {name: Law(name, *parameters[name]) for name in LAWS}
+    return {name: FittedLaw(name, *parameters[name]) for name in LAWS}
 
 
 def _moments(x: NDArray[np.float32], median: float, function: Function) -> tuple[float, float, float]:

@@ -1,16 +1,22 @@
-"""From rate-distortion points and a budget to a plan."""
+"""From rate-distortion points and a budget to a plan, how firm it is, and which finer grids would improve it.
+
+How firm: the same choice over resampled steps, and what the plan would have lost there. Finer grids: a plan in whole
+codecs misses the lower bound by what is left of the budget if no tensor has a step that small. The tensors with most of
+the bits or of the error have the largest steps, so these get more grids and bucket sizes around the chosen ones.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from gtrace.codecs.spec import codec as build_codec
 from gtrace.errors import UsageError
-from gtrace.planning.confidence import Confidence, bootstrap
-from gtrace.planning.plan import Exchange, Firmness, Plan, Point, TensorPlan, Totals, Uniform
+from gtrace.planning.plan import ExchangeRate, Firmness, Plan, PlanTotals, Point, TensorPlan, UniformChoice
 from gtrace.planning.solve import Choice, minimize, uniform
 
 if TYPE_CHECKING:
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gtrace.codecs import Codec
     from gtrace.planning.curves import Curves
 
 #: budgets of the frontier
@@ -111,7 +118,7 @@ def make_plan(
         raise UsageError(_too_tight(problem, units, budget))
     bits, error = problem.of(options)
     bound = choice.bound / problem.elements if budget.kind == "error" else choice.bound
-    totals = Totals(
+    totals = PlanTotals(
         elements=units.elements,
         bits=bits,
         ratio=32 / bits if bits else 0.0,
@@ -179,23 +186,23 @@ def _default(problem: _Problem, curves: Curves, alone: int | None, bits: float) 
     return curves.codecs[-1 if alone is None else alone]
 
 
-def _against(problem: _Problem, curves: Curves, alone: int) -> Uniform:
+def _against(problem: _Problem, curves: Curves, alone: int) -> UniformChoice:
     """The best uniform choice, and what a plan makes of its very bits."""
     everywhere = problem.everywhere(alone)
     bits, error = problem.of(everywhere)
     planned = problem.solve(Budget("bits", bits, ""), everywhere)
     assert planned is not None, "the uniform choice itself fits"
-    return Uniform(curves.codecs[alone], bits, error, planned.error)
+    return UniformChoice(curves.codecs[alone], bits, error, planned.error)
 
 
-def _exchange(problem: _Problem, budget: Budget, bits: float, error: float, choice: Choice) -> Exchange:
+def _exchange(problem: _Problem, budget: Budget, bits: float, error: float, choice: Choice) -> ExchangeRate:
     """What a bit per coordinate more or less does to the error."""
     found = []
     for other in (bits + 1, bits - 1):
         solved = problem.solve(Budget("bits", other, ""), None, search=False) if other > 0 else None
         found.append(solved.error / error if solved is not None and error > 0 else None)
     price = choice.price if budget.kind == "bits" else 1 / choice.price if choice.price else 0.0
-    return Exchange(found[0], found[1], price * problem.elements)
+    return ExchangeRate(found[0], found[1], price * problem.elements)
 
 
 def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
@@ -218,11 +225,11 @@ def _frontier(problem: _Problem) -> list[NDArray[np.int64]]:
     return found
 
 
-def _uniforms(problem: _Problem, curves: Curves) -> tuple[Uniform, ...]:
+def _uniforms(problem: _Problem, curves: Curves) -> tuple[UniformChoice, ...]:
     """Every uniform choice that there is."""
     known = np.isfinite(problem.cost).all(axis=0) & np.isfinite(problem.error).all(axis=0)
     rows = [(curves.codecs[o], *problem.of(problem.everywhere(o))) for o in np.flatnonzero(known).tolist()]
-    return tuple(Uniform(*row) for row in sorted(rows, key=lambda row: row[1]))
+    return tuple(UniformChoice(*row) for row in sorted(rows, key=lambda row: row[1]))
 
 
 def _firmness(found: Confidence | None) -> Firmness | None:
@@ -259,3 +266,165 @@ def _tensors(
             )
     order = {name: k for k, name in enumerate(curves.tensors)}
     return tuple(sorted(rows, key=lambda row: order[row.tensor]))
+
+
+RESAMPLES = 100
+#: the middle 90 % of the resamples
+_ENDS = (0.05, 0.95)
+#: halvings of the logarithm of the price, from 2^60 on either side
+_HALVINGS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """What resampling the steps says, with replacement and in blocks of neighbours (Künsch, 1989).
+
+    Attributes:
+        resamples: how many.
+        block: steps in a block.
+        stable: float64[T], share of the resamples in which the price of a bit picks the same codec as with all steps.
+        bits_low: float64[T], 5th percentile of the bits per coordinate that it picks.
+        bits_high: float64[T], 95th.
+        regret: 5th, 50th and 95th percentile of the plan's error over the least that any plan of its bits could have
+            had on the resampled steps, minus 1.
+        gain: the same of 1 - plan's error over that of the best uniform choice; None without one.
+    """
+
+    resamples: int
+    block: int
+    stable: NDArray[np.float64]
+    bits_low: NDArray[np.float64]
+    bits_high: NDArray[np.float64]
+    regret: tuple[float, float, float]
+    gain: tuple[float, float, float] | None
+
+
+def resampled(steps: int, resamples: int, seed: int) -> tuple[NDArray[np.float64], int]:
+    """How often each step is drawn, float64[R, S], and the length of the blocks of neighbours that are drawn."""
+    block = max(1, round(steps ** (1 / 3)))
+    starts = np.random.default_rng(seed).integers(0, steps, (resamples, -(-steps // block)))
+    drawn = ((starts[:, :, None] + np.arange(block)) % steps).reshape(resamples, -1)[:, :steps]
+    counts = np.zeros((resamples, steps))
+    np.add.at(counts, (np.arange(resamples)[:, None], drawn), 1.0)
+    return counts, block
+
+
+def bootstrap(
+    curves: Curves,
+    options: NDArray[np.int64],
+    uniform: int | None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Confidence | None:
+    """Plan again on resampled steps; None where there is only one step.
+
+    Args:
+        curves: of the tensors or groups.
+        options: int64[T], the plan.
+        uniform: the option that it is compared with.
+        resamples: how many.
+        seed: of the resampling.
+    """
+    if len(curves.steps) < 2:
+        return None
+    counts, block = resampled(len(curves.steps), resamples, seed)
+    rows = np.arange(len(curves.tensors))
+    all_cost, all_error = curves.means()
+    usual = _priced(all_cost[None], all_error[None], all_cost[rows, options].sum()[None])[0][0]
+    cost, error = curves.means(counts)
+    spent, lost = (values[:, rows, options].sum(axis=1) for values in (cost, error))
+    picked, bound = _priced(cost, error, spent)
+    bits = np.take_along_axis(cost, picked[:, :, None], axis=2)[:, :, 0] / np.maximum(1, curves.sizes)
+    low, high = np.quantile(bits, _ENDS, axis=0)
+    gain = None
+    if uniform is not None:
+        other = error[:, :, uniform].sum(axis=1)
+        gain = _quantiles(1 - np.divide(lost, other, out=np.ones_like(lost), where=other > 0))
+    regret = np.divide(lost, bound, out=np.ones_like(lost), where=bound > 0) - 1
+    return Confidence(resamples, block, (picked == usual).mean(axis=0), low, high, _quantiles(regret), gain)
+
+
+def _priced(
+    cost: NDArray[np.float64], error: NDArray[np.float64], budget: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """What the price of a bit picks within budgets float64[R], int64[R, T], and lower bounds of the error, float64[R].
+
+    The price is bisected: the dearer a bit, the fewer are bought.
+    """
+    # In units in which both axes are of order one, the price is too.
+    scale = np.where(np.isfinite(error), error, 0.0).max() / max(float(budget.max()), 1e-300)
+    low, high = np.full(len(cost), -60.0), np.full(len(cost), 60.0)
+    finite = np.where(np.isfinite(cost), cost, 0.0)
+    bound = np.zeros(len(cost))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        price = scale * np.exp2(middle)
+        priced = error + price[:, None, None] * finite
+        picked = priced.argmin(axis=2)
+        spent = np.take_along_axis(finite, picked[:, :, None], axis=2).sum(axis=(1, 2))
+        # Every price gives a lower bound; the best is at the margin.
+        bound = np.maximum(bound, priced.min(axis=2).sum(axis=1) - price * budget)
+        affordable = spent <= budget * (1 + 1e-12)
+        high, low = np.where(affordable, middle, high), np.where(affordable, low, middle)
+    priced = error + (scale * np.exp2(high))[:, None, None] * finite
+    return priced.argmin(axis=2), bound
+
+
+def _quantiles(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(values, (_ENDS[0], 0.5, _ENDS[1])).tolist()
+    return low, middle, high
+
+
+#: gap above which finer options are worth their time
+WORTH_REFINING = 0.005
+#: how often the new choice is looked at again
+ROUNDS = 4
+#: tensors, or groups, that get them, and grids of each
+_MOST_UNITS, _MOST_GRIDS = 4, 12
+#: how far from the chosen grid
+_SPAN = 1.3
+_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, None)
+
+
+def finer(units: Curves, options: NDArray[np.int64]) -> dict[tuple[str, ...], list[Codec]]:
+    """Tensors -> codecs to measure on them.
+
+    Args:
+        units: tensors or groups that were planned.
+        options: int64[T], what was chosen.
+    """
+    rows = np.arange(len(options))
+    spent, lost = (values[rows, options] for values in units.means())
+    share = spent / spent.sum() + lost / max(lost.sum(), np.finfo(np.float64).tiny)
+    found = {}
+    for u in np.argsort(-share, kind="stable")[:_MOST_UNITS].tolist():
+        near = [one for one in _around(build_codec(units.codecs[options[u]])) if not _known(units, u, str(one))]
+        if near:
+            found[units.members[u]] = near
+    return found
+
+
+def _known(units: Curves, unit: int, spec: str) -> bool:
+    return spec in units.codecs and bool(np.isfinite(units.error[unit, :, units.codecs.index(spec)]).any())
+
+
+def _around(chosen: Codec) -> list[Codec]:
+    """Uniform grids around a codec of one; none for others."""
+    given = chosen.parameters
+    if not {"bits", "steps", "zero", "bucket_size"} <= set(given) or not given["zero"]:
+        return []
+    steps = given["steps"] or (1 << given["bits"] - 1) - 1
+    counts = np.unique(np.geomspace(max(1, steps / _SPAN), steps * _SPAN + 1, _MOST_GRIDS).round().astype(int))
+    return [
+        # The settings of the codec itself stay: norm, coder, tail.
+        dataclasses.replace(chosen, bits=max(2, count.bit_length() + 1), steps=_named(count), bucket_size=bucket)  # type: ignore[call-arg]
+        for count in counts.tolist()
+        for bucket in _BUCKETS
+        if count.bit_length() < 15
+    ]
+
+
+def _named(count: int) -> int | None:
+    """A grid's steps as its codec writes them: as many as the bits can tell apart have no name."""
+    return None if count + 1 == 1 << count.bit_length() else count

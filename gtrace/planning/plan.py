@@ -36,7 +36,7 @@ WORTH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class PlanTotals:
     """The plan as a whole.
 
     Attributes:
@@ -59,7 +59,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class UniformChoice:
     """One codec for all tensors.
 
     Attributes:
@@ -81,7 +81,7 @@ class Uniform:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ExchangeRate:
     """What bits are worth at this budget.
 
     Attributes:
@@ -97,7 +97,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Firmness:
-    """The plan over resampled steps; see :class:`gtrace.planning.confidence.Confidence`."""
+    """The plan over resampled steps; see :class:`gtrace.planning.make.Confidence`."""
 
     resamples: int
     block: int
@@ -165,12 +165,12 @@ class Plan:
     objective: str
     budget: str
     default: str
-    totals: Totals
-    uniform: Uniform | None
-    exchange: Exchange
+    totals: PlanTotals
+    uniform: UniformChoice | None
+    exchange: ExchangeRate
     confidence: Firmness | None
     frontier: tuple[Point, ...]
-    uniforms: tuple[Uniform, ...]
+    uniforms: tuple[UniformChoice, ...]
     tensors: tuple[TensorPlan, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
 

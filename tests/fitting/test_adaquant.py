@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gtrace.errors import UsageError
 from gtrace.fitting import certified_levels, objective
-from gtrace.fitting.adaquant import adaquant
+from gtrace.fitting.optimal import adaquant
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "zipml.json").read_text())
 STREAMS = {

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_levels, expected_variance
-from gtrace.fitting.laws import as_law
-from gtrace.fitting.moments import bucket_moments, moment_mixture
-from gtrace.fitting.starts import named_grid
+from gtrace.fitting.laws import as_law, bucket_moments, moment_mixture
+from gtrace.fitting.levels import named_grid
 from gtrace.sketch import MomentSketch
 from gtrace.types import SummarySpec
 

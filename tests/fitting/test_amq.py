@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance
-from gtrace.fitting.amq import _Powers
 from gtrace.fitting.laws import as_law
+from gtrace.fitting.levels import _Powers
 from gtrace.sketch import MomentSketch
 
 CASES = list(golden_cases("amq"))

@@ -18,8 +18,8 @@ from gtrace.codecs.fp import (
     scale_exponent,
 )
 from gtrace.errors import UsageError
+from gtrace.fitting.floats import NORMAL_MU, NORMAL_SIGMA
 from gtrace.fitting.formats import best_centre, candidates
-from gtrace.fitting.relative_error import NORMAL_MU, NORMAL_SIGMA
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "near_lognormal.json").read_text())["relative_error"]
 SAMPLES = 1_000_000

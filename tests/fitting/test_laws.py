@@ -9,9 +9,8 @@ from helpers_fitting import MIXTURES, around, cell_error, quadrature, sampled_er
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import UsageError
 from gtrace.fitting import alq_levels, expected_variance
-from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law
-from gtrace.fitting.moments import bucket_moments, moment_mixture
-from gtrace.fitting.starts import STARTS, exponential_grid, named_grid, uniform_grid
+from gtrace.fitting.laws import MixtureLaw, SketchLaw, as_law, bucket_moments, moment_mixture
+from gtrace.fitting.levels import STARTS, exponential_grid, named_grid, uniform_grid
 from gtrace.kernels import descent, mixture
 from gtrace.sketch import MomentSketch
 from gtrace.types import SummarySpec

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from gtrace.errors import UsageError
-from gtrace.fitting.magnitudes import LAWS, LN2, Law, Magnitudes, fit_magnitudes, ks_distance
+from gtrace.fitting.magnitudes import LAWS, LN2, FittedLaw, Magnitudes, fit_magnitudes, ks_distance
 
 #: law -> scipy's, from our parameters
 SCIPY = {
@@ -56,7 +56,7 @@ def test_distances_are_scipys_with_the_same_parameters(name, n):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_near_its_own_sample_and_has_scipys_quantiles_and_density(name):
-    law = {"uniform": Law(name, 1.0, 3.0)}.get(name, Law(name, 0.0 if "half" in name else 5.0, 0.1))
+    law = {"uniform": FittedLaw(name, 1.0, 3.0)}.get(name, FittedLaw(name, 0.0 if "half" in name else 5.0, 0.1))
     p = np.linspace(0.01, 0.99, 9)
     other = SCIPY[name](law)
     np.testing.assert_allclose(law.quantile(p), other.ppf(p), rtol=1e-12)
@@ -151,4 +151,4 @@ def test_errors_say_what_to_do():
     with pytest.raises(UsageError, match="no magnitude"):
         fit_magnitudes(np.array([1j]))
     with pytest.raises(UsageError, match="did you mean normal"):
-        Law("normel", 0, 1)
+        FittedLaw("normel", 0, 1)

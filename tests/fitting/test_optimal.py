@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gtrace.errors import UsageError
-from gtrace.fitting import certified_levels, objective, optimal_levels, search
+from gtrace.fitting import certified_levels, objective, optimal, optimal_levels
 from gtrace.kernels import interval_sums
 from gtrace.kernels import optimal as kernels
 
@@ -122,12 +122,12 @@ def small_cases(draw):
 @given(small_cases())
 def test_matches_the_quadratic_recursion(case):
     x, weights, ends, s, cells = case
-    before = search._CELLS_PER_LEVEL
-    search._CELLS_PER_LEVEL = cells  # with 1, even these few points need several rounds
+    before = optimal._CELLS_PER_LEVEL
+    optimal._CELLS_PER_LEVEL = cells  # with 1, even these few points need several rounds
     try:
         value = check_certified(x, s, weights, **ends)
     finally:
-        search._CELLS_PER_LEVEL = before
+        optimal._CELLS_PER_LEVEL = before
     assert value == pytest.approx(quadratic_optimum(x, s, weights, **ends), rel=1e-11, abs=1e-300)
 
 
@@ -181,7 +181,7 @@ def test_numbers_of_levels_that_no_price_brings_out(x):
 @pytest.mark.parametrize("penalty", [0.0, 1e-200, 1e200])
 def test_any_first_price_will_do(penalty):
     x = np.sort(rng(19).standard_t(2, 3000))
-    solver = search._Search(x, np.empty(0), x[0], x[-1], 9)
+    solver = optimal._Search(x, np.empty(0), x[0], x[-1], 9)
     solver.penalty = penalty
     solver.run()
     assert solver.upper == pytest.approx(monotone_optimum(x, 9), rel=1e-11)
@@ -189,12 +189,12 @@ def test_any_first_price_will_do(penalty):
 
 
 def test_a_path_never_has_more_steps_than_asked_for(monkeypatch):
-    monkeypatch.setattr(search, "_MOST_TURNS", 1)
+    monkeypatch.setattr(optimal, "_MOST_TURNS", 1)
     n = 40
     high = np.maximum(np.arange(n) - 1, 0)
     start = np.cumsum(high + 1) - high - 1
     table = np.concatenate([[0.0], *(np.arange(1.0, r + 1) ** 3 for r in range(1, n))])
-    ranks, _ = search._cheapest_path(high, start, np.arange(n), table, 5, 1e-9)
+    ranks, _ = optimal._cheapest_path(high, start, np.arange(n), table, 5, 1e-9)
     assert ranks.size <= 6
     assert (ranks[0], ranks[-1]) == (0, n - 1)
 
@@ -202,7 +202,7 @@ def test_a_path_never_has_more_steps_than_asked_for(monkeypatch):
 def test_crossing_over_two_paths():
     short, long = np.array([0, 6, 9]), np.array([0, 1, 4, 5, 8, 9])
     for steps in (3, 4):
-        path = search._exchange(short, long, steps)
+        path = optimal._exchange(short, long, steps)
         assert path.size == steps + 1
         assert (np.diff(path) > 0).all()
         assert (path[0], path[-1]) == (0, 9)
@@ -401,7 +401,7 @@ def test_spans_are_the_sums_they_stand_for(points, data):
 def test_lower_bounds_hold_for_any_levels_in_their_cells():
     # The bound of every pair of cells, against the cost and the moved slopes of all pairs of points in them.
     x = np.sort(rng(17).standard_t(2, 90))
-    solver = search._Search(x, np.empty(0), x[0], x[-1], 3)
+    solver = optimal._Search(x, np.empty(0), x[0], x[-1], 3)
     first = solver.first
     live = solver.live
     cells, jumps = solver.cells, solver.jumps

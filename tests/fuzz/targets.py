@@ -332,7 +332,7 @@ def _journal() -> Target:
 
 
 def _made_up_result() -> Target:
-    from workflows.test_hostile_results import RESULT
+    from experiments.test_hostile_results import RESULT
 
     return _file(".json", (json.dumps(RESULT.to_json()).encode(),), read_result, text=True)
 

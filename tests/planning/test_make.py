@@ -8,7 +8,7 @@ from helpers_plan import LAYERS, curves_of_laws
 
 from gtrace.errors import UsageError
 from gtrace.planning import Budget, make_plan
-from gtrace.planning.confidence import bootstrap, resampled
+from gtrace.planning.make import bootstrap, resampled
 from gtrace.planning.solve import minimize
 
 

@@ -9,7 +9,7 @@ from helpers_report import result_of, row
 
 from gtrace.report.analysis.equal_bits import OUTCOMES, all_at_bits, at_bits, choose_targets
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.sections.sweep_tables import comparison_table, configuration_table, equal_bits_table, layer_sections
+from gtrace.report.sections.sweep_tables import comparison_table, configuration_table, equal_bits_table, layer_tables
 from gtrace.report.sections.sweep_words import sweep_verdict
 from gtrace.report.tables import PARETO
 
@@ -390,8 +390,12 @@ def test_layers_rank_methods_at_equal_bits_or_not_at_all():
 
     # At its configuration nearest to three bits zipml has less error, at equal bits more.
     rows = layered("qsgd", [(2.0, 0.1), (2.9, 0.05)]) + layered("zipml", [(2.4, 0.3), (3.3, 0.04)])
-    text = "".join(layer_sections(analyze(result_of(rows))))
-    assert "least error at 2.5 bits: qsgd" in text
-    assert "times least" in text
-    alone = "".join(layer_sections(analyze(result_of(layered("qsgd", [(2.0, 0.1), (2.9, 0.05)])))))
-    assert "least" not in alone
+    found = layer_tables(analyze(result_of(rows)))
+    assert len(found.tables) == 2
+    for table, remark in found.tables:
+        assert "least error at 2.5 bits: qsgd" in remark
+        assert table.columns[-1].name == "times least"
+    alone = layer_tables(analyze(result_of(layered("qsgd", [(2.0, 0.1), (2.9, 0.05)]))))
+    for table, remark in alone.tables:
+        assert "least" not in remark
+        assert table.columns[-1].name != "times least"

@@ -17,7 +17,7 @@ from gtrace.codecs import Codec, plugins, spec
 from gtrace.codecs.plugins import load_plugin
 from gtrace.errors import UsageError
 from gtrace.workflows import bench
-from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, duel, run_bench, traces
+from gtrace.workflows.bench import FULL, QUICK, bench_json, bench_lines, bench_tables, duel, protocol, run_bench
 from gtrace.workflows.bench.protocol import Protocol
 
 DITHER = Path(__file__).resolve().parents[2] / "samples" / "my_codec" / "dither.py"
@@ -200,8 +200,8 @@ def test_an_edited_codec_is_measured_anew(cache, tmp_path):
 
 
 def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_path):
-    real = traces.util.find_spec
-    monkeypatch.setattr(traces.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    real = protocol.util.find_spec
+    monkeypatch.setattr(protocol.util, "find_spec", lambda name: None if name == "torch" else real(name))
     result = run_bench(["qsgdinf:bits=4"], SMALL, jobs=1)
     assert "formulas" in " ".join(bench_lines(result))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
@@ -211,7 +211,7 @@ def test_without_torch_gradients_are_made_by_formulas(cache, monkeypatch, tmp_pa
 
 
 def test_made_gradients_are_there_for_every_model(tmp_path):
-    from gtrace.workflows.bench.made import LAYERS, make_trace
+    from gtrace.workflows.bench.protocol import LAYERS, make_trace
 
     assert set(LAYERS) == {model.task for model in FULL.models}
     for task, layers in LAYERS.items():
@@ -227,7 +227,7 @@ def test_made_gradients_are_there_for_every_model(tmp_path):
 def test_where_nothing_can_be_kept_it_runs_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with traces.cache_folder() as folder:
+    with protocol.cache_folder() as folder:
         assert folder.is_dir()
     assert not folder.exists()
 

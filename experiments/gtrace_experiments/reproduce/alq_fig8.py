@@ -12,7 +12,7 @@ from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Curve
 
 if TYPE_CHECKING:
     from gtrace.distributions import TruncatedNormalMixture
-    from gtrace.fitting.alq import Method
+    from gtrace.fitting.levels import Method
 
 SWEEPS, LONG = 25, 1000
 STARTS = ("exponential", "uniform")

@@ -13,7 +13,7 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
-from gtrace.report.sections.section import FigureSpec, Numbers, Section
+from gtrace.report.sections.section import Block, FigureSpec, Numbers, Section
 from gtrace.report.tables import Cell, Column, Mark, Table
 from gtrace.sweep.laws import ASKED, FEW
 
@@ -267,8 +267,11 @@ def law_section(laws: LawSection) -> Section:
         (sparsity_table(laws), _sparsity_figures(laws)),
         (cosine_table(laws), []),
     )
-    blocks = tuple(block for table, drawn in shown if table.rows for block in (table, *drawn))
-    return Section("", laws.title, tuple(laws.sentences), blocks, together=True)
+    blocks: list[Block] = []
+    for table, drawn in shown:
+        if table.rows:
+            blocks += [table, *drawn]
+    return Section("", laws.title, tuple(laws.sentences), tuple(blocks), together=True)
 
 
 def _law_figures(section: LawSection) -> list[FigureSpec]:

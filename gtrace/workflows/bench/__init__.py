@@ -1,8 +1,7 @@
 """A codec against every built-in one, on standard traces and by a fixed protocol, as a paper on it needs."""
 
-from gtrace.workflows.bench.compare import Duel, duel
 from gtrace.workflows.bench.protocol import FULL, QUICK, Protocol
-from gtrace.workflows.bench.run import BenchResult, run_bench
+from gtrace.workflows.bench.run import BenchResult, Duel, duel, run_bench
 from gtrace.workflows.bench.tables import bench_json, bench_lines, bench_tables
 
 __all__ = [

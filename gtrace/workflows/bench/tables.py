@@ -14,8 +14,7 @@ from gtrace.report.tables import Cell, Column, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.workflows.bench.compare import Duel
-    from gtrace.workflows.bench.run import BenchResult
+    from gtrace.workflows.bench.run import BenchResult, Duel
 
 
 def bench_tables(result: BenchResult) -> list[Table]:

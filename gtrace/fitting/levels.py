@@ -1,0 +1,584 @@
+"""Levels that minimize the expected variance of stochastic rounding under a law: free levels (ALQ), powers (AMQ)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+
+import numpy as np
+
+from gtrace.buckets import as_levels
+from gtrace.distributions import TruncatedNormalMixture
+from gtrace.errors import UsageError, suggest
+from gtrace.fitting.laws import MixtureLaw, as_law, check_law, total_weight
+from gtrace.kernels import descent as _descent
+from gtrace.sketch import MomentSketch
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from gtrace.fitting.laws import Law, LawLike
+
+#: grids by name; "global" is the best grid among candidate points, found by dynamic programming
+STARTS = ("uniform", "exponential", "companding", "global")
+
+
+def magnitude_count(bits: int) -> int:
+    """How many magnitudes a symbol of so many bits can name beside its sign: 2^(bits - 1).
+
+    Raises:
+        UsageError: bits that are not between 2 and 12.
+    """
+    if not 2 <= bits <= 12:
+        raise UsageError(f"bits: {bits} is not between 2 and 12")
+    return 1 << (int(bits) - 1)
+
+
+def uniform_grid(count: int, zero: bool) -> NDArray[np.float64]:
+    """Evenly spaced magnitudes up to 1: from 0, or the positive half of an even number of signed levels."""
+    if zero:
+        return np.linspace(0.0, 1.0, count)
+    return np.arange(1, 2 * count, 2) / (2.0 * count - 1.0)
+
+
+def exponential_grid(count: int, zero: bool, multiplier: float = 0.5) -> NDArray[np.float64]:
+    """Powers of ``multiplier`` up to 1, after 0 where that is a level; ``count`` magnitudes in all."""
+    powers = multiplier ** np.arange(count - (2 if zero else 1), -1.0, -1.0)
+    return np.concatenate(([0.0], powers)) if zero else powers
+
+
+def named_grid(law: Law, name: str, count: int, mirrored: bool) -> NDArray[np.float64]:
+    """One of :data:`STARTS` with ``count`` levels; fewer where the law offers fewer candidates.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    if name in ("uniform", "exponential"):
+        make = uniform_grid if name == "uniform" else exponential_grid
+        if mirrored:
+            return make(count, False)
+        low, high = law.support
+        half = make(count // 2, False)
+        unit = make(count, True) if low >= 0 else 0.5 + 0.5 * np.concatenate((-half[::-1], half))
+        return low + (high - low) * unit
+    if name == "companding":
+        # A mirrored grid without 0 is the positive half of one with twice as many levels.
+        ranks = np.arange(count, dtype=np.float64)
+        shares = (2.0 * ranks + 1.0) / (2.0 * count - 1.0) if mirrored else ranks / (count - 1.0)
+        return law.companding(np.asarray(shares, dtype=np.float64))
+    if name == "global":
+        points = law.candidates(count)
+        areas = law.areas(points)
+        if mirrored:
+            points, areas = points[points > 0], areas[points > 0]
+        chosen = np.empty(min(count, points.size), np.int64)
+        _descent.choose(points, areas, mirrored, chosen)
+        return points[chosen]
+    raise UsageError(f"start: '{name}' is unknown; {suggest(name, STARTS)}")
+
+
+def expected_variance(
+    law: LawLike, levels: ArrayLike, zero: bool = True, weighted: bool = True, *, symmetric: bool = True
+) -> float:
+    """E (b - r)(r - a), with a and b the levels around r: the variance of stochastic rounding, in units of r squared.
+
+    Args:
+        law: a sketch of the values, or a mixture; either is normalized to weight 1.
+        levels: ascending magnitudes; they reach up to the largest value of the law. With ``symmetric=False``
+            signed levels over the whole support of a mixture.
+        zero: whether 0 is a level. Without, the grid is mirrored at 0, and below the first level l the variance
+            is l^2 - r^2, for exact zeros too.
+        weighted: weigh the values of a sketch by the squared norms of their buckets. With norm l2 and no tail the
+            result times the number of values per bucket is then the error relative to the squared norm of
+            the gradient. A mixture has weights of its own.
+        symmetric: whether levels are magnitudes.
+
+    Returns:
+        the mean; 0 for a sketch without any weight.
+
+    Raises:
+        UsageError: levels that are not ascending magnitudes, do not fit ``zero`` or do not cover the law.
+    """
+    check_law(law, symmetric=symmetric)
+    if isinstance(law, MomentSketch):
+        total = total_weight(law, weighted=weighted)
+        error, plain, _, _ = law.expect(levels, zero=zero)
+        return ((error - law.clip_error) if weighted else plain) / total if total > 0 else 0.0
+    low, high = law.support
+    if symmetric:
+        grid = as_levels(levels, zero=zero)
+        low, high = 0.0, max(high, -low)
+    else:
+        grid = np.asarray(levels, dtype=np.float64).reshape(-1)
+        if grid.size < 2 or not np.isfinite(grid).all() or (np.diff(grid) <= 0).any():
+            raise UsageError("levels: give at least two ascending finite numbers")
+    covered = grid[-1] >= high and (symmetric or grid[0] <= low)
+    if not covered:
+        raise UsageError(f"levels: {grid[0]:g} to {grid[-1]:g} do not cover the law's support")
+    return MixtureLaw(law, symmetric=symmetric).gradient(grid, symmetric and not zero)[0]
+
+
+# A grid has settled when no level moves by more than this part of the gap to its nearest neighbour. A sketch places
+# a level no finer than a search inside a bin does.
+_SETTLED, _SETTLED_ROUGH = 1e-13, 1e-9
+# Newton's next step would be about the square of this.
+_NEWTON_SETTLED = 1e-9
+_WARM_UP = 3
+_HALVINGS = 8
+# What rounding may do to an objective: relative, and in units of the last free level.
+_RISE, _NOISE = 1e-13, 1e-15
+_HALF_GAP = 0.499
+_FASTER, _FASTEST, _SLOWER, _PATIENCE = 1.5, 1e100, 0.1, 10
+# Windows reach half-way to the neighbours at first, and then ever less.
+_WINDOW = np.arange(-4, 5) / 4.0
+_WIDEST, _NARROWEST = 0.45, 1e-6
+_POLISH = 5
+
+
+def optimize(
+    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Newton's steps where the law is smooth; else dynamic programming in narrowing windows, and a few sweeps."""
+    if isinstance(law, MixtureLaw) and law.smooth:
+        return _newton(law, levels, mirrored, limit)
+    levels, objectives = _narrow(law, levels, mirrored, limit)
+    levels, polished = coordinate_descent(law, levels, mirrored, min(limit, _POLISH))
+    return levels, objectives + polished[1:]
+
+
+def coordinate_descent(
+    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Each level in turn to its best place between its neighbours, in at most ``limit`` sweeps."""
+    levels = levels.copy()
+    objectives = [law.gradient(levels, mirrored)[0]]
+    settled = _SETTLED if isinstance(law, MixtureLaw) else _SETTLED_ROUGH
+    for _ in range(limit):
+        before = levels.copy()
+        law.sweep(levels, mirrored)
+        objectives.append(law.gradient(levels, mirrored)[0])
+        if _descent.largest_move(before, levels, mirrored) <= settled:
+            break
+    return levels, objectives
+
+
+def gradient_descent(
+    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
+) -> tuple[NDArray[np.float64], list[float]]:
+    """All levels at once along the gradient, none by more than half the gap to its nearest neighbour.
+
+    The paper leaves the rate open. One for all levels would crawl: gradients differ by orders of magnitude. So each
+    level has its own, which grows while the sign of its gradient stays and halves when it turns. The error
+    may rise for some steps; then the descent goes on from the best grid met, at lower rates.
+    """
+    objective, slopes = law.gradient(levels, mirrored)
+    objectives, best = [objective], (objective, levels, slopes)
+    rates, since = np.ones(slopes.size), 0
+    free = slice(0 if mirrored else 1, -1)
+    for _ in range(limit):
+        most = _HALF_GAP * _room(levels, mirrored)
+        before, old = levels, slopes
+        levels = levels.copy()
+        levels[free] -= np.sign(old) * np.minimum(rates * np.abs(old), most)
+        objective, slopes = law.gradient(levels, mirrored)
+        objectives.append(objective)
+        if _descent.largest_move(before, levels, mirrored) <= _SETTLED_ROUGH:
+            break
+        turned = np.sign(slopes) * np.sign(old)
+        rates *= np.where(turned > 0, _FASTER, np.where(turned < 0, 0.5, 1.0))
+        np.minimum(rates, _FASTEST, out=rates)
+        since += 1
+        if objective < best[0]:
+            best, since = (objective, levels, slopes), 0
+        elif since == _PATIENCE:
+            _, levels, slopes = best
+            rates, since = rates * _SLOWER, 0
+    if objective > best[0]:
+        levels = best[1]
+        objectives.append(best[0])
+    return levels, objectives
+
+
+def _newton(
+    law: MixtureLaw, levels: NDArray[np.float64], mirrored: bool, limit: int
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Newton's steps after a few sweeps; a sweep wherever a step would not lower the error."""
+    objective = law.gradient(levels, mirrored)[0]
+    objectives = [objective]
+    for step in range(limit):
+        before = levels
+        trial = _newton_step(law, levels, mirrored) if step >= _WARM_UP else None
+        if trial is None:
+            levels = levels.copy()
+            law.sweep(levels, mirrored)
+        else:
+            levels = trial
+        objectives.append(law.gradient(levels, mirrored)[0])
+        if _descent.largest_move(before, levels, mirrored) <= _NEWTON_SETTLED:
+            break
+    return levels, objectives
+
+
+def _newton_step(law: MixtureLaw, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64] | None:
+    objective, slopes = law.gradient(levels, mirrored)
+    step = -slopes
+    diagonal, coupling = law.curvature(levels, mirrored)
+    if not _descent.solve_tridiagonal(diagonal, coupling, step) or not np.isfinite(step).all():
+        return None
+    full = np.zeros(levels.size)
+    full[0 if mirrored else 1 : -1] = step
+    slack = _RISE * objective + _NOISE * float(np.abs(levels[-2]))
+    for halving in range(_HALVINGS):
+        trial = levels + 0.5**halving * full
+        ascending = bool((_gaps(trial, mirrored) > 0).all())
+        if ascending and law.gradient(trial, mirrored)[0] <= objective + slack:
+            return trial
+    return None
+
+
+def _narrow(
+    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Dynamic programming over a few points around each level, again and again, ever closer to them.
+
+    Needs no derivatives, which a law of single values does not have, and moves all levels together, which
+    coordinate descent does not.
+    """
+    grids = [levels]
+    points = np.empty((levels.size, _WINDOW.size))
+    scale = _WIDEST
+    for _ in range(limit):
+        _descent.windows(levels, mirrored, scale * _WINDOW, points)
+        areas = law.areas(points.reshape(-1)).reshape(points.shape)
+        levels = levels.copy()
+        at_the_rim = _descent.choose_near(points, areas, mirrored, levels)
+        grids.append(levels)
+        if not at_the_rim:
+            scale *= 0.5
+        if scale < _NARROWEST:
+            break
+    return levels, law.objectives(np.stack(grids), mirrored).tolist()
+
+
+def _gaps(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    """Gaps between neighbours; of a mirrored grid also that of the first level to 0."""
+    return np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
+
+
+def _room(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    """The gap of each free level to its nearest neighbour."""
+    gaps = _gaps(levels, mirrored)
+    return np.minimum(gaps[:-1], gaps[1:])
+
+
+Method: TypeAlias = Literal["newton", "cd", "gd"]
+METHODS: tuple[Method, ...] = ("newton", "cd", "gd")
+
+#: sweeps and steps that a method may take by default
+LIMITS: dict[Method, int] = {"newton": 60, "cd": 3000, "gd": 3000}
+_DESCENTS = {"newton": optimize, "cd": coordinate_descent, "gd": gradient_descent}
+# The smallest first level of a grid without 0: exact zeros alone would drive it to 0.
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@overload
+def alq_levels(
+    law: LawLike,
+    bits: int,
+    zero: bool = True,
+    weighted: bool = True,
+    method: Method = "newton",
+    start: str | ArrayLike | None = None,
+    history: Literal[False] = False,
+    *,
+    sweeps: int | None = None,
+    symmetric: bool = True,
+) -> NDArray[np.float64]: ...
+
+
+@overload
+def alq_levels(
+    law: LawLike,
+    bits: int,
+    zero: bool = True,
+    weighted: bool = True,
+    method: Method = "newton",
+    start: str | ArrayLike | None = None,
+    *,
+    history: Literal[True],
+    sweeps: int | None = None,
+    symmetric: bool = True,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+
+
+def alq_levels(
+    law: LawLike,
+    bits: int,
+    zero: bool = True,
+    weighted: bool = True,
+    method: Method = "newton",
+    start: str | ArrayLike | None = None,
+    history: bool = False,
+    *,
+    sweeps: int | None = None,
+    symmetric: bool = True,
+) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Fit 2^(bits - 1) magnitudes to a law of r.
+
+    The objective is :func:`~gtrace.fitting.expected_variance`. It is not convex. ``newton`` looks for its minimum: it
+    starts from the best grid among some hundreds of candidates, found by dynamic programming, and goes on by
+    tridiagonal Newton steps on a mixture (once more from the companding grid, keeping the better result), by
+    dynamic programming in ever narrower windows on a sketch, whose law has no derivatives. ``cd`` is the
+    paper's coordinate descent (Eq. 5) and ``gd`` its descent along the gradient without projection (Eq. 7); both
+    end in a minimum near their start, ``cd`` after tens of sweeps at 3 bits and hundreds at 5.
+
+    Args:
+        law: a sketch of the values, or a mixture.
+        bits: 2 to 12, the sign included.
+        zero: whether 0 is a level. Without, the grid is mirrored, and values below the first level are
+            rounded to plus or minus that level; exact zeros among them.
+        weighted: weigh the values of a sketch by the squared norms of their buckets, as the error of the whole
+            gradient does. The components of a mixture have their weights already.
+        method: "newton", "cd" or "gd".
+        start: "uniform", "exponential" (halves), "companding", "global", or levels of your own. By default those
+            named above for newton, else "uniform".
+        history: also return the objective: at the start, then after each sweep or step.
+        sweeps: stop after so many sweeps or steps; by default when the levels have settled.
+        symmetric: False fits all 2^bits signed levels between the ends of the support of a mixture, with 0 and
+            symmetry left to themselves; ``zero`` then has no meaning.
+
+    Returns:
+        the levels, float64, ascending, the last one 1 and the first 0 exactly with ``zero``; with ``history`` the
+        pair (levels, float64 objectives). They are distinct in float32 too. There are fewer levels than asked for
+        where the law has fewer values: it then consists of spikes, and each is a level. A law without any weight
+        keeps its start.
+
+    Raises:
+        UsageError: a law, bits, method or start that is none of these.
+    """
+    if method not in METHODS:
+        raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), METHODS)}")
+    if sweeps is not None and sweeps < 0:
+        raise UsageError(f"sweeps: {sweeps} is negative")
+    mirrored = symmetric and not zero
+    count = magnitude_count(bits) * (1 if symmetric else 2)
+    prepared = as_law(law, weighted=weighted, symmetric=symmetric)
+    given = start if start is None or isinstance(start, str) else _own_grid(start, count, law, zero, symmetric)
+    limit = LIMITS[method] if sweeps is None else sweeps
+    if prepared is not None:
+        levels, objectives = _fit(prepared, count, mirrored, method, given, limit)
+        levels = _distinct(levels, mirrored)
+    else:
+        levels = given if isinstance(given, np.ndarray) else uniform_grid(count, zero)
+        objectives = np.zeros(1)
+    return (levels, objectives) if history else levels
+
+
+def _fit(
+    law: Law,
+    count: int,
+    mirrored: bool,
+    method: Method,
+    start: str | NDArray[np.float64] | None,
+    limit: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    starts: tuple[str | NDArray[np.float64], ...]
+    if start is not None:
+        starts = (start,)
+    elif method != "newton":
+        starts = ("uniform",)
+    else:
+        grid = _grid_of_spikes(law, mirrored)
+        if grid is not None and grid.size <= count:
+            return grid, np.asarray([law.gradient(grid, mirrored)[0]])
+        starts = ("global", "companding") if isinstance(law, MixtureLaw) else ("global",)
+    results = []
+    for choice in starts:
+        grid = named_grid(law, choice, count, mirrored) if isinstance(choice, str) else choice
+        # Powers beyond the range of float64 or a law narrower than its grain make levels coincide.
+        grid = np.unique(grid[grid > 0] if mirrored else grid)
+        fixed = grid.size == (1 if mirrored else 2)
+        results.append(_DESCENTS[method](law, grid, mirrored, 0 if fixed else limit))
+    levels, objectives = min(results, key=lambda result: result[1][-1])
+    return levels, np.asarray(objectives)
+
+
+def _grid_of_spikes(law: Law, mirrored: bool) -> NDArray[np.float64] | None:
+    """The values of a law that is nothing but spikes, and the ends of its support: a grid without error."""
+    values = law.spikes()
+    # Exact zeros cost a mirrored grid its first level squared: that is worth a fit.
+    if values is None or (mirrored and values[0] == 0):
+        return None
+    grid = np.union1d(values, np.asarray(law.support))
+    return grid[grid > 0] if mirrored else grid
+
+
+def _distinct(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    """Without the levels that float32, in which they travel, cannot tell from their neighbours."""
+    if mirrored:
+        levels = np.maximum(levels, _TINY)
+    short = levels.astype(np.float32)
+    keep = (np.diff(short, prepend=-np.inf) > 0) & (short < short[-1])
+    keep[-1] = True
+    out: NDArray[np.float64] = levels[keep]
+    return out
+
+
+def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool, symmetric: bool) -> NDArray[np.float64]:
+    """Check levels to start from.
+
+    Raises:
+        UsageError: another number of levels, not ascending, or other ends than the law's.
+    """
+    grid = np.array(start, dtype=np.float64).reshape(-1)
+    low, high = law.support if isinstance(law, TruncatedNormalMixture) and not symmetric else (0.0, 1.0)
+    mirrored = symmetric and not zero
+    good = grid.size == count and np.isfinite(grid).all() and (np.diff(grid) > 0).all()
+    if not good or grid[-1] != high or (grid[0] <= 0 if mirrored else grid[0] != low):
+        first = "a first one above 0" if mirrored else f"first {low:g}"
+        raise UsageError(f"start: give {count} ascending levels, {first} and last {high:g}")
+    return grid
+
+
+AmqMethod: TypeAlias = Literal["search", "gd"]
+AMQ_METHODS: tuple[AmqMethod, ...] = ("search", "gd")
+
+#: the multiplier where nothing tells one from another
+DEFAULT = 0.5
+# Where to look: log(p / (1 - p)) from -14 (p = 8e-7) to 9 (p = 0.99988).
+_LOGITS = np.linspace(-14.0, 9.0, 300)
+_CLOSER = 8
+_INSIDE = np.arange(1, 10) / 10.0
+_BEST = 4
+_STEPS = 100
+_CLOSE = 1e-15
+
+
+def amq_multiplier(
+    law: LawLike,
+    bits: int,
+    zero: bool = True,
+    weighted: bool = True,
+    method: AmqMethod = "search",
+    *,
+    start: float = DEFAULT,
+    rate: float = 0.1,
+    steps: int = 200,
+) -> float:
+    """Fit p of the 2^(bits - 1) magnitudes 1, p, p^2, ... to a law of r; the last of them is 0 with ``zero``.
+
+    The objective is :func:`~gtrace.fitting.expected_variance` of :func:`amq_levels`. It has several minima.
+    ``search`` looks over the whole range of p, then finds the best few to the last digits by the root of the
+    derivative. ``gd`` is the paper's descent from ``start`` along half the derivative (App. B.3.3), which may
+    end far from the minimum.
+
+    Args:
+        law: a sketch of the values, or a mixture.
+        bits: 2 to 12, the sign included.
+        zero: whether 0 is a level; then there is one power less.
+        weighted: weigh the values of a sketch by the squared norms of their buckets.
+        method: "search" or "gd".
+        start: p that ``gd`` starts from.
+        rate: its learning rate.
+        steps: how many steps it takes.
+
+    Returns:
+        p, between 0 and 1. Where the levels do not depend on it (2 bits with 0) or the law has nothing but
+        zeros, ``start``.
+
+    Raises:
+        UsageError: a law, bits or method that is none of these, or a start outside (0, 1).
+    """
+    if method not in AMQ_METHODS:
+        raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), AMQ_METHODS)}")
+    if not 0.0 < start < 1.0:
+        raise UsageError(f"start: {start} is not between 0 and 1")
+    count = magnitude_count(bits)
+    prepared = as_law(law, weighted=weighted)
+    if prepared is None or count - (1 if zero else 0) < 2:
+        return float(start)
+    objective = _Powers(prepared, count, zero)
+    if method == "gd":
+        return _descend(objective, float(start), rate, steps)
+    return _search(objective, float(start))
+
+
+def amq_levels(multiplier: float, bits: int, zero: bool = True) -> NDArray[np.float64]:
+    """The magnitudes of a multiplier, float64, ascending, without powers too small for float32.
+
+    >>> [float(level) for level in amq_levels(0.5, 3)]
+    [0.0, 0.25, 0.5, 1.0]
+    """
+    grid = exponential_grid(magnitude_count(bits), zero, multiplier)
+    keep = grid >= np.finfo(np.float32).tiny
+    keep[0] |= zero
+    return grid[keep]
+
+
+class _Powers:
+    """The objective as a function of p alone."""
+
+    def __init__(self, law: Law, count: int, zero: bool) -> None:
+        self._law, self._count, self._zero = law, count, zero
+        self._powers = np.arange(count - (2 if zero else 1), 0, -1.0)
+        self._exponents = np.append(self._powers, 0.0)
+        self._lower = self._powers - 1.0
+        #: below, the smallest level would leave the range of float64
+        self.least = max(1e-9, float(1e-300 ** (1.0 / self._powers[0])))
+
+    def errors(self, multipliers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The objective at each p."""
+        grids = np.zeros((multipliers.size, self._count))
+        grids[:, (1 if self._zero else 0) : -1] = multipliers[:, None] ** self._powers
+        grids[:, -1] = 1.0
+        return self._law.objectives(grids, not self._zero)
+
+    def slope(self, p: float) -> float:
+        """Its derivative, through the levels."""
+        grid = np.zeros(self._count)
+        grid[1 if self._zero else 0 :] = p**self._exponents
+        return float(self._law.slopes(grid, not self._zero) @ (self._powers * p**self._lower))
+
+
+def _search(objective: _Powers, start: float) -> float:
+    tried = 1.0 / (1.0 + np.exp(-_LOGITS))
+    tried = tried[tried > objective.least]
+    errors = objective.errors(tried)
+    # Narrow dips ride on the broad ones: look closer on both sides of the best places.
+    best = np.argsort(errors, kind="stable")[:_CLOSER]
+    left = np.unique(np.concatenate([np.maximum(best - 1, 0), np.minimum(best, tried.size - 2)]))
+    between = tried[left, None] + np.diff(tried)[left, None] * _INSIDE
+    tried, order = np.unique(np.concatenate([tried, between.reshape(-1)]), return_index=True)
+    errors = np.concatenate([errors, objective.errors(between.reshape(-1))])[order]
+    padded = np.pad(errors, 1, constant_values=np.inf)
+    dips = np.flatnonzero((errors <= padded[:-2]) & (errors <= padded[2:]))
+    dips = dips[np.argsort(errors[dips], kind="stable")[:_BEST]]
+    low, high = tried[np.maximum(dips - 1, 0)], tried[np.minimum(dips + 1, tried.size - 1)]
+    found = [_root(objective, *bracket) for bracket in zip(low, tried[dips], high, strict=True)]
+    candidates = np.asarray([start, *found, *tried[dips]], dtype=np.float64)
+    return float(candidates[int(np.argmin(objective.errors(candidates)))])
+
+
+def _root(objective: _Powers, low: float, p: float, high: float) -> float:
+    """A minimum between low and high: secants of the derivative, halving the bracket where they leave it."""
+    at = objective.slope(p)
+    old, at_old = low, objective.slope(low)
+    for step in range(_STEPS):
+        if at == 0.0:
+            break
+        if at < 0.0:
+            low = p
+        else:
+            high = p
+        secant = p - at * (p - old) / (at - at_old) if at != at_old else low
+        following = secant if low < secant < high and step % 4 < 3 else 0.5 * (low + high)
+        if abs(following - p) <= _CLOSE * p or not low < following < high:
+            break
+        old, at_old, p = p, at, following
+        at = objective.slope(p)
+    return p
+
+
+def _descend(objective: _Powers, p: float, rate: float, steps: int) -> float:
+    for _ in range(steps):
+        p = min(max(p - rate * 0.5 * objective.slope(p), objective.least), 1.0 - 1e-9)
+    return p

@@ -394,8 +394,8 @@ def test_layers_rank_methods_at_equal_bits_or_not_at_all():
     assert len(found.tables) == 2
     for table, remark in found.tables:
         assert "least error at 2.5 bits: qsgd" in remark
-        assert table.columns[-1].name == "times least"
+        assert table.columns[-1].heading == "times least"
     alone = layer_tables(analyze(result_of(layered("qsgd", [(2.0, 0.1), (2.9, 0.05)]))))
     for table, remark in alone.tables:
         assert "least" not in remark
-        assert table.columns[-1].name != "times least"
+        assert table.columns[-1].heading != "times least"

@@ -175,7 +175,7 @@ class Replicas(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Sums:
+class _BatchSums:
     """Of one parameter, since its gradient was last zero or its optimizer stepped.
 
     Attributes:
@@ -226,8 +226,8 @@ class MicroBatches:
         #: The backward pass that is under way, and whether its gradients cannot wait for its end.
         self._task = -1
         self._at_once = False
-        self._arrived: list[tuple[torch.Tensor, _Sums]] = []
-        #: norms of the sums of micro-batches, by the identity of their ``_Sums``
+        self._arrived: list[tuple[torch.Tensor, _BatchSums]] = []
+        #: norms of the sums of micro-batches, by the identity of their ``_BatchSums``
         self._totals: dict[int, float] = {}
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -236,7 +236,7 @@ class MicroBatches:
             if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
                 continue
             if self._sums.get(parameter) is None:
-                sums = self._sums[parameter] = _Sums()
+                sums = self._sums[parameter] = _BatchSums()
                 self._add_hooks(parameter, sums)
 
     def replicas(self, parameter: torch.Tensor, scale: float) -> Replicas | None:
@@ -269,7 +269,7 @@ class MicroBatches:
             handle.remove()
         self._handles, self._arrived = [], []
 
-    def _add_hooks(self, parameter: Any, sums: _Sums) -> None:
+    def _add_hooks(self, parameter: Any, sums: _BatchSums) -> None:
         # Called for each parameter and micro-batch: the usual case is decided here.
         def arrives(_gradient: torch.Tensor) -> None:
             if not self.wanted:
@@ -294,7 +294,7 @@ class MicroBatches:
         self._handles.append(parameter.register_hook(arrives))
         self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
 
-    def _remember(self, gradient: torch.Tensor, sums: _Sums) -> None:
+    def _remember(self, gradient: torch.Tensor, sums: _BatchSums) -> None:
         """Something changed ``grad`` since the last look."""
         sums.seen = None
         before = _real(gradient.detach())
@@ -357,7 +357,7 @@ class MicroBatches:
         torch._foreach_copy_(lasts, gradients)
 
     @staticmethod
-    def _begin(sums: _Sums, fits: bool) -> None:
+    def _begin(sums: _BatchSums, fits: bool) -> None:
         """What is in ``grad`` beside micro-batches is another than at the last look."""
         if sums.before is None:
             sums.looks, sums.offset = [], None
@@ -375,7 +375,7 @@ class MicroBatches:
         self._totals = {id(sums): norm for sums, norm in zip(several, norms, strict=True)}
 
 
-def _is_as_seen(gradient: torch.Tensor, sums: _Sums) -> bool:
+def _is_as_seen(gradient: torch.Tensor, sums: _BatchSums) -> bool:
     """Whether nothing has changed ``grad`` since the last look."""
     return sums.seen is not None and sums.seen[0]() is gradient and sums.seen[1] == gradient._version
 

@@ -97,7 +97,7 @@ def worker(name, steps, every, pairs, folder):
     import torch
 
     from gtrace.capture import CaptureSession
-    from gtrace.capture.options import capture_options
+    from gtrace.capture.options import CaptureSettings, capture_options
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def worker(name, steps, every, pairs, folder):
     def measure(count, captured):
         path = Path(folder, "run.zarr")
         if captured:
-            session = CaptureSession(capture_options(path, every=every, force=True))
+            session = CaptureSession(capture_options(path, CaptureSettings(every=every, force=True)))
             session.start([optimizer], [model])
         stretch = Stretch()
         train(count)

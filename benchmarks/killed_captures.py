@@ -140,7 +140,7 @@ def main() -> int:
     # Once, here, and not in each process.
     import gtrace.capture.recorder
     import gtrace.torch_hooks.hooks
-    import gtrace.trace.hdf5_write
+    import gtrace.trace.hdf5
     import gtrace.trace.shared  # noqa: F401
 
     faults = []

@@ -142,7 +142,7 @@ def _tables(rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 _workspace = _Workspace()
 
 
-class Bins:
+class BinTable:
     """The dense histogram that a sketch is taken from, filled part by part.
 
     Sums run over fixed blocks of 2^20 values in index order, so they are the same whatever the parts.

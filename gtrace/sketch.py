@@ -17,7 +17,7 @@ from gtrace.buckets import (
     BASE_FREE,
     BASE_UNIT,
     MANTISSA,
-    Bins,
+    BinTable,
     as_levels,
     as_values,
     as_weights,
@@ -168,7 +168,7 @@ class MomentSketch:
         quantized = x.size - (x.size % (spec.bucket_size or 1) if spec.tail == "exact" else 0)
         exact, x = x[quantized:], x[:quantized]
         tail = None if heavy is None else heavy[quantized:]
-        bins = Bins(spec.norm, spec.bucket_size, workspace=True)
+        bins = BinTable(spec.norm, spec.bucket_size, workspace=True)
         bins.add(x, None if heavy is None else heavy[:quantized])
         return cls.of_bins(
             spec,
@@ -187,7 +187,7 @@ class MomentSketch:
 
     @classmethod
     def of_bins(
-        cls, spec: SummarySpec, bins: Bins, bad: int = 0, *, weighted: bool = False, **rest: Any
+        cls, spec: SummarySpec, bins: BinTable, bad: int = 0, *, weighted: bool = False, **rest: Any
     ) -> MomentSketch:
         """The sketch of what was counted, ``bad`` values that are not finite as zeros; ``rest``: other attributes."""
         rows, sums, zeros, zero_weight = bins.take()

@@ -13,6 +13,7 @@ import torch
 
 from gtrace.capture.buffers import as_real_dense
 from gtrace.capture.layout import Slot
+from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.torch_hooks.naming import ModulePaths
 from gtrace.torch_hooks.outputs import OutputHooks, is_compiled
 from gtrace.trace.rows import SAMPLE, default_capacity, sample_indices
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from gtrace.capture.options import TensorSelection
+    from gtrace.capture.options import CaptureOptions, TensorSelection
     from gtrace.torch_hooks.naming import ModuleName
     from gtrace.torch_hooks.outputs import Output
 
@@ -131,17 +132,14 @@ def _bytes(blocks: Iterable[torch.Tensor]) -> int:
     return 4 * sum(block.numel() for block in blocks)
 
 
-class NeuralGradients:
+class NeuralRecorder:
     """Gathers the gradients of module outputs that arrive before each optimizer step.
 
     Args:
+        options: how many elements are kept of one gradient, and how many bytes of rows may wait to be written.
         models: the live modules.
         selection: which modules.
-        scan: search the whole process for modules where ``models`` do not hold one.
-        closed: leave out modules that are not among ``models``.
-        max_elements: elements that are kept of one gradient.
-        queue_bytes: bytes of rows that may wait to be written.
-        drop: leave out rows while so many wait, instead of making training wait.
+        scan: search the whole process for modules where ``models`` do not hold one; else these are left out.
         paused: whether the present forward pass is not of interest.
         say: prints one line for the user.
         on_error: called with an exception; training goes on.
@@ -149,14 +147,11 @@ class NeuralGradients:
 
     def __init__(
         self,
+        options: CaptureOptions,
         models: Callable[[], Sequence[nn.Module]],
         *,
         selection: TensorSelection,
         scan: bool,
-        closed: bool,
-        max_elements: int,
-        queue_bytes: int,
-        drop: bool = False,
         paused: Callable[[], bool],
         say: Callable[[str], None],
         on_error: Callable[[Exception], None],
@@ -168,14 +163,14 @@ class NeuralGradients:
         self.row_bytes = 0
         #: The row that is being gathered is left out, for too many wait to be written.
         self.dropped = False
-        self._drop = drop
+        self._drop = options.drop
         self._models = models
         self._selection = selection
-        self._max_elements = max_elements
+        self._max_elements = options.max_elements or MAX_ELEMENTS
         self._say = say
-        self._paths = ModulePaths(models, scan=scan, closed=closed)
+        self._paths = ModulePaths(models, scan=scan, closed=not scan)
         self._hooks = OutputHooks(self._paths, self._keeps, self._arrive, paused, on_error)
-        self._blocks = HostBlocks(queue_bytes)
+        self._blocks = HostBlocks(options.queue_bytes)
         self._capacities: dict[tuple[str, int], int] = {}
         self._kept: dict[str, bool] = {}
         self._row: dict[tuple[int, int], _Arrival] = {}

@@ -9,10 +9,11 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gtrace.errors import OutputExistsError, UsageError, suggest
+from gtrace.settings import documented, option
 from gtrace.torch_hooks.processes import launched_place
 
 if TYPE_CHECKING:
@@ -229,32 +230,77 @@ _SKETCHES = re.compile(r"(none|(l2|linf|l1)(:none|:[1-9]\d{0,14})?)(,(none|(l2|l
 _SUFFIXES = (".zarr", ".h5", ".hdf5")
 
 
+@documented
+@dataclass(frozen=True, kw_only=True)
+class CaptureSettings:
+    """What to record, as a user says it: the options of ``gtrace capture``."""
+
+    every: int | None = option(None, metavar="N", help="Record every N-th step.")
+    steps: str | None = option(
+        None,
+        metavar="LIST",
+        help="Record these steps: 0,10,100-200,500-900:100; 1000+50 is a burst of 50.  [default: auto: every step "
+        "at first, then bursts at growing distances, within the budget]",
+    )
+    tensors: Sequence[str] = option((), metavar="GLOB", commas=True, help="Record only tensors with such names.")
+    exclude: Sequence[str] = option((), metavar="GLOB", commas=True, help="Leave out tensors with such names.")
+    budget: int | str | None = option(
+        None,
+        metavar="SIZE",
+        help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
+    )
+    reduced: bool = option(
+        False,
+        opposite="local",
+        help="Of several processes, record each one's own gradients, or the average that they share.  [default: local]",
+    )
+    rank: str = option(
+        "all", choices=("all", "0"), help="Of several processes that train together, record all or the first."
+    )
+    kind: str = option(
+        "weight",
+        metavar="KIND",
+        help="Gradients of the loss with respect to what: weight (parameters), neural (outputs of modules) or both.",
+    )
+    max_elements: int | None = option(
+        None,
+        metavar="N",
+        help="Keep N elements of a larger gradient: of a weight's, whole blocks of 16384; of a neural one, a sample of "
+        "single elements.  [default: all; 262144]",
+    )
+    optimizer_state: bool = option(False, help="Record the sums of Adam's second moments, too.")
+    second_moments: bool = option(
+        False,
+        help="Record Adam's second moments element by element, as many bytes as the gradients, for update errors.",
+    )
+    noise: bool = option(False, help="Record how the gradients of a step's micro-batches scatter, too.")
+    verbose: bool = option(False, help="Say something after every 100 recorded steps.")
+    drop: bool = option(False, help="Leave out steps while the disk cannot keep up, instead of making training wait.")
+    sketch: str | None = option(
+        None,
+        metavar="LIST",
+        help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, as in "
+        "l2:8192,linf:8192,none.",
+    )
+    sketch_mantissa: int | None = option(
+        None,
+        minimum=0,
+        maximum=10,
+        help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
+    )
+    force: bool = option(False, help="Replace an existing trace.")
+
+
 @dataclass(frozen=True)
-class CaptureOptions:
-    """What to record, and where.
+class CaptureOptions(CaptureSettings):
+    """Settings that have been checked, and where and in which launch they hold.
 
     Attributes:
         path: the trace, ``.zarr`` or ``.h5``.
-        policy: which steps.
-        include: patterns of tensor names to record; empty for all.
-        exclude: patterns of tensor names to leave out.
+        policy: which steps, as ``steps`` and ``every`` say.
         budget: bytes of gradients (as float32) to record at most; None for no limit.
-        force: replace an existing trace once there is something to record.
         run: a word that the processes of this run share; None where one process alone writes the trace.
-        first_rank_only: of several processes that train together only the first records.
-        reduced: of several processes that train together, record the gradients that they share (their average)
-            instead of each one's own.
         queue_bytes: what the rows of one optimizer that wait to be written may take; then training waits.
-        drop: then steps are left out instead.
-        kind: ``weight``, ``neural`` or ``both``.
-        max_elements: elements that are kept of one gradient: of a weight's in whole blocks, None for all; of a module's
-            output drawn one by one, None for the usual number.
-        optimizer_state: record the sums of Adam's second moments.
-        second_moments: record all elements of Adam's second moments.
-        noise: record how the gradients of micro-batches scatter.
-        verbose: tell about progress while it goes on.
-        sketch: sketches to keep of large gradients instead of their values, ``l2:8192,linf:8192,none``.
-        sketch_mantissa: width of their bins; None for the usual one.
         launcher: the ``run`` of the process that launched this one, where its own is that of a launch over several
             machines.
         first: no process of this rank and run can have recorded before.
@@ -262,34 +308,25 @@ class CaptureOptions:
 
     path: Path
     policy: StepPolicy = field(default_factory=AutomaticSteps)
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    budget: int | None = None
-    force: bool = False
+    budget: int | None = field(default=None, kw_only=True)
     run: str | None = None
-    first_rank_only: bool = False
-    reduced: bool = False
     queue_bytes: int = 256 * 1024 * 1024
-    drop: bool = False
-    kind: str = "weight"
-    max_elements: int | None = None
-    optimizer_state: bool = False
-    second_moments: bool = False
-    noise: bool = False
-    verbose: bool = False
-    sketch: str | None = None
-    sketch_mantissa: int | None = None
     launcher: str | None = None
     first: bool = False
+
+    @property
+    def first_rank_only(self) -> bool:
+        """Of several processes that train together only the first records."""
+        return self.rank == "0"
 
     def describe(self) -> dict[str, object]:
         """The options as JSON values, for the trace's attributes."""
         return {
             "steps": str(self.policy),
-            "tensors": list(self.include),
+            "tensors": list(self.tensors),
             "exclude": list(self.exclude),
             "budget": self.budget,
-            "ranks": "0" if self.first_rank_only else "all",
+            "ranks": self.rank,
             "stage": "reduced" if self.reduced else "local",
             "kind": self.kind,
             **({} if self.max_elements is None else {"max_elements": self.max_elements}),
@@ -303,76 +340,59 @@ class CaptureOptions:
 
 def capture_options(
     path: Path,
+    settings: CaptureSettings | None = None,
     *,
-    steps: str | None = None,
-    every: int | None = None,
-    tensors: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    budget: int | str | None = None,
-    force: bool = False,
     run: str | None = None,
-    rank: str = "all",
-    reduced: bool = False,
-    kind: str = "weight",
-    max_elements: int | None = None,
-    drop: bool = False,
-    optimizer_state: bool = False,
-    second_moments: bool = False,
-    noise: bool = False,
-    verbose: bool = False,
-    sketch: str | None = None,
-    sketch_mantissa: int | None = None,
     launcher: str | None = None,
     first: bool = False,
 ) -> CaptureOptions:
-    """Read the options that :func:`gtrace.capture.record` documents and the command line shares.
+    """Read and check settings.
+
+    Args:
+        path: the trace to write.
+        settings: what to record; the defaults if None.
+        run: see :class:`CaptureOptions`.
+        launcher: see :class:`CaptureOptions`.
+        first: see :class:`CaptureOptions`.
 
     Raises:
-        UsageError: one cannot be read, two exclude each other, or no trace can be made at ``path``.
+        UsageError: a setting cannot be read, two exclude each other, or no trace can be made at ``path``.
         OutputExistsError: something is there that must stay.
     """
-    policy = step_policy(steps, every)
-    if kind not in KINDS:
-        raise UsageError(f"--kind: '{kind}' is no kind of gradient; {suggest(kind, KINDS)}")
-    beside = {"--optimizer-state": optimizer_state, "--second-moments": second_moments, "--noise": noise}
-    if kind == "neural" and any(beside.values()):
-        what = next(name for name, wanted in beside.items() if wanted)
-        raise UsageError(f"{what} is about gradients of weights; use --kind weight or both")
-    if second_moments and sketch is not None:
-        raise UsageError("--second-moments needs the gradients' values beside them; leave --sketch out")
-    if max_elements is not None and max_elements < 1:
-        raise UsageError(f"--max-elements: {max_elements} elements of a gradient are none; write 1 or more")
-    _check_sketch(sketch, sketch_mantissa)
-    size = parse_size(budget) if isinstance(budget, str) else budget
+    given = settings or CaptureSettings()
+    policy = step_policy(given.steps, given.every)
+    _check_kind(given)
+    if given.max_elements is not None and given.max_elements < 1:
+        raise UsageError(f"--max-elements: {given.max_elements} elements of a gradient are none; write 1 or more")
+    _check_sketch(given.sketch, given.sketch_mantissa)
+    size = parse_size(given.budget) if isinstance(given.budget, str) else given.budget
     if size is None and isinstance(policy, AutomaticSteps):
         size = DEFAULT_BUDGET
-    _check_place(path, force=force, run=run, first=first)
+    _check_place(path, force=given.force, run=run, first=first)
     world = launched_place().world_size
-    if world > 1 and rank == "all" and path.suffix != ".zarr":
+    if world > 1 and given.rank == "all" and path.suffix != ".zarr":
         raise UsageError(f"{path}: {world} processes cannot write one HDF5 file; choose a name that ends in .zarr")
+    found = {one.name: getattr(given, one.name) for one in fields(CaptureSettings)}
+    if given.max_elements is None and given.kind == "neural":
+        found["max_elements"] = MAX_ELEMENTS
     # The script may change the current folder before the trace is made.
-    return CaptureOptions(
-        path.absolute(),
-        policy,
-        tuple(tensors),
-        tuple(exclude),
-        size,
-        force,
-        run,
-        rank == "0",
-        reduced,
-        kind=kind,
-        max_elements=MAX_ELEMENTS if max_elements is None and kind == "neural" else max_elements,
-        optimizer_state=optimizer_state,
-        second_moments=second_moments,
-        noise=noise,
-        verbose=verbose,
-        drop=drop,
-        sketch=sketch,
-        sketch_mantissa=sketch_mantissa,
-        launcher=launcher,
-        first=first,
-    )
+    place = path.absolute()
+    return CaptureOptions(place, policy, **{**found, "budget": size}, run=run, launcher=launcher, first=first)
+
+
+def _check_kind(given: CaptureSettings) -> None:
+    if given.kind not in KINDS:
+        raise UsageError(f"--kind: '{given.kind}' is no kind of gradient; {suggest(given.kind, KINDS)}")
+    beside = {
+        "--optimizer-state": given.optimizer_state,
+        "--second-moments": given.second_moments,
+        "--noise": given.noise,
+    }
+    if given.kind == "neural" and any(beside.values()):
+        what = next(name for name, wanted in beside.items() if wanted)
+        raise UsageError(f"{what} is about gradients of weights; use --kind weight or both")
+    if given.second_moments and given.sketch is not None:
+        raise UsageError("--second-moments needs the gradients' values beside them; leave --sketch out")
 
 
 def _check_sketch(sketch: str | None, mantissa: int | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gtrace.capture.layout import RowLayout, moments_of, second_moments
-from gtrace.capture.options import AutomaticSteps
+from gtrace.capture.options import AutomaticSteps, TensorSelection
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
 from gtrace.torch_hooks.naming import Names
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import MomentsOf, Slot
-    from gtrace.capture.neural import NeuralGradients
-    from gtrace.capture.options import StepPolicy, TensorSelection
+    from gtrace.capture.neural import NeuralRecorder
+    from gtrace.capture.options import CaptureOptions
     from gtrace.torch_hooks.hooks import OptimizerStep
     from gtrace.torch_hooks.naming import ParameterName
     from gtrace.torch_hooks.steps import Rounds
@@ -47,46 +47,26 @@ class Recorder:
     Args:
         open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
             in the background; gives the rank to write under, too.
-        policy: which steps.
-        selection: which tensors.
-        budget: bytes of gradients to record at most, as float32 or about what their sketches take; None for no limit.
+        options: what to record. Its budget counts float32 values, or about what their sketches take.
         models: the live modules to name parameters by.
         scan: search the whole process for modules where these do not own every parameter.
-        queue_bytes: bytes of each optimizer's gradients that may wait to be written.
-        drop: leave out steps while so many wait, instead of making training wait.
-        say: prints one line for the user.
-        weights: record the gradients of weights; ``neural`` can be set to those of module outputs.
         plan: which sketches the trace keeps of large gradients, None where it keeps their values.
-        max_elements: elements to keep of a weight's gradient, rounded up to whole blocks; None for all.
-        optimizer_state: record the sums of Adam's second moments, too.
-        second_moments: record all their elements, too.
-        noise: record how gradients of micro-batches scatter, too.
-        tell: prints one line about how it goes: a first one, and with ``verbose`` further ones.
-        verbose: tell about every 100th row.
+        say: prints one line for the user.
+        tell: prints one line about how it goes: a first one, and with ``verbose`` one for every 100th row.
     """
 
     def __init__(
         self,
         open_trace: Callable[[dict[str, Any]], tuple[TraceWriter, int]],
+        options: CaptureOptions,
         *,
-        policy: StepPolicy,
-        selection: TensorSelection,
-        budget: int | None,
         models: Callable[[], Sequence[nn.Module]],
         scan: bool,
-        queue_bytes: int,
-        drop: bool = False,
+        plan: SketchPlan | None,
         say: Callable[[str], None],
-        weights: bool = True,
-        plan: SketchPlan | None = None,
-        max_elements: int | None = None,
-        optimizer_state: bool = False,
-        second_moments: bool = False,
-        noise: bool = False,
-        tell: Callable[[str], None] = lambda _text: None,
-        verbose: bool = False,
+        tell: Callable[[str], None],
     ) -> None:
-        self.selection = selection
+        self.selection = TensorSelection(options.tensors, options.exclude)
         #: Errors of capture so far; training went on.
         self.errors = 0
         #: What the run itself tells for the trace: the classes of its models, its seed at the first step.
@@ -96,30 +76,23 @@ class Recorder:
         #: Recording ended because the budget was used up.
         self.over_budget = False
         #: Gathers the gradients of module outputs, where these are recorded.
-        self.neural: NeuralGradients | None = None
+        self.neural: NeuralRecorder | None = None
         #: Tells how long training waited for the hooks that lead here.
         self.hook_seconds: Callable[[], float] = lambda: 0.0
         #: Tells the optimizers that have stepped so far, with their numbers, rising.
         self.stepped: Callable[[], list[tuple[int, Optimizer | Rounds]]] = list
-        self._weights = weights
+        self._options = options
+        self._weights = options.kind != "neural"
         #: elements of a gradient -> bytes that count against the budget
-        self._cost = functools.cache(functools.partial(_stored_bytes, plan, max_elements))
-        self._policy = policy
-        self._budget = budget
+        self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
+        self._budget = options.budget
         self._models = models
         self._scan = scan
-        self._queue_bytes = queue_bytes
-        self._drop = drop
         #: Steps that were left out because too many waited to be written.
         self.dropped = Gaps()
         self._told: set[str] = set()
         self._say = say
         self._classes: dict[str, None] = {}
-        self._max_elements = max_elements
-        self._optimizer_state = optimizer_state
-        self._second_moments = second_moments
-        self._noise = noise
-        self._verbose = verbose
         self._tell = tell
         #: Rows of the first step, and what to say when they are in the trace, given the bytes that they take.
         self._first_rows = 0
@@ -130,7 +103,7 @@ class Recorder:
         self.replicated = 0
         #: Second moments of an optimizer that were recorded.
         self.moments = 0
-        self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, max_elements, self._written)
+        self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, options.max_elements, self._written)
         self._parameter_names = Names()
         #: Optimizers whose parameters have names.
         self._named: set[int] = set()
@@ -238,7 +211,7 @@ class Recorder:
 
     def chooses(self, step: int) -> bool:
         """Whether a step of this number would be recorded now."""
-        return not self._writer.failed and not self.over_budget and self._policy.wants(step, self._capacity())
+        return not self._writer.failed and not self.over_budget and self._options.policy.wants(step, self._capacity())
 
     def _capacity(self) -> int:
         if self._budget is None:
@@ -247,7 +220,7 @@ class Recorder:
 
     def _row_bytes(self) -> int:
         """What a step takes of which every tensor is recorded."""
-        row = self._weights_bytes() * (1 + self._second_moments)
+        row = self._weights_bytes() * (1 + self._options.second_moments)
         return row + (self.neural.row_bytes if self.neural is not None else 0)
 
     def _weights_bytes(self) -> int:
@@ -259,13 +232,13 @@ class Recorder:
         if layout is None:
             # The number and not the step, which would keep the optimizer and its parameters alive.
             name = functools.partial(self._names, stream=step.stream)
-            layout = RowLayout(name, self._keeps, self._queue_bytes)
+            layout = RowLayout(name, self._keeps, self._options.queue_bytes)
             self._layouts[step.stream] = layout
             # Some programs make an optimizer for each task of thousands.
             weakref.finalize(step.optimizer, layout.release).atexit = False
         slots, gradients, parameters = layout.gradients(step) if self._weights else ([], [], [])
         size = sum(self._cost(gradient.numel()) for gradient in gradients)
-        moments = moments_of(step.optimizer, parameters) if self._second_moments else []
+        moments = moments_of(step.optimizer, parameters) if self._options.second_moments else []
         size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
@@ -276,7 +249,7 @@ class Recorder:
             scalars["micro_batches"] = step.micro_batches
         buffer = None
         if slots and layout.pool is not None:
-            buffer = layout.pool.acquire(wait=not self._drop)
+            buffer = layout.pool.acquire(wait=not self._options.drop)
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
             if buffer is not None:
                 buffer.release()
@@ -331,7 +304,7 @@ class Recorder:
         there = [(slot, found) for slot, found in zip(slots, moments, strict=bool(moments)) if found is not None]
         pool = self._layouts[step.stream].pool
         # Without room the gradients are recorded all the same: their numbers do not need these.
-        buffer = pool.acquire(wait=not self._drop) if there and pool is not None else None
+        buffer = pool.acquire(wait=not self._options.drop) if there and pool is not None else None
         if buffer is None:
             return
         try:
@@ -349,11 +322,11 @@ class Recorder:
     ) -> dict[int, dict[str, float]]:
         """What is asked for beside the gradients, by the slots' index."""
         found: dict[int, dict[str, float]] = {slot.index: {} for slot in slots}
-        if self._optimizer_state:
+        if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
                 found[slot.index]["second_moment"] = value
                 self.moments += not math.isnan(value)
-        if self._noise:
+        if self._options.noise:
             for slot, parameter in zip(slots, parameters, strict=True):
                 seen = step.replicas(parameter)
                 self.replicated += seen is not None
@@ -373,9 +346,9 @@ class Recorder:
         count = self._writer.rows.total() - self._writer.rows[SECOND_MOMENT]
         if count == self._first_rows and self._prediction is not None:
             # Second moments come with the second step at the latest.
-            stored = self._writer.stored + (self._weights_bytes() if self._second_moments else 0)
+            stored = self._writer.stored + (self._weights_bytes() if self._options.second_moments else 0)
             self._news.put(f"gtrace: recording {self._prediction(stored)}")
-        elif self._verbose and count % _TOLD_ROWS == 0:
+        elif self._options.verbose and count % _TOLD_ROWS == 0:
             self._news.put(
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
                 f"{self._writer.waiting} waiting, training waited {self.blocked:.1%} of its time"
@@ -396,9 +369,9 @@ class Recorder:
         if self._budget is None:
             return lambda row: f"{start}{size_text(row)}{copied}"
         steps, budget = self._capacity(), size_text(self._budget)
-        if not isinstance(self._policy, AutomaticSteps):
+        if not isinstance(self._options.policy, AutomaticSteps):
             return lambda row: f"{start}{size_text(row)}{copied}; the {budget} budget takes {steps:,} steps"
-        steps = self._policy.most(steps)
+        steps = self._options.policy.most(steps)
         end = f"; auto keeps at most {steps:,} steps"
         return lambda row: f"{start}{size_text(row)}{copied}{end} ({size_text(row * steps)} of the {budget} budget)"
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from gtrace.capture.options import MAX_ELEMENTS, TensorSelection, capture_options
+from gtrace.capture.options import CaptureSettings, capture_options
 from gtrace.capture.summary import CaptureSummary, all_parts, disk_usage
 from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
@@ -48,6 +50,9 @@ class CaptureSession:
         say: prints one line for the user; to stderr by default.
         launched: this process was launched by the one that runs the program.
         status: say how it goes after the first recorded step, too.
+
+    Raises:
+        UsageError: torch is not installed.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class CaptureSession:
         launched: bool = False,
         status: bool = False,
     ) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise UsageError("gtrace.capture needs PyTorch, which is not installed: pip install 'gtrace[torch]'")
         self._status = status or options.verbose
         self._options = options
         self._attrs = attrs or {}
@@ -88,22 +95,12 @@ class CaptureSession:
 
         recorder = Recorder(
             self._create,
-            policy=self._options.policy,
-            selection=TensorSelection(self._options.include, self._options.exclude),
-            budget=self._options.budget,
+            self._options,
             models=lambda: hooks.modules.modules() if models is None else list(models),
             scan=models is None,
-            queue_bytes=self._options.queue_bytes,
-            drop=self._options.drop,
-            say=self._say,
-            weights=self._options.kind != "neural",
             plan=self._plan(),
-            max_elements=self._options.max_elements,
-            optimizer_state=self._options.optimizer_state,
-            second_moments=self._options.second_moments,
-            noise=self._options.noise,
+            say=self._say,
             tell=self._tell,
-            verbose=self._options.verbose,
         )
         hooks = TrainingHooks(
             self._wants,
@@ -120,16 +117,13 @@ class CaptureSession:
         try:
             hooks.install()
             if self._options.kind != "weight":
-                from gtrace.capture.neural import NeuralGradients
+                from gtrace.capture.neural import NeuralRecorder
 
-                recorder.neural = NeuralGradients(
+                recorder.neural = NeuralRecorder(
+                    self._options,
                     lambda: hooks.modules.modules() if models is None else list(models),
                     selection=recorder.selection,
                     scan=models is None,
-                    closed=models is not None,
-                    max_elements=self._options.max_elements or MAX_ELEMENTS,
-                    queue_bytes=self._options.queue_bytes,
-                    drop=self._options.drop,
                     paused=lambda: hooks.repeating,
                     say=self._say,
                     on_error=recorder.error,
@@ -344,15 +338,16 @@ def git_commit(folder: str) -> str | None:
     return answer.stdout.strip() or None
 
 
-def captured(path: Path, options: Mapping[str, Any], attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Inside the block, Python processes that are launched record into the trace at ``path``, each its own rank.
+def captured(options: CaptureOptions, attrs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Inside the block, Python processes that are launched record into the same trace, each its own rank.
 
     Args:
-        path: the trace.
-        options: keyword arguments of ``capture_options``.
+        options: of the process that launches them.
         attrs: attributes of the trace.
     """
-    return children_call(__name__, {"path": str(path), "options": dict(options), "attrs": dict(attrs)})
+    settings = {field.name: getattr(options, field.name) for field in fields(CaptureSettings)}
+    told = {"path": str(options.path), "run": options.run, "settings": settings, "attrs": dict(attrs)}
+    return children_call(__name__, told)
 
 
 def start(told: Mapping[str, Any]) -> None:
@@ -365,12 +360,14 @@ def start(told: Mapping[str, Any]) -> None:
 
 class _Child:
     def __init__(self, told: Mapping[str, Any]) -> None:
-        chosen = dict(told["options"])
+        run = told["run"]
+        launcher = None
         token = launch_token() if spans_machines() else None
-        if token not in (None, chosen["run"]):
+        if token not in (None, run):
             # Every machine has its own process that launches, and all of them write one trace.
-            chosen |= {"launcher": chosen["run"], "run": token}
-        options = capture_options(Path(told["path"]), **chosen)
+            run, launcher = token, run
+        settings = CaptureSettings(**told["settings"])
+        options = capture_options(Path(told["path"]), settings, run=run, launcher=launcher)
         self._session = CaptureSession(options, told["attrs"], launched=True, status=True)
         self._failed = False
         self._exits = contextlib.ExitStack()

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from gtrace.cli.completion import complete_spec
-from gtrace.cli.options import check_output, load_plugins, print_json
+from gtrace.cli.options import PLUGIN, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
+from gtrace.settings import option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The options of ``gtrace bench``."""
+
+    plugin: tuple[Path, ...] = option((), **PLUGIN)
+    at: float | None = option(
+        None, type=click.FloatRange(min=0.01, max=32), help="Bits of the first table.  [default: 3]"
+    )
+    quick: bool = option(False, help="A smoke test in seconds, on one small network; for no paper.")
+    jobs: int | None = option(None, minimum=1, help="Threads.  [default: all processors]")
+    output: tuple[Path, ...] = option((), names=("-o", "--output"), help="Also write the tables: x.md or x.tex.")
+    force: bool = option(False, help="Overwrite.")
+    as_json: bool = option(False, names=("--json",), help="Print every number as JSON instead.")
 
 
 @click.command("bench")
 @click.argument("codecs", nargs=-1, required=True, metavar="CODEC...", shell_complete=complete_spec)
-@click.option(
-    "--plugin",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="A Python file with codecs of your own; it is run.",
-)
-@click.option(
-    "--at", type=click.FloatRange(min=0.01, max=32), default=None, help="Bits of the first table.  [default: 3]"
-)
-@click.option("--quick", is_flag=True, help="A smoke test in seconds, on one small network; for no paper.")
-@click.option("--jobs", type=click.IntRange(min=1), default=None, help="Threads.  [default: all processors]")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), multiple=True, help="Also write the tables: x.md or x.tex."
-)
-@click.option("--force", is_flag=True, help="Overwrite.")
-@click.option("--json", "as_json", is_flag=True, help="Print every number as JSON instead.")
-def command(
-    codecs: tuple[str, ...],
-    *,
-    plugin: tuple[Path, ...],
-    at: float | None,
-    quick: bool,
-    jobs: int | None,
-    output: tuple[Path, ...],
-    force: bool,
-    as_json: bool,
-) -> None:
+@options(BenchSettings)
+def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     """Compare CODEC with every built-in codec at equal measured bits, by a fixed protocol.
 
     CODEC is a Python file with codecs of your own, which is run, or a spec: of such a file given with --plugin, of an
@@ -55,11 +50,11 @@ def command(
       gtrace bench dither:bits=4 qsgdinf:bucket_size=64 --plugin dither.py -o dither.md -o dither.tex
       gtrace bench qsgdinf --quick
     """
-    for path in output:
+    for path in settings.output:
         if path.suffix not in (".md", ".tex"):
             raise UsageError(f"{path}: tables are written as .md or .tex")
-        check_output(path, force=force)
-    load_plugins(plugin)
+        check_output(path, force=settings.force)
+    load_plugins(settings.plugin)
     from gtrace.codecs import split_specs
     from gtrace.codecs.plugin import load_plugin
     from gtrace.report.render.files import put
@@ -70,10 +65,10 @@ def command(
     specs = []
     for word in codecs:
         specs += [found.name for found in load_plugin(word)] if word.endswith(".py") else split_specs(word)
-    result = run_bench(specs, QUICK if quick else FULL, at=at, jobs=jobs, say=_progress)
+    result = run_bench(specs, QUICK if settings.quick else FULL, at=settings.at, jobs=settings.jobs, say=_progress)
     _progress("")
     tables, lines = bench_tables(result), bench_lines(result)
-    for path in output:
+    for path in settings.output:
         if path.suffix == ".md":
             text = [f"# {', '.join(result.mine)} against the built-in codecs", ""]
             text += [line for table in tables for line in markdown_table(table)]
@@ -82,7 +77,7 @@ def command(
             text = [latex_preamble(), *map(latex_comment, lines)]
             text += [line for table in tables for line in ("", *latex_table(table))]
         put(path, ("\n".join(text).rstrip("\n") + "\n").encode())
-    if as_json:
+    if settings.as_json:
         print_json(bench_json(result))
         return
     from rich.console import Console
@@ -90,7 +85,7 @@ def command(
     from gtrace.report.render.text import print_tables
 
     print_tables(tables, lines, Console())
-    for path in output:
+    for path in settings.output:
         click.echo(path)
 
 

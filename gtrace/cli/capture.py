@@ -7,12 +7,16 @@ import functools
 import secrets
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from gtrace.capture.options import CaptureSettings, capture_options
+from gtrace.cli.options import options
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
+from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +29,15 @@ if TYPE_CHECKING:
 _SHORT = 1.0
 
 
-def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+@dataclass(frozen=True)
+class CaptureTarget:
+    """What ``gtrace capture`` records, of which kind of program, and where it goes."""
+
+    output: Path | None = option(
+        None, names=("-o", "--output"), help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]"
+    )
+    is_module: bool = option(False, names=("-m",), help="SCRIPT is the name of a module, as in python -m.")
+    settings: CaptureSettings = nested(CaptureSettings)
 
 
 @click.command(
@@ -34,108 +45,10 @@ def _patterns(_context: click.Context, _option: click.Parameter, values: tuple[s
     context_settings={"allow_interspersed_args": False},
     epilog="Example: gtrace capture --every 10 --exclude '*.bias' -o run.zarr train.py --epochs 3",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Trace to write, .zarr or .h5.  [default: SCRIPT.zarr]",
-)
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
-@click.option("--every", type=int, metavar="N", help="Record every N-th step.")
-@click.option(
-    "--steps",
-    metavar="LIST",
-    help="Record these steps: 0,10,100-200,500-900:100; 1000+50 is a burst of 50.  [default: auto: every step "
-    "at first, then bursts at growing distances, within the budget]",
-)
-@click.option(
-    "--tensors",
-    multiple=True,
-    metavar="GLOB",
-    callback=_patterns,
-    help="Record only tensors with such names.",
-)
-@click.option("--exclude", multiple=True, metavar="GLOB", callback=_patterns, help="Leave out tensors with such names.")
-@click.option(
-    "--budget",
-    metavar="SIZE",
-    help="Record at most so many bytes of gradients.  [default: 4GB with automatic steps, else no limit]",
-)
-@click.option(
-    "--local/--reduced",
-    "local",
-    default=True,
-    help="Of several processes, record each one's own gradients, or the average that they share.  [default: local]",
-)
-@click.option(
-    "--rank",
-    type=click.Choice(["all", "0"]),
-    default="all",
-    show_default=True,
-    help="Of several processes that train together, record all or the first.",
-)
-@click.option(
-    "--kind",
-    default="weight",
-    metavar="KIND",
-    help="Gradients of the loss with respect to what: weight (parameters), neural (outputs of modules) or both.  "
-    "[default: weight]",
-)
-@click.option(
-    "--max-elements",
-    type=int,
-    metavar="N",
-    help="Keep N elements of a larger gradient: of a weight's, whole blocks of 16384; of a neural one, a sample of "
-    "single elements.  [default: all; 262144]",
-)
-@click.option("--optimizer-state", is_flag=True, help="Record the sums of Adam's second moments, too.")
-@click.option(
-    "--second-moments",
-    is_flag=True,
-    help="Record Adam's second moments element by element, as many bytes as the gradients, for update errors.",
-)
-@click.option("--noise", is_flag=True, help="Record how the gradients of a step's micro-batches scatter, too.")
-@click.option("--verbose", is_flag=True, help="Say something after every 100 recorded steps.")
-@click.option(
-    "--drop", is_flag=True, help="Leave out steps while the disk cannot keep up, instead of making training wait."
-)
-@click.option(
-    "--sketch",
-    metavar="LIST",
-    help="Keep moment sketches of large gradients instead of their values: norms and bucket sizes, as in "
-    "l2:8192,linf:8192,none.",
-)
-@click.option(
-    "--sketch-mantissa",
-    type=click.IntRange(0, 10),
-    help="Width of a sketch's bins: 2^N in an octave; 10 loses nothing.  [default: 6]",
-)
-@click.option("--force", is_flag=True, help="Replace an existing trace.")
+@options(CaptureTarget)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(
-    output: Path | None,
-    is_module: bool,
-    every: int | None,
-    steps: str | None,
-    tensors: tuple[str, ...],
-    exclude: tuple[str, ...],
-    budget: str | None,
-    local: bool,
-    rank: str,
-    kind: str,
-    max_elements: int | None,
-    optimizer_state: bool,
-    second_moments: bool,
-    noise: bool,
-    verbose: bool,
-    drop: bool,
-    sketch: str | None,
-    sketch_mantissa: int | None,
-    force: bool,
-    script: str,
-    args: tuple[str, ...],
-) -> int:
+def command(target: CaptureTarget, script: str, args: tuple[str, ...]) -> int:
     """Run SCRIPT with its ARGS and record the gradient of every parameter at its optimizer steps.
 
     The script runs unchanged and ends with the same weights, bit for bit. Options of gtrace come before
@@ -147,45 +60,25 @@ def command(
     from gtrace.torch_hooks.launcher import Outcome, Program, run_program
     from gtrace.torch_hooks.processes import first_of_launch, launch_token, launched_place
 
-    program = Program(script, args, is_module)
+    program = Program(script, args, target.is_module)
     program.check()
     place = launched_place()
     watch_no_more()
-    if rank == "0" and place.rank:
+    if target.settings.rank == "0" and place.rank:
         return run_program(program).exit_code
 
-    from gtrace.capture import capture_options
     from gtrace.capture.session import CaptureSession, captured, git_commit, print_line
     from gtrace.torch_hooks.children import after_import
     from gtrace.torch_hooks.processes import before_abrupt_exit
 
-    shown = output or Path(f"{program.stem}.zarr")
-    chosen: dict[str, Any] = {
-        "steps": steps,
-        "every": every,
-        "tensors": tensors,
-        "exclude": exclude,
-        "budget": budget,
-        "reduced": not local,
-        "rank": rank,
-        "force": force,
-        "kind": kind,
-        "max_elements": max_elements,
-        "optimizer_state": optimizer_state,
-        "second_moments": second_moments,
-        "noise": noise,
-        "verbose": verbose,
-        "drop": drop,
-        "sketch": sketch,
-        "sketch_mantissa": sketch_mantissa,
-        "run": launch_token() or secrets.token_hex(8),
-    }
-    options = capture_options(shown, **chosen, first=first_of_launch())
-    argv = ["-m", script, *args] if is_module else [script, *args]
-    attrs = {"argv": argv, "git_commit": git_commit(program.folder)}
+    shown = target.output or Path(f"{program.stem}.zarr")
+    chosen = capture_options(
+        shown, target.settings, run=launch_token() or secrets.token_hex(8), first=first_of_launch()
+    )
+    attrs = {"argv": program.argv, "git_commit": git_commit(program.folder)}
     # The script may put something else in the place of stderr, or close that.
     say = functools.partial(print_line, stream=sys.stderr)
-    session = CaptureSession(options, attrs, say=say, status=True)
+    session = CaptureSession(chosen, attrs, say=say, status=True)
 
     def leave(exit_code: int) -> int:
         """The program ends the process by itself, so that nothing after ``run_program`` is reached."""
@@ -197,7 +90,7 @@ def command(
 
     with before_abrupt_exit(leave):
         try:
-            with after_import("torch", session.start_or_tell), captured(options.path, chosen, attrs):
+            with after_import("torch", session.start_or_tell), captured(chosen, attrs):
                 outcome = run_program(program)
         except BaseException:
             # There is no such module, or Ctrl-C came between the program's end and here: nothing must stay hooked.
@@ -223,7 +116,7 @@ def _conclude(
         sys.stdout.flush()
     result = _result(summary, path, place.rank if place.world_size > 1 else None)
     if outcome.exit_code and not outcome.interrupted:
-        failed = f"{_called(program)} failed with exit code {outcome.exit_code}; {result}"
+        failed = f"{program.called} failed with exit code {outcome.exit_code}; {result}"
         if place.rank is None:
             raise ScriptError(failed)
         # Whoever launched this process goes by the code of what it launched.
@@ -237,10 +130,6 @@ def _conclude(
     if summary.complaints:
         raise UsageError("; ".join(summary.complaints))
     return EXIT_OK
-
-
-def _called(program: Program) -> str:
-    return f"-m {program.target}" if program.is_module else program.target
 
 
 def _result(summary: CaptureSummary, path: Path, rank: int | None) -> str:

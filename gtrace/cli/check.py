@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import TracePath, print_json
+from gtrace.cli.options import JSON, TracePath, options, print_json
 from gtrace.errors import EXIT_INPUT, EXIT_OK
+from gtrace.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,16 +21,20 @@ if TYPE_CHECKING:
 _MOST_LINES = 100
 
 
+@dataclass(frozen=True)
+class CheckSettings:
+    """The options of ``gtrace check``."""
+
+    repair: bool = option(
+        False, help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged."
+    )
+    as_json: bool = option(False, **JSON)
+
+
 @click.command("check", epilog="Example: gtrace check run.zarr --repair")
 @click.argument("trace", type=TracePath())
-@click.option(
-    "--repair",
-    "wanted",
-    is_flag=True,
-    help="Make a damaged or interrupted trace usable; a damaged one is kept as NAME.damaged.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(trace: Path | str, wanted: bool, as_json: bool) -> int:
+@options(CheckSettings)
+def command(settings: CheckSettings, trace: Path | str) -> int:
     """Read every committed gradient of TRACE and verify it: checksums, presence, statistics, metadata.
 
     Every fault is reported. The exit code is 0 where there is none, and 3 otherwise; after a repair it is 0. A repair
@@ -37,12 +43,12 @@ def command(trace: Path | str, wanted: bool, as_json: bool) -> int:
     from gtrace.trace.check import check_trace, repair_trace
 
     repair: Repair | None = None
-    if wanted:
+    if settings.repair:
         repair = repair_trace(trace)
         report = repair.report
     else:
         report = check_trace(trace)
-    if as_json:
+    if settings.as_json:
         print_json(_document(report, repair))
     else:
         _show(report, repair)

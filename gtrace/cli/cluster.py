@@ -1,109 +1,96 @@
-"""The options that say between which machines gradients travel, and what is made of them."""
+"""Options about the machines between which gradients travel, and what codecs save there."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from gtrace.cli.console import wide_console
 from gtrace.errors import UsageError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from gtrace.cli.options import F
-    from gtrace.costs import Cluster, Network
+    from gtrace.costs import Cluster
     from gtrace.report.analysis.savings import Savings
 
-#: options of a cluster -> how each is written, by what is missing first
-CLUSTER = {
-    "ranks": "--ranks 8",
-    "network": "--network 25Gbit/s",
-    "step_time": "--step-time 180ms",
-    "latency": "--latency 20us",
-    "backward_time": "--backward-time 120ms",
-    "bucket_mb": "--bucket-mb 25",
-    "codec_rate": "--codec-rate 2Gelem/s",
-}
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """The machines between which gradients travel; ``example`` is how each is written."""
+
+    ranks: int | None = option(
+        None,
+        metavar="N",
+        example="--ranks 8",
+        help="Workers that train together: for what codecs save, and in a report for the error of their average.",
+    )
+    network: str | None = option(
+        None,
+        metavar="RATE",
+        example="--network 25Gbit/s",
+        help="Speed of each rank's link, as in 25Gbit/s.",
+    )
+    latency: str | None = option(
+        None, metavar="TIME", example="--latency 20us", help="Of a message there, as in 20us.  [default: 0s]"
+    )
+    step_time: str | None = option(
+        None,
+        metavar="TIME",
+        example="--step-time 180ms",
+        help="For what codecs save: computing of one rank's step without any exchange, as in 180ms.",
+    )
+    backward_time: str | None = option(
+        None,
+        metavar="TIME",
+        example="--backward-time 120ms",
+        help="The part of --step-time in which gradients appear.  [default: two thirds]",
+    )
+    bucket_mb: float | None = option(
+        None,
+        metavar="MIB",
+        example="--bucket-mb 25",
+        help="DistributedDataParallel's bucket_cap_mb there.  [default: 25, the first bucket 1]",
+    )
+    codec_rate: str | None = option(
+        None,
+        metavar="RATE",
+        example="--codec-rate 2Gelem/s",
+        help="Elements that a rank encodes or decodes per second, where you measured it on that device, as in "
+        "2Gelem/s.  [default: no time of coding counts]",
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that a user gave, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+#: what a cluster cannot do without
 _NEEDED = ("ranks", "network", "step_time")
 
 
-def cluster_options(function: F) -> F:
-    """``--ranks``, ``--network``, ``--step-time`` and what refines them; :func:`chosen_cluster` reads them."""
-    for option in (
-        click.option(
-            "--codec-rate",
-            metavar="RATE",
-            help="Elements that a rank encodes or decodes per second, where you measured it on that device, as in "
-            "2Gelem/s.  [default: no time of coding counts]",
-        ),
-        click.option(
-            "--bucket-mb",
-            type=float,
-            metavar="MIB",
-            help="DistributedDataParallel's bucket_cap_mb there.  [default: 25, the first bucket 1]",
-        ),
-        click.option(
-            "--backward-time",
-            metavar="TIME",
-            help="The part of --step-time in which gradients appear.  [default: two thirds]",
-        ),
-        click.option(
-            "--step-time",
-            metavar="TIME",
-            help="For what codecs save: computing of one rank's step without any exchange, as in 180ms.",
-        ),
-        click.option("--latency", metavar="TIME", help="Of a message there, as in 20us.  [default: 0s]"),
-        click.option("--network", metavar="RATE", help="Speed of each rank's link, as in 25Gbit/s."),
-        click.option(
-            "--ranks",
-            type=int,
-            metavar="N",
-            help="Workers that train together: for what codecs save, and in a report for the error of their average.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def simulation_options(function: F) -> F:
-    """``--topology`` and ``--compute-time`` of simulated steps; :func:`simulated_network` reads them."""
-    function = click.option(
-        "--compute-time",
-        metavar="TIME",
-        help="For a task: computing and coding of a simulated step, as in 5s, in the place of measured times.  "
-        "[default: measured; 5s with --policy mqgrad]",
-    )(function)
-    return click.option(
-        "--topology",
-        type=click.Choice(["ring", "allgather", "ps"]),
-        default="ring",
-        show_default=True,
-        help="For a task: how gradients travel in simulated steps: ring (all-reduce of exact ones, all-gather of "
-        "payloads), all-gather, or a parameter server.",
-    )(function)
-
-
-def chosen_cluster(options: Mapping[str, Any], ranks: int | None = None) -> Cluster | None:
-    """What the options of :func:`cluster_options` say; None where none of them is given.
+def chosen_cluster(settings: ClusterSettings, ranks: int | None = None) -> Cluster | None:
+    """The cluster that the settings describe; None if none of them is given.
 
     Args:
-        options: of the command.
-        ranks: where ``--ranks`` does not say; a ``--network`` alone is then meant for something else.
+        settings: of the command.
+        ranks: if ``--ranks`` is not given; a ``--network`` alone is then meant for something else.
 
     Raises:
         UsageError: one of the three that are needed is missing, or something cannot be read.
     """
-    given = {name: options[name] for name in CLUSTER if options[name] is not None}
+    given = settings.given
     if not given or (ranks is not None and given.keys() <= {"network", "latency"}):
         return None
+    examples = {field.name: field.metadata["example"] for field in fields(ClusterSettings)}
+    first = min(given, key=(*_NEEDED, *examples).index)
     if ranks is not None:
         given.setdefault("ranks", ranks)
-    missing = [CLUSTER[name] for name in _NEEDED if name not in given]
+    missing = [examples[name] for name in _NEEDED if name not in given]
     if missing:
-        first = next(CLUSTER[name] for name in CLUSTER if options[name] is not None).split()[0]
-        raise UsageError(f"{first}: what codecs save needs {' and '.join(missing)}, too")
+        raise UsageError(f"{examples[first].split()[0]}: what codecs save needs {' and '.join(missing)}, too")
     from gtrace.costs import Cluster, Network
     from gtrace.units import parse_elements, parse_seconds
 
@@ -116,23 +103,6 @@ def chosen_cluster(options: Mapping[str, Any], ranks: int | None = None) -> Clus
         bucket_mb=given.get("bucket_mb"),
         codec_rate=None if rate is None else parse_elements(rate, "codec-rate"),
     )
-
-
-def simulated_network(options: Mapping[str, Any]) -> Network | None:
-    """The network whose time a task simulates; None where ``--network`` is not given.
-
-    Raises:
-        UsageError: something else is given without it, or cannot be read.
-    """
-    from gtrace.costs import Network
-
-    if options["network"] is None:
-        if options["latency"] is not None or options["topology"] != "ring" or options["compute_time"] is not None:
-            raise UsageError(
-                "--latency, --topology and --compute-time are of a --network; give its speed, as in --network 1Gbit/s"
-            )
-        return None
-    return Network.parse(options["network"], options["latency"] or "0s", options["topology"], options["compute_time"])
 
 
 def savings_of_log(path: Path, cluster: Cluster | None) -> Savings | None:
@@ -150,8 +120,7 @@ def print_savings(savings: Savings | None, *, err: bool = False) -> None:
     """The section of a report on what codecs save, on a terminal."""
     if savings is None:
         return
-    from gtrace.cli.report import wide_console
     from gtrace.report.render.text import print_sections
-    from gtrace.report.sections.section import savings_section
+    from gtrace.report.sections.savings import savings_section
 
     print_sections([savings_section(savings)], wide_console(err=err))

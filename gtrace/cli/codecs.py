@@ -6,16 +6,19 @@ import inspect
 import re
 import shutil
 import textwrap
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gtrace.cli.completion import complete_codec
-from gtrace.cli.options import load_plugins, print_json
+from gtrace.cli.options import JSON, PLUGIN, load_plugins, options, print_json
 from gtrace.errors import GtraceError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gtrace.codecs import Codec
 
 #: parameter -> what a sweep over it looks like
@@ -23,16 +26,18 @@ _RANGES = {"bits": "--bits 2-8", "ratio": "--ratio 0.001-0.1", "sparsity": "--sp
 _WIDEST = 100
 
 
+@dataclass(frozen=True)
+class CodecsSettings:
+    """The options of ``gtrace codecs``."""
+
+    plugin: tuple[Path, ...] = option((), **PLUGIN)
+    as_json: bool = option(False, **JSON)
+
+
 @click.command("codecs")
 @click.argument("name", required=False, shell_complete=complete_codec)
-@click.option(
-    "--plugin",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="A Python file with codecs of your own; it is run.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(name: str | None, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+@options(CodecsSettings)
+def command(settings: CodecsSettings, name: str | None) -> None:
     """List the codecs, or explain one: formula, parameters, payload, what to expect, what was corrected.
 
     Codecs of installed packages (entry points of the group gtrace.codecs) are listed with their package.
@@ -43,13 +48,13 @@ def command(name: str | None, plugin: tuple[Path, ...], *, as_json: bool) -> Non
       gtrace codecs qsgd
       gtrace codecs dither --plugin dither.py
     """
-    load_plugins(plugin)
+    load_plugins(settings.plugin)
     if name:
         found = describe(name.rstrip(":"))
-        print_json(found) if as_json else click.echo(_page(found))
+        print_json(found) if settings.as_json else click.echo(_page(found))
         return
     described = _all()
-    print_json(described) if as_json else _list(described)
+    print_json(described) if settings.as_json else _list(described)
 
 
 def _all() -> list[dict[str, Any]]:
@@ -77,12 +82,12 @@ def describe(name: str) -> dict[str, Any]:
     """
     from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
     from gtrace.codecs.installed import origin_of
-    from gtrace.codecs.pages import PAGES
     from gtrace.codecs.plugin import plugin_of
 
     cls = codec_class(name)
     origin, file = origin_of(cls), plugin_of(cls)
-    own = PAGES.get(name) if origin is None and file is None else None
+    # Words about a class are not about one that extends it.
+    own = {word: vars(cls).get(word, "") for word in ("about", "sends", "behavior", "related")}
     prefix = name in wrapper_names()
     parameters = parameter_fields(cls)
     names = [item.name for item in parameters]
@@ -94,7 +99,7 @@ def describe(name: str) -> dict[str, Any]:
         "summary": cls.summary,
         "synopsis": f"{cls.name}{f'[:{defaults}]' if defaults else ''}{':CODEC' if prefix else ''}",
         "word": cls.word,
-        "description": [*([own.about] if own else []), *_paragraphs(cls.__doc__ or "")],
+        "description": [*filter(None, [own["about"]]), *_paragraphs(cls.__doc__ or "")],
         "formula": cls.formula,
         "paper": cls.paper,
         "corrections": list(cls.corrections),
@@ -103,10 +108,10 @@ def describe(name: str) -> dict[str, Any]:
         "declared": cls.declared,
         "closed_forms": issubclass(cls, ExpectingCodec),
         "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
-        "payload": own.payload if own else "",
-        "expect": own.expect if own else "",
+        "payload": own["sends"],
+        "expect": own["behavior"],
         "examples": _examples(name, names, prefix=prefix),
-        "see": list(own.see) if own else [],
+        "see": list(own["related"]),
         "parameters": [
             {
                 "name": item.name,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from gtrace.cli.options import print_json
+from gtrace.cli.options import options, print_json
 from gtrace.errors import UsageError
+from gtrace.settings import option
 
 
 def _share(_context: click.Context, _option: click.Parameter, text: str) -> float:
@@ -20,20 +22,23 @@ def _share(_context: click.Context, _option: click.Parameter, text: str) -> floa
     return value
 
 
+@dataclass(frozen=True)
+class CompareSettings:
+    """The options of ``gtrace compare``."""
+
+    first: float = option("100%", type=str, metavar="SHARE", callback=_share, help="Steps whose measures count.")
+    exclude: tuple[str, ...] = option((), metavar="GLOB", help="Leave codecs out, as in 'ef:*'.")
+    output: Path | None = option(
+        None, names=("-o", "--output"), help="Draw the measures over the losses: .png, .svg, .pdf."
+    )
+    force: bool = option(False, help="Replace an existing figure.")
+    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+
+
 @click.command("compare", epilog="Example: gtrace compare digits-mlp-compare.jsonl -o predicts.svg")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--first", default="100%", show_default=True, metavar="SHARE", callback=_share, help="Steps whose measures count."
-)
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave codecs out, as in 'ef:*'.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Draw the measures over the losses: .png, .svg, .pdf."
-)
-@click.option("--force", is_flag=True, help="Replace an existing figure.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(
-    runs: tuple[Path, ...], first: float, exclude: tuple[str, ...], output: Path | None, force: bool, as_json: bool
-) -> None:
+@options(CompareSettings)
+def command(settings: CompareSettings, runs: tuple[Path, ...]) -> None:
     """Relate what was measured on the gradients of RUNS to their final losses.
 
     RUNS are run logs of gtrace train with several codecs (--compare), best with several --seeds and with --measure. For
@@ -43,16 +48,17 @@ def command(
     from gtrace.report import predicting
     from gtrace.runlog import read_runlog
 
-    found = [predicting.predict(read_runlog(run), run.name, first=first, exclude=exclude) for run in runs]
+    first, output = settings.first, settings.output
+    found = [predicting.predict(read_runlog(run), run.name, first=first, exclude=settings.exclude) for run in runs]
     if output is not None:
         from gtrace.report.figures.charts import draw_chart
         from gtrace.report.render.files import write_drawing
 
-        write_drawing(output, lambda: draw_chart(predicting.chart(found)), force=force)
-    if as_json:
+        write_drawing(output, lambda: draw_chart(predicting.chart(found)), force=settings.force)
+    if settings.as_json:
         print_json({"first": first, "studies": [predicting.as_json(study) for study in found]})
         return
-    from gtrace.cli.columns import stdout_console
+    from gtrace.cli.console import stdout_console
     from gtrace.report.render.text import print_table
 
     print_table(predicting.table(found), [study.sentence for study in found], stdout_console())

@@ -63,6 +63,6 @@ def complete_task(context: click.Context, parameter: click.Parameter, incomplete
 def complete_figure(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The name of a figure of a report."""
     del context, parameter
-    from gtrace.report.figures.gallery import FIGURES
+    from gtrace.report.figures import FIGURES
 
     return [name for name in FIGURES if name.startswith(incomplete)]

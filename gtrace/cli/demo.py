@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from gtrace.cli.options import options
+from gtrace.settings import option
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of ``gtrace demo``."""
+
+    output: Path = option(Path("demo"), names=("-o", "--output"), help="Folder to fill.")
+    force: bool = option(False, help="Replace what an earlier demo wrote there.")
+
 
 @click.command("demo")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder to fill."
-)
-@click.option("--force", is_flag=True, help="Replace what an earlier demo wrote there.")
-def command(output: Path, *, force: bool) -> None:
+@options(DemoSettings)
+def command(settings: DemoSettings) -> None:
     """Capture, sweep, train and report on a shipped sample; ends with the path of the report.
 
     A small network learns handwritten digits while its gradients are recorded; every codec is then measured on
@@ -24,5 +33,5 @@ def command(output: Path, *, force: bool) -> None:
     """
     from gtrace.workflows.demo import run_demo
 
-    page = run_demo(output, force=force, say=lambda line: click.secho(f"\n{line}", bold=True))
+    page = run_demo(settings.output, force=settings.force, say=lambda line: click.secho(f"\n{line}", bold=True))
     click.echo(f"\nreport: {page.resolve()}")

@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from gtrace.cli.options import TracePath, patterns, print_json, steps_option
-from gtrace.cli.progress import step_progress
+from gtrace.cli.console import step_progress
+from gtrace.cli.options import JSON, STEPS, TENSORS, TracePath, options, print_json, steps_option
+from gtrace.settings import option
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """The options of ``gtrace export``."""
+
+    to: str = option("npz", choices=("npz", "safetensors", "parquet"), help="Format.")
+    output: Path | None = option(
+        None,
+        names=("-o", "--output"),
+        help="The folder, for parquet the file.  [default: TRACE.npz, TRACE.safetensors or TRACE.parquet]",
+    )
+    tensors: tuple[str, ...] = option((), **TENSORS)
+    steps: str | None = option(None, **STEPS)
+    kind: str | None = option(
+        None,
+        choices=("weight", "neural"),
+        help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
+    )
+    optimizer: int | None = option(None, metavar="N", help="Only tensors that this optimizer steps.")
+    rank: int | None = option(None, metavar="N", help="Only this process of several.")
+    force: bool = option(False, help="Replace a file or an earlier export that is there.")
+    as_json: bool = option(False, **JSON)
 
 
 @click.command("export")
 @click.argument("trace", type=TracePath())
-@click.option(
-    "--to", type=click.Choice(["npz", "safetensors", "parquet"]), default="npz", show_default=True, help="Format."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="The folder, for parquet the file.  [default: TRACE.npz, TRACE.safetensors or TRACE.parquet]",
-)
-@click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
-@click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.")
-@click.option(
-    "--kind",
-    type=click.Choice(["weight", "neural"]),
-    default=None,
-    help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
-)
-@click.option("--optimizer", type=int, metavar="N", help="Only tensors that this optimizer steps.")
-@click.option("--rank", type=int, metavar="N", help="Only this process of several.")
-@click.option("--force", is_flag=True, help="Replace a file or an earlier export that is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(
-    trace: Path | str,
-    to: str,
-    output: Path | None,
-    tensors: tuple[str, ...],
-    steps: str | None,
-    kind: str | None,
-    optimizer: int | None,
-    rank: int | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+@options(ExportSettings)
+def command(settings: ExportSettings, trace: Path | str) -> None:
     """Write the gradients of TRACE as one .npz or .safetensors file per step, or as one Parquet table.
 
     \b
@@ -55,23 +48,21 @@ def command(
     """
     from gtrace.report.names import count, literal
     from gtrace.trace import open_trace
-    from gtrace.trace.io.exporting import export_trace
+    from gtrace.trace.io.exporting import ExportChoice, export_trace
     from gtrace.trace.io.remote import stem_of
 
-    with open_trace(trace) as opened, step_progress("export", quiet=as_json) as progress:
+    with open_trace(trace) as opened, step_progress("export", quiet=settings.as_json) as progress:
         made = export_trace(
             opened,
-            output or Path(f"{stem_of(trace)}.{to}"),
-            to,
-            tensors=tensors,
-            steps=steps_option(steps),
-            kind=kind,
-            optimizer=optimizer,
-            rank=rank,
-            force=force,
+            settings.output or Path(f"{stem_of(trace)}.{settings.to}"),
+            settings.to,
+            ExportChoice(
+                settings.tensors, steps_option(settings.steps), settings.kind, settings.optimizer, settings.rank
+            ),
+            force=settings.force,
             progress=progress,
         )
-    if as_json:
+    if settings.as_json:
         print_json(
             {"output": os.fspath(made.output), "steps": made.steps, "tensors": made.tensors, "files": made.files}
         )

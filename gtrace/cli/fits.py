@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.columns import Column, print_columns, sparkline, stdout_console
+from gtrace.cli.console import TensorColumn, print_columns, sparkline, stdout_console
 from gtrace.cli.options import print_json
 
 if TYPE_CHECKING:
@@ -62,23 +62,25 @@ def print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: list[int] | Non
     )
     for sentence in verdict_sentences(verdict):
         click.echo(sentence)
-    columns = [Column("tensor", [literal(layer.info.name, encoding) for layer in layers], 0, right=False)]
+    columns = [TensorColumn("tensor", [literal(layer.info.name, encoding) for layer in layers], 0, right=False)]
     for what in ("kind", "optimizer", "rank"):
         values = [str(getattr(layer.info, what)) for layer in layers]
         if len(set(values)) > 1:
-            columns.append(Column(what, values, 1))
+            columns.append(TensorColumn(what, values, 1))
     columns += [
-        Column("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
-        Column("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
+        TensorColumn("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
+        TensorColumn("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
     ]
     means = [layer.mean_distances for layer in layers]
-    columns += [Column(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS]
     columns += [
-        Column("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
-        Column("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
-        Column("sigma over steps", [_spark(layer.sigma_log2, encoding) for layer in layers], 3, right=False),
+        TensorColumn(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS
+    ]
+    columns += [
+        TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
+        TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
+        TensorColumn("sigma over steps", [_spark(layer.sigma_log2, encoding) for layer in layers], 3, right=False),
         *(
-            Column(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
+            TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
             for k, bits in enumerate(BITS)
         ),
     ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.columns import Column, print_columns, stdout_console
-from gtrace.cli.options import Integers, TracePath, check_output, patterns, print_json, steps_option
+from gtrace.cli.console import TensorColumn, print_columns, stdout_console
+from gtrace.cli.options import TENSORS, Integers, TracePath, check_output, options, print_json, steps_option
+from gtrace.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gtrace.sweep.formats import LayerFormats
     from gtrace.trace import Trace
@@ -21,35 +23,29 @@ if TYPE_CHECKING:
 _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 
 
+@dataclass(frozen=True)
+class FormatsSettings:
+    """The options of ``gtrace formats``."""
+
+    bits: tuple[int, ...] = option("4-8", type=Integers(), help="Bits of a format 1-E-M: 3 to 8.")
+    scale: str = option(
+        "max",
+        choices=("max", "mean", "error", "absmax"),
+        help="How the power-of-two scale is set: by the largest value that the fitted law expects, by the mean as the "
+        "paper's authors, by least error, or by the largest value that there is.",
+    )
+    tensors: tuple[str, ...] = option((), **TENSORS)
+    kind: str | None = option(None, choices=("weight", "neural"), help="Only this kind of gradient.")
+    steps: str | None = option(None, help="Only these steps, as in 0,10,100-200.  [default: 16 of them]")
+    output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this YAML file.")
+    force: bool = option(False, help="Overwrite the file.")
+    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+
+
 @click.command("formats", epilog="Example: gtrace formats run.zarr --bits 4-8 --kind neural -o recipe.yaml")
 @click.argument("trace", type=TracePath())
-@click.option("--bits", type=Integers(), default="4-8", show_default=True, help="Bits of a format 1-E-M: 3 to 8.")
-@click.option(
-    "--scale",
-    type=click.Choice(["max", "mean", "error", "absmax"]),
-    default="max",
-    show_default=True,
-    help="How the power-of-two scale is set: by the largest value that the fitted law expects, by the mean as the "
-    "paper's authors, by least error, or by the largest value that there is.",
-)
-@click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
-@click.option("--kind", type=click.Choice(["weight", "neural"]), help="Only this kind of gradient.")
-@click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.  [default: 16 of them]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the table to this YAML file.")
-@click.option("--force", is_flag=True, help="Overwrite the file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(
-    trace: Path | str,
-    bits: tuple[int, ...],
-    scale: str,
-    tensors: tuple[str, ...],
-    kind: str | None,
-    steps: str | None,
-    output: Path | None,
-    *,
-    force: bool,
-    as_json: bool,
-) -> None:
+@options(FormatsSettings)
+def command(settings: FormatsSettings, trace: Path | str) -> None:
     """Choose a float format 1-E-M for every layer of TRACE, and say how firm the choice is.
 
     Each format is tried on the gradients of several steps. Told are the scale exponent (gradients are multiplied by 2
@@ -61,24 +57,30 @@ def command(
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
 
+    bits, scale, output = settings.bits, settings.scale, settings.output
     if any(not 3 <= value <= 8 for value in bits):
         raise UsageError(f"--bits: {min(bits)} to {max(bits)}; formats have 3 to 8 bits")
     if output is not None:
-        check_output(output, force=force)
+        check_output(output, force=settings.force)
     with open_trace(trace) as opened:
-        infos = choose_infos(opened, tensors, kind=kind)
-        chosen = choose_steps(opened, infos, steps_option(steps))
+        infos = choose_infos(opened, settings.tensors, kind=settings.kind)
+        chosen = choose_steps(opened, infos, steps_option(settings.steps))
         layers = choose_formats(opened, infos, chosen, bits, scale)  # type: ignore[arg-type]
-        options = {"bits": list(bits), "steps": sorted(chosen), "tensors": list(tensors), "kind": kind}
-        document = recipe(opened, layers, scale, options)  # type: ignore[arg-type]
+        made_with = {
+            "bits": list(bits),
+            "steps": sorted(chosen),
+            "tensors": list(settings.tensors),
+            "kind": settings.kind,
+        }
+        document = recipe(opened, layers, scale, made_with)  # type: ignore[arg-type]
         if output is not None:
             _write(output, document)
-        if as_json:
+        if settings.as_json:
             print_json(document)
         else:
             _show(opened, layers, scale, len(chosen))
     if output is not None:
-        click.echo(str(output), err=as_json)
+        click.echo(str(output), err=settings.as_json)
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
@@ -103,27 +105,27 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) 
         click.echo("Every gradient is zero: any format will do.")
         return
     names = [literal(layer.info.name, encoding) if found is layer.formats[0] else "" for layer, found in rows]
-    columns = [Column("tensor", names, 0, right=False)]
+    columns = [TensorColumn("tensor", names, 0, right=False)]
     for what in ("kind", "optimizer", "rank"):
         values = [str(getattr(layer.info, what)) for layer, _ in rows]
         if len(set(values)) > 1:
-            columns.append(Column(what, values, 1))
+            columns.append(TensorColumn(what, values, 1))
     sigmas = [f"{number(float(s.min()))} to {number(float(s.max()))}" for s in (layer.sigma_log2 for layer, _ in rows)]
     exponents = [found.scale_exponents for _, found in rows]
     saturated = [float(found.saturated.max()) for _, found in rows]
     flushed = [float(found.flushed.max()) for _, found in rows]
     columns += [
-        Column("sigma log2", [s if name else "" for s, name in zip(sigmas, names, strict=True)], 3),
-        Column("bits", [str(found.bits) for _, found in rows], 0),
-        Column("format", [str(found.format) for _, found in rows], 0),
-        Column("relative error", [f"{found.error:.1%}" for _, found in rows], 2),
-        Column("scale first", [str(k[0]) for k in exponents], 3),
-        Column("scale last", [str(k[-1]) for k in exponents], 3),
-        Column("scale range", [f"{k.min()} to {k.max()}" for k in exponents], 2),
-        Column("worst flushed", [f"{value:.1%}" for value in flushed], 1),
-        Column("worst saturated", [f"{value:.2%}" for value in saturated], 1),
-        Column("second best", [str(found.second) if found.second else "-" for _, found in rows], 2),
-        Column("margin", ["-" if math.isnan(f.margin) else f"{f.margin:.2f}" for _, f in rows], 1),
+        TensorColumn("sigma log2", [s if name else "" for s, name in zip(sigmas, names, strict=True)], 3),
+        TensorColumn("bits", [str(found.bits) for _, found in rows], 0),
+        TensorColumn("format", [str(found.format) for _, found in rows], 0),
+        TensorColumn("relative error", [f"{found.error:.1%}" for _, found in rows], 2),
+        TensorColumn("scale first", [str(k[0]) for k in exponents], 3),
+        TensorColumn("scale last", [str(k[-1]) for k in exponents], 3),
+        TensorColumn("scale range", [f"{k.min()} to {k.max()}" for k in exponents], 2),
+        TensorColumn("worst flushed", [f"{value:.1%}" for value in flushed], 1),
+        TensorColumn("worst saturated", [f"{value:.2%}" for value in saturated], 1),
+        TensorColumn("second best", [str(found.second) if found.second else "-" for _, found in rows], 2),
+        TensorColumn("margin", ["-" if math.isnan(f.margin) else f"{f.margin:.2f}" for _, f in rows], 1),
     ]
 
     def style(place: int, heading: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.options import patterns, print_json, steps_option
-from gtrace.cli.progress import step_progress
+from gtrace.cli.console import step_progress
+from gtrace.cli.options import JSON, STEPS, TENSORS, options, print_json, steps_option
 from gtrace.errors import UsageError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,37 +22,28 @@ if TYPE_CHECKING:
     from gtrace.trace.io.importing import Imported
 
 
+@dataclass(frozen=True)
+class ImportSettings:
+    """The options of ``gtrace import``."""
+
+    output: Path = option(names=("-o", "--output"), help="The trace: .zarr, .h5 or .hdf5.")
+    pattern: str | None = option(
+        None,
+        metavar="TEMPLATE",
+        help="What names say, as in '{step}/{tensor}.npy'; also {rank}, and * for anything.",
+    )
+    step_axis: bool = option(False, help="The first axis of every array counts steps.")
+    steps: str | None = option(None, **STEPS)
+    tensors: tuple[str, ...] = option((), **TENSORS)
+    kind: str = option("weight", choices=("weight", "neural"), help="Gradients of weights or of layer outputs.")
+    force: bool = option(False, help="Replace a trace that is there.")
+    as_json: bool = option(False, **JSON)
+
+
 @click.command("import")
 @click.argument("sources", metavar="SOURCE...", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The trace: .zarr, .h5 or .hdf5.")
-@click.option(
-    "--pattern",
-    metavar="TEMPLATE",
-    help="What names say, as in '{step}/{tensor}.npy'; also {rank}, and * for anything.",
-)
-@click.option("--step-axis", is_flag=True, help="The first axis of every array counts steps.")
-@click.option("--steps", default=None, help="Only these steps, as in 0,10,100-200.")
-@click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
-@click.option(
-    "--kind",
-    type=click.Choice(["weight", "neural"]),
-    default="weight",
-    show_default=True,
-    help="Gradients of weights or of layer outputs.",
-)
-@click.option("--force", is_flag=True, help="Replace a trace that is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(
-    sources: tuple[Path, ...],
-    output: Path,
-    pattern: str | None,
-    step_axis: bool,
-    steps: str | None,
-    tensors: tuple[str, ...],
-    kind: str,
-    force: bool,
-    as_json: bool,
-) -> None:
+@options(ImportSettings)
+def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
     """Make a trace of the gradients in SOURCE: files or folders of .npy, .npz, .safetensors and .pt, Zarr stores.
 
     The step is the number of a file or folder, as in grads/step_000100.safetensors. What was found is printed.
@@ -60,22 +53,19 @@ def command(
       gtrace import grads/ -o run.zarr
       gtrace import grads/ -o run.zarr --pattern '{step}/{tensor}.npy'
     """
-    from gtrace.trace.io.importing import import_trace
+    from gtrace.trace.io.importing import ImportRules, import_trace
 
-    with step_progress("import", quiet=as_json) as progress:
-        made = import_trace(
-            sources,
-            output,
-            pattern=pattern,
-            step_axis=step_axis,
-            steps=steps_option(steps),
-            tensors=tensors,
-            kind=kind,
-            force=force,
+    with step_progress("import", quiet=settings.as_json) as progress:
+        rules = ImportRules(
+            pattern=settings.pattern,
+            step_axis=settings.step_axis,
+            steps=steps_option(settings.steps),
+            tensors=settings.tensors,
+            kind=settings.kind,
             openers={".pt": _open_state_dict, ".pth": _open_state_dict},
-            progress=progress,
         )
-    if as_json:
+        made = import_trace(sources, settings.output, rules, force=settings.force, progress=progress)
+    if settings.as_json:
         print_json(_document(made))
     else:
         _show(made)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.columns import Column, print_columns, sparkline, stdout_console
-from gtrace.cli.options import TracePath, patterns, print_json, steps_option
+from gtrace.cli.console import TensorColumn, print_columns, sparkline, stdout_console
+from gtrace.cli.options import TENSORS, TracePath, options, print_json, steps_option
 from gtrace.errors import UsageError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,31 +23,27 @@ if TYPE_CHECKING:
     from gtrace.trace import TensorInfo, Trace
 
 
+@dataclass(frozen=True)
+class InfoSettings:
+    """The options of ``gtrace info``."""
+
+    tensors: tuple[str, ...] = option((), **TENSORS)
+    kind: str | None = option(
+        None,
+        choices=("weight", "neural", "second_moment"),
+        help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
+    )
+    optimizer: int | None = option(None, metavar="N", help="Only tensors that this optimizer steps.")
+    rank: int | None = option(None, metavar="N", help="Only this process of several.")
+    fit: bool = option(False, help="Read gradients: which law their magnitudes follow, mu, sigma, float formats.")
+    steps: str | None = option(None, help="With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]")
+    as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
+
+
 @click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
 @click.argument("trace", type=TracePath())
-@click.option("--tensors", multiple=True, metavar="GLOB", callback=patterns, help="Only tensors with such names.")
-@click.option(
-    "--kind",
-    type=click.Choice(["weight", "neural", "second_moment"]),
-    help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
-)
-@click.option("--optimizer", type=int, metavar="N", help="Only tensors that this optimizer steps.")
-@click.option("--rank", type=int, metavar="N", help="Only this process of several.")
-@click.option(
-    "--fit", is_flag=True, help="Read gradients: which law their magnitudes follow, mu, sigma, float formats."
-)
-@click.option("--steps", default=None, help="With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def command(
-    trace: Path | str,
-    tensors: tuple[str, ...],
-    kind: str | None,
-    optimizer: int | None,
-    rank: int | None,
-    fit: bool,
-    steps: str | None,
-    as_json: bool,
-) -> None:
+@options(InfoSettings)
+def command(settings: InfoSettings, trace: Path | str) -> None:
     """Say what is in TRACE: the run, its tensors, and how the norms of their gradients changed.
 
     No gradient is read, so this takes no longer for a large trace; --fit reads those of some steps.
@@ -54,25 +51,27 @@ def command(
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos
 
-    if steps is not None and not fit:
+    if settings.steps is not None and not settings.fit:
         raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
     with open_trace(trace) as opened:
-        infos = choose_infos(opened, tensors, kind=kind, optimizer=optimizer, rank=rank)
-        if fit:
+        infos = choose_infos(
+            opened, settings.tensors, kind=settings.kind, optimizer=settings.optimizer, rank=settings.rank
+        )
+        if settings.fit:
             # The fits need scipy and kernels, the table of contents does not.
             from gtrace.cli.fits import print_fits
 
-            print_fits(opened, infos, steps_option(steps), as_json=as_json)
+            print_fits(opened, infos, steps_option(settings.steps), as_json=settings.as_json)
             return
         rows = [_row(opened, info) for info in infos]
-        if as_json:
+        if settings.as_json:
             print_json(_document(opened, rows))
         else:
             show(opened, rows, stdout_console())
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorHistory:
     """One tensor and its gradients over time, in numbers that the trace keeps beside them."""
 
     info: TensorInfo
@@ -100,7 +99,7 @@ class Row:
         return "x".join(map(str, shape)) or "scalar"
 
 
-def _row(trace: Trace, info: TensorInfo) -> Row:
+def _row(trace: Trace, info: TensorInfo) -> TensorHistory:
     import numpy as np
 
     numbers = trace.statistics(info.name, kind=info.kind, optimizer=info.optimizer, rank=info.rank)
@@ -113,7 +112,7 @@ def _row(trace: Trace, info: TensorInfo) -> Row:
     if "whole_norm2" in numbers:
         energies = np.where(np.isnan(numbers["whole_norm2"]), energies, numbers["whole_norm2"])
         largest = np.fmax(largest, numbers["whole_absmax"])
-    return Row(
+    return TensorHistory(
         info=info,
         steps=len(steps),
         first_step=int(steps[0]),
@@ -128,7 +127,7 @@ def _row(trace: Trace, info: TensorInfo) -> Row:
     )
 
 
-class _Stream(NamedTuple):
+class StreamHistory(NamedTuple):
     """Steps and losses of one (rank, kind, optimizer)."""
 
     rank: int
@@ -141,7 +140,7 @@ class _Stream(NamedTuple):
     last_loss: float | None
 
 
-def _streams(trace: Trace) -> list[_Stream]:
+def _streams(trace: Trace) -> list[StreamHistory]:
     out = []
     for key in trace.streams:
         numbers = trace.scalars(**key._asdict())
@@ -149,11 +148,11 @@ def _streams(trace: Trace) -> list[_Stream]:
         losses = [loss for loss in numbers["loss"].tolist() if math.isfinite(loss)]
         first, last = (steps[0], steps[-1]) if steps else (None, None)
         from_loss, to_loss = (losses[0], losses[-1]) if losses else (None, None)
-        out.append(_Stream(*key, len(steps), first, last, from_loss, to_loss))
+        out.append(StreamHistory(*key, len(steps), first, last, from_loss, to_loss))
     return out
 
 
-def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
+def _document(trace: Trace, rows: Sequence[TensorHistory]) -> dict[str, Any]:
     """Everything as JSON values."""
     from gtrace.trace.choose import agreement
     from gtrace.trace.sketches import sketch_name
@@ -197,7 +196,7 @@ def _document(trace: Trace, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def show(trace: Trace, rows: Sequence[Row], console: Console) -> None:
+def show(trace: Trace, rows: Sequence[TensorHistory], console: Console) -> None:
     """Print the run and a table of its tensors; columns that do not fit the console's width are left out."""
     from rich.text import Text
 
@@ -220,7 +219,7 @@ def show(trace: Trace, rows: Sequence[Row], console: Console) -> None:
     )
 
 
-def _lines(trace: Trace, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _lines(trace: Trace, rows: Sequence[TensorHistory]) -> list[tuple[str, str]]:
     from gtrace.report.names import count, number
     from gtrace.trace.format import SECOND_MOMENT
 
@@ -285,39 +284,39 @@ def _agreements(trace: Trace) -> list[str]:
     return said
 
 
-def _stored_as(rows: Sequence[Row]) -> list[Column]:
+def _stored_as(rows: Sequence[TensorHistory]) -> list[TensorColumn]:
     """A word for what is stored, where that is not values everywhere."""
     merged = max(row.info.merged for row in rows)
     word = "sketch" if merged == 1 else f"sketch of {merged} steps"
     return (
-        [Column("stored", [word if row.info.sketches else "values" for row in rows], 6)]
+        [TensorColumn("stored", [word if row.info.sketches else "values" for row in rows], 6)]
         if any(row.info.sketches for row in rows)
         else []
     )
 
 
-def _columns(rows: Sequence[Row], encoding: str) -> list[Column]:
+def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]:
     from gtrace.report.names import literal, number
 
     infos = [row.info for row in rows]
-    columns = [Column("tensor", [literal(info.name, encoding) for info in infos], 0, right=False)]
+    columns = [TensorColumn("tensor", [literal(info.name, encoding) for info in infos], 0, right=False)]
     for what in ("kind", "optimizer", "rank"):
         values = [str(getattr(info, what)) for info in infos]
         if len(set(values)) > 1:
-            columns.append(Column(what, values, 1))
+            columns.append(TensorColumn(what, values, 1))
     parts = [row.stored / row.most if row.stored < row.most else 1.0 for row in rows]
-    sampled = [Column("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
+    sampled = [TensorColumn("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
     return [
         *columns,
-        Column("shape", [row.shape for row in rows], 7),
+        TensorColumn("shape", [row.shape for row in rows], 7),
         *sampled,
         *_stored_as(rows),
-        Column("dtype", [literal(info.dtype, encoding) for info in infos], 10),
-        Column("steps", [str(row.steps) for row in rows], 6),
-        Column("norm first", [number(row.norms[0]) for row in rows], 5),
-        Column("norm last", [number(row.norms[-1]) for row in rows], 4),
-        Column("largest", [number(row.absmax) for row in rows], 9),
-        Column("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
-        Column("not finite", [str(row.nonfinite) for row in rows], 2),
-        Column("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
+        TensorColumn("dtype", [literal(info.dtype, encoding) for info in infos], 10),
+        TensorColumn("steps", [str(row.steps) for row in rows], 6),
+        TensorColumn("norm first", [number(row.norms[0]) for row in rows], 5),
+        TensorColumn("norm last", [number(row.norms[-1]) for row in rows], 4),
+        TensorColumn("largest", [number(row.absmax) for row in rows], 9),
+        TensorColumn("zeros", [f"{row.zeros:.1%}" for row in rows], 8),
+        TensorColumn("not finite", [str(row.nonfinite) for row in rows], 2),
+        TensorColumn("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
+from dataclasses import MISSING, dataclass, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gtrace.errors import OutputExistsError, UsageError
+from gtrace.settings import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from dataclasses import Field
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -141,19 +145,154 @@ def steps_option(text: str | None) -> list[int] | None:
     return None if text is None else [int(value) for value in parse_range(text, "--steps")]
 
 
-def codec_options(function: F) -> F:
-    """``--error-feedback`` and ``--plugin``, which every command that takes codecs has."""
-    function = click.option(
-        "--plugin",
-        type=click.Path(path_type=Path, dir_okay=False),
-        multiple=True,
-        help="A Python file with codecs of your own; it is run.",
-    )(function)
-    return click.option(
-        "--error-feedback",
-        is_flag=True,
-        help="Send with each gradient what the codec lost of the last: the prefix ef:.",
-    )(function)
+#: the annotation of a field -> what click makes of its text
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "int | str": str,
+    "Path": click.Path(path_type=Path),
+    "Sequence[str]": str,
+    "tuple[str, ...]": str,
+    "tuple[Path, ...]": click.Path(path_type=Path),
+}
+#: what a field says about itself that is no argument of ``click.option``
+_OWN = {"help", "choices", "minimum", "maximum", "opposite", "commas", "names", "only", "call", "example"}
+
+
+def options(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make the options of a command from the fields of a settings class; the command gets an instance first.
+
+    A field says in its metadata (:func:`gtrace.settings.option`) its ``help`` and, if they apply:
+
+    - ``names``: how it is written if not ``--its-name``
+    - ``choices``; ``minimum`` and ``maximum`` of an integer
+    - ``commas``: may be given again, or hold several values with commas
+    - ``opposite``: the flag's opposite, which is the default
+    - ``call``, ``example``: for messages of the command
+    - ``only``: which part of the command it is for; the command checks that
+    - anything else that ``click.option`` takes, e.g. ``metavar`` or ``type``
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(**values: Any) -> Any:
+            return function(_instance(cls, values), **values)
+
+        for field in reversed(all_fields(cls)):
+            command = _option(field)(command)
+        return command
+
+    return decorate
+
+
+def all_fields(cls: type) -> list[Field[Any]]:
+    """The options of a settings class, those of nested classes in their place."""
+    found: list[Field[Any]] = []
+    for field in fields(cls):
+        found += all_fields(field.metadata["settings"]) if "settings" in field.metadata else [field]
+    return found
+
+
+def _instance(cls: type, values: dict[str, Any]) -> Any:
+    """A settings class filled from values by option, which are taken out."""
+    return cls(
+        **{
+            field.name: _instance(field.metadata["settings"], values)
+            if "settings" in field.metadata
+            else values.pop(field.name)
+            for field in fields(cls)
+        }
+    )
+
+
+def refuse(settings: object, only: str, why: str) -> None:
+    """Refuse options that are given although they are only for something else.
+
+    Raises:
+        UsageError: one of them is not as it is by default.
+    """
+    for field in all_fields(type(settings)):
+        given = getattr(settings, field.name, field.default)
+        if field.metadata.get("only") == only and given != field.default:
+            raise UsageError(f"{option_name(field)} {why}")
+
+
+def option_name(field: Field[Any]) -> str:
+    """How a user writes an option, e.g. ``--batch-size``."""
+    names: tuple[str, ...] = field.metadata.get("names", (f"--{field.name.replace('_', '-')}",))
+    return names[-1]
+
+
+def _option(field: Field[Any]) -> Callable[[F], F]:
+    about, kind = field.metadata, str(field.type).removesuffix(" | None")
+    names = about.get("names", (option_name(field),))
+    given: dict[str, Any] = {"help": about["help"]}
+    if kind == "bool":
+        given |= {"is_flag": True, "default": field.default}
+        if "opposite" in about:
+            names = (f"--{about['opposite']}/{names[0]}",)
+            given |= {"default": True, "callback": lambda _context, _option, value: not value}
+        elif field.default:
+            names = (f"{names[0]}/--no-{names[0][2:]}",)
+            given["show_default"] = True
+    else:
+        several = about.get("multiple", "type" not in about and kind.startswith(("tuple", "Sequence")))
+        shown = field.default is not MISSING and field.default not in (None, ())
+        given |= {"type": _click_type(kind, about), "multiple": several, "show_default": shown}
+        given |= {"required": True} if field.default is MISSING else {"default": field.default if shown else None}
+    if about.get("commas"):
+        given["callback"] = patterns
+    given |= {key: value for key, value in about.items() if key not in _OWN}
+    return click.option(*names, field.name, **given)
+
+
+def _click_type(kind: str, about: Mapping[str, Any]) -> Any:
+    if "choices" in about:
+        return click.Choice(about["choices"])
+    if "minimum" in about or "maximum" in about:
+        return click.IntRange(about.get("minimum"), about.get("maximum"))
+    return about.get("type") or _TYPES[kind]
+
+
+#: ``--plugin`` of commands that take codecs
+PLUGIN = {
+    "type": click.Path(path_type=Path, dir_okay=False),
+    "multiple": True,
+    "help": "A Python file with codecs of your own; it is run.",
+}
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """What every command has that takes codecs."""
+
+    error_feedback: bool = option(
+        False, help="Send with each gradient what the codec lost of the last: the prefix ef:."
+    )
+    plugin: tuple[Path, ...] = option((), **PLUGIN)
+
+
+#: ``--json`` of commands that print text
+JSON = {"names": ("--json",), "help": "Print JSON instead of text."}
+#: ``--steps`` of commands that read a trace
+STEPS = {"help": "Only these steps, as in 0,10,100-200."}
+#: ``--tensors`` of commands that read a trace
+TENSORS = {"metavar": "GLOB", "commas": True, "help": "Only tensors with such names."}
+
+
+def bucket_sizes(text: str) -> list[int | None]:
+    """``--bucket-size 128,8192`` as numbers; ``none`` is a whole tensor."""
+    return [
+        None if part.strip() == "none" else int(value)
+        for part in text.split(",")
+        for value in ([0] if part.strip() == "none" else parse_range(part, "--bucket-size"))
+    ]
+
+
+def file_name(spec: str) -> str:
+    """A spec as a part of a file name: ``qsgdinf:bits=3`` becomes ``qsgdinf-bits3``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", spec.replace("=", ""))
 
 
 def load_plugins(files: tuple[Path, ...]) -> None:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from gtrace.cli.options import TracePath
+from gtrace.cli.options import TracePath, options
+from gtrace.settings import option
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """The options of ``gtrace pack``."""
+
+    output: Path | None = option(
+        None,
+        names=("-o", "--output"),
+        help="Trace to write, .zarr or .h5.  [default: a Zarr trace is replaced by its shards]",
+    )
+    force: bool = option(False, help="Replace an existing trace.")
 
 
 @click.command("pack", epilog="Example: gtrace pack run.zarr, or gtrace pack run.h5 -o run.zarr")
 @click.argument("trace", type=TracePath())
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Trace to write, .zarr or .h5.  [default: a Zarr trace is replaced by its shards]",
-)
-@click.option("--force", is_flag=True, help="Replace an existing trace.")
-def command(trace: Path | str, output: Path | None, force: bool) -> None:
+@options(PackSettings)
+def command(settings: PackSettings, trace: Path | str) -> None:
     """Rewrite a finished TRACE with the same content: Zarr in shards, which are fewer files, or HDF5.
 
     The new trace is written beside its place and moved in once it is whole and reads back the same.
@@ -26,7 +34,7 @@ def command(trace: Path | str, output: Path | None, force: bool) -> None:
     from gtrace.trace.convert import pack_trace
 
     before = f" (before: {_files(trace)} files)" if isinstance(trace, Path) else ""
-    packed = pack_trace(trace, output, force=force)
+    packed = pack_trace(trace, settings.output, force=settings.force)
     click.echo(f"{packed}: {_files(packed)} files, {_size(packed) / 1e6:.1f} MB{before}")
 
 

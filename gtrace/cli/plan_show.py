@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.columns import Column, print_columns, stdout_console
-from gtrace.cli.options import load_plugins, print_json
+from gtrace.cli.console import TensorColumn, print_columns, stdout_console, wide_console
+from gtrace.cli.options import load_plugins, options, print_json
+from gtrace.settings import option
 
 if TYPE_CHECKING:
     from gtrace.planning import Plan
 
 _PLAN = click.Path(path_type=Path)
-_PLUGIN = click.option(
-    "--plugin", type=_PLAN, multiple=True, help="A Python file with codecs of your own that a plan names; it is run."
-)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+@dataclass(frozen=True)
+class PlanShowSettings:
+    """The options of ``gtrace plan show`` and ``gtrace plan diff``."""
+
+    plugin: tuple[Path, ...] = option((), help="A Python file with codecs of your own that a plan names; it is run.")
+    as_json: bool = option(False, names=("--json",), help="Print JSON instead of tables.")
 
 
 @click.command("show")
 @click.argument("plan", type=_PLAN)
-@_PLUGIN
-@_JSON
-def show(plan: Path, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+@options(PlanShowSettings)
+def show(settings: PlanShowSettings, plan: Path) -> None:
     """Say what a PLAN chooses, what it costs, and how firm it is."""
     from gtrace.planning import load_plan
     from gtrace.planning.plan import to_plain
 
-    load_plugins(plugin)
+    load_plugins(settings.plugin)
     found = load_plan(plan)
-    if as_json:
+    if settings.as_json:
         print_json(to_plain(found))
     else:
         print_plan(found)
@@ -40,14 +45,13 @@ def show(plan: Path, plugin: tuple[Path, ...], *, as_json: bool) -> None:
 @click.command("diff")
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
-@_PLUGIN
-@_JSON
-def diff(first: Path, second: Path, plugin: tuple[Path, ...], *, as_json: bool) -> None:
+@options(PlanShowSettings)
+def diff(settings: PlanShowSettings, first: Path, second: Path) -> None:
     """Say what tells two plans apart, tensor by tensor."""
     from gtrace.planning import load_plan
     from gtrace.report.names import literal, number
 
-    load_plugins(plugin)
+    load_plugins(settings.plugin)
     plans = load_plan(first), load_plan(second)
     old, new = ({row.tensor: row for row in plan.tensors} for plan in plans)
     changed = {
@@ -59,7 +63,7 @@ def diff(first: Path, second: Path, plugin: tuple[Path, ...], *, as_json: bool) 
         {"plan": str(path), "bits": plan.totals.bits, "error": plan.totals.error, "default": plan.default}
         for path, plan in zip((first, second), plans, strict=True)
     ]
-    if as_json:
+    if settings.as_json:
         rows = [
             {"tensor": name, **{key: row and {"codec": row.codec, "bits": row.bits} for key, row in zip("ab", pair)}}  # noqa: B905
             for name, pair in changed.items()
@@ -77,11 +81,11 @@ def diff(first: Path, second: Path, plugin: tuple[Path, ...], *, as_json: bool) 
         pairs = list(changed.values())
         print_columns(
             [
-                Column("tensor", [literal(name) for name in changed], 0, right=False),
-                Column("codec of the first", [_codec(row) for row, _ in pairs], 0, right=False),
-                Column("codec of the second", [_codec(row) for _, row in pairs], 0, right=False),
-                Column("bits of the first", [_bits(row) for row, _ in pairs], 2),
-                Column("bits of the second", [_bits(row) for _, row in pairs], 1),
+                TensorColumn("tensor", [literal(name) for name in changed], 0, right=False),
+                TensorColumn("codec of the first", [_codec(row) for row, _ in pairs], 0, right=False),
+                TensorColumn("codec of the second", [_codec(row) for _, row in pairs], 0, right=False),
+                TensorColumn("bits of the first", [_bits(row) for row, _ in pairs], 2),
+                TensorColumn("bits of the second", [_bits(row) for _, row in pairs], 1),
             ],
             console,
         )
@@ -102,7 +106,6 @@ def _bits(row: Any) -> str:
 
 def print_plan(plan: Plan) -> None:
     """A plan on a terminal."""
-    from gtrace.cli.report import wide_console
     from gtrace.report.inputs import Report
     from gtrace.report.render.text import print_report
 

@@ -3,92 +3,82 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.cluster import chosen_cluster, cluster_options
+from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.completion import complete_figure
-from gtrace.cli.options import print_json
+from gtrace.cli.console import wide_console
+from gtrace.cli.options import options, print_json
 from gtrace.errors import UsageError
+from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gtrace.costs import Cluster
     from gtrace.report.analysis.cells import Coder
+    from gtrace.report.inputs import Report
 
-#: Columns of a pipe or a file, where nothing says how wide it is.
-PIPE_WIDTH = 160
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """The options of ``gtrace report``."""
+
+    output: Path | None = option(
+        None,
+        names=("-o", "--output"),
+        help="A .html page, tables as .md, .tex, .csv, .jsonl or .parquet, or a folder for the page and each figure.  "
+        "[default: NAME.report.html here]",
+    )
+    groups: tuple[str, ...] = option(
+        (),
+        names=("--group",),
+        metavar="NAME=GLOB",
+        help="Sum a sweep up by groups of tensors, too: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
+    )
+    figure: str | None = option(
+        None,
+        shell_complete=complete_figure,
+        metavar="NAME",
+        help="Draw one figure alone into -o FILE.pdf, .png or .svg.  [default: NAME.svg here]",
+    )
+    pairs: tuple[tuple[str, str], ...] = option(
+        (),
+        names=("--pair",),
+        type=str,
+        nargs=2,
+        multiple=True,
+        metavar="SPEC SPEC",
+        help="Compare two configurations of a sweep as they are, each at its own bits. May be repeated.",
+    )
+    batch: float = option(
+        math.nan,
+        names=("--batch-size",),
+        type=click.FloatRange(min=0, min_open=True),
+        show_default=False,
+        metavar="N",
+        help="Samples of a step, over all workers: the batch that an equivalent one is stated for.  "
+        "[default: the trace's, else 100]",
+    )
+    coder: Coder = option(
+        "huffman",
+        choices=("fixed", "huffman", "entropy"),
+        help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
+    )
+    cluster: ClusterSettings = nested(ClusterSettings)
+    force: bool = option(False, help="Overwrite a report that is there.")
+    as_json: bool = option(
+        False, names=("--json",), help="Print JSON instead of tables; no page unless -o asks for it."
+    )
 
 
 @click.command("report")
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="A .html page, tables as .md, .tex, .csv, .jsonl or .parquet, or a folder for the page and each figure.  "
-    "[default: NAME.report.html here]",
-)
-@click.option(
-    "--group",
-    "groups",
-    metavar="NAME=GLOB",
-    multiple=True,
-    help="Sum a sweep up by groups of tensors, too: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
-)
-@click.option(
-    "--figure",
-    shell_complete=complete_figure,
-    metavar="NAME",
-    default=None,
-    help="Draw one figure alone into -o FILE.pdf, .png or .svg.  [default: NAME.svg here]",
-)
-@click.option(
-    "--pair",
-    "pairs",
-    nargs=2,
-    multiple=True,
-    metavar="SPEC SPEC",
-    help="Compare two configurations of a sweep as they are, each at its own bits. May be repeated.",
-)
-@click.option(
-    "--batch-size",
-    "batch",
-    type=click.FloatRange(min=0, min_open=True),
-    default=math.nan,
-    metavar="N",
-    help="Samples of a step, over all workers: the batch that an equivalent one is stated for.  "
-    "[default: the trace's, else 100]",
-)
-@click.option(
-    "--coder",
-    type=click.Choice(["fixed", "huffman", "entropy"]),
-    default="huffman",
-    show_default=True,
-    help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
-)
-@cluster_options
-@click.option("--force", is_flag=True, help="Overwrite a report that is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; no page unless -o asks for it.")
-def command(
-    results: tuple[Path, ...],
-    output: Path | None,
-    figure: str | None,
-    pairs: tuple[tuple[str, str], ...],
-    groups: tuple[str, ...],
-    *,
-    batch: float,
-    coder: Coder,
-    force: bool,
-    as_json: bool,
-    **machines: Any,
-) -> None:
+@options(ReportSettings)
+def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     """Say what RESULTS show: which codec has the least error at equal measured bits, where, and how sure that is.
 
     RESULTS are sweeps (.sweep.db), run logs (.jsonl), traces and plans, each a section of the report. Sweeps are
@@ -110,48 +100,40 @@ def command(
       gtrace report a.sweep.db --ranks 64 --coder entropy
       gtrace report a.sweep.db --ranks 8 --network 25Gbit/s --latency 20us --step-time 180ms
     """
-    workers = machines["ranks"]
+    workers = settings.cluster.ranks
     if workers is not None and workers < 1:
         raise UsageError(f"--ranks: {workers} is not a valid number of workers; it must be at least 1")
+    if settings.figure is not None and (settings.as_json or settings.pairs or settings.groups):
+        raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
     # Alone, --ranks is about errors; savings need the network, too.
-    only = all(value is None for name, value in machines.items() if name != "ranks")
-    cluster = None if only else chosen_cluster(machines)
-    if figure is not None:
-        if as_json or pairs or groups:
-            raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
-        draw(list(results), figure, output, cluster, batch=batch, workers=workers, coder=coder, force=force)
+    cluster = chosen_cluster(settings.cluster) if settings.cluster.given.keys() - {"ranks"} else None
+    if settings.figure is not None:
+        _draw(settings.figure, settings, list(results), cluster)
     else:
-        run(
-            list(results),
-            output,
-            pairs,
-            groups,
-            cluster,
-            batch=batch,
-            workers=workers,
-            coder=coder,
-            force=force,
-            as_json=as_json,
-        )
+        _write(settings, list(results), cluster)
 
 
-def draw(
-    results: list[Path],
-    figure: str,
-    output: Path | None,
-    cluster: Cluster | None,
-    *,
-    batch: float,
-    workers: int | None = None,
-    coder: Coder = "huffman",
-    force: bool,
-) -> None:
+def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
     """One figure into a file, its path on standard output."""
-    from gtrace.report.inputs import load_report
     from gtrace.report.render.files import write_figure
 
-    report = load_report(_given(results), batch=batch, cluster=cluster, workers=workers, coder=coder)
-    click.echo(str(write_figure(report, figure, output or Path(f"{figure}.svg"), force=force)))
+    report = _report(settings, _given(results), cluster)
+    path = settings.output or Path(f"{figure}.svg")
+    click.echo(str(write_figure(report, figure, path, force=settings.force)))
+
+
+def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
+    from gtrace.report.inputs import load_report
+
+    return load_report(
+        results,
+        pairs=settings.pairs,
+        groups=settings.groups,
+        batch=settings.batch,
+        cluster=cluster,
+        workers=settings.cluster.ranks,
+        coder=settings.coder,
+    )
 
 
 def _given(results: list[Path]) -> list[Path]:
@@ -165,44 +147,30 @@ def _given(results: list[Path]) -> list[Path]:
     return found
 
 
-def run(
-    results: list[Path],
-    output: Path | None,
-    pairs: tuple[tuple[str, str], ...] = (),
-    groups: tuple[str, ...] = (),
-    cluster: Cluster | None = None,
-    *,
-    batch: float = math.nan,
-    workers: int | None = None,
-    coder: Coder = "huffman",
-    force: bool,
-    as_json: bool,
-) -> None:
-    """The command without its options' parsing.
+def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
+    """The tables on standard output, and the page.
 
     The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any
     time. The tables are printed even when the page may not be written, so that nobody has to ask twice.
     """
     from gtrace.errors import GtraceError
-    from gtrace.report.inputs import load_report
     from gtrace.report.render.files import default_page, folder_in_words, output_kind, write_report
 
+    output = settings.output
     if output is not None:
         output_kind(output)
     results = _given(results)
-    report = load_report(
-        results, pairs=pairs, groups=groups, batch=batch, cluster=cluster, workers=workers, coder=coder
-    )
-    if not as_json:
+    report = _report(settings, results, cluster)
+    if not settings.as_json:
         output = output or default_page(results[0])
     written: list[Path] = []
     refused: GtraceError | None = None
     if output is not None:
         try:
-            written = write_report(report, output, force=force)
+            written = write_report(report, output, force=settings.force)
         except GtraceError as error:
             refused = error
-    if as_json:
+    if settings.as_json:
         from gtrace.report.render.records import to_json
 
         print_json(to_json(report))
@@ -214,17 +182,8 @@ def run(
         sys.stdout.flush()
         raise refused
     if written:
-        if not as_json:
+        if not settings.as_json:
             click.echo()
         if len(written) > 1:
-            click.echo(folder_in_words(report), err=as_json)
-        click.echo(str(written[0]), err=as_json)
-
-
-def wide_console(*, err: bool = False) -> Console:
-    """Standard output, or error, as rich sees it; where it is no terminal, wide enough for every column."""
-    from rich.console import Console
-
-    stream = sys.stderr if err else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-    return Console(width=width, highlight=False, emoji=False, markup=False, stderr=err)
+            click.echo(folder_in_words(report), err=settings.as_json)
+        click.echo(str(written[0]), err=settings.as_json)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.cluster import print_savings, savings_of_log
-from gtrace.cli.options import check_output, print_json
+from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
+from gtrace.cli.options import check_output, file_name, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
+    from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
     from gtrace.costs import Cluster
     from gtrace.report.analysis.savings import Savings
@@ -24,66 +25,52 @@ if TYPE_CHECKING:
     from gtrace.training.unmodified import ScriptTraining
 
 
-def run_script(
-    chosen: Coding,
-    script: str,
-    args: tuple[str, ...],
-    *,
-    is_module: bool,
-    plugin: tuple[Path, ...],
-    rules: tuple[str, ...],
-    output: Path | None,
-    force: bool,
-    as_json: bool,
-    workers: int | None,
-    nonfinite: str | None,
-    cluster: Cluster | None,
-    **options: Any,
-) -> int:
-    """Run the program; returns the exit code.
+def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple[str, ...]) -> int:
+    """Run the program with a codec on its gradients; returns the exit code.
 
     Raises:
         ScriptError: the program failed.
         OutputExistsError: the run log exists and ``force`` is off.
         UsageError: no such program, a rule that cannot be read, or nothing that was trained.
     """
-    from gtrace.cli.train import file_name
     from gtrace.codecs.assignment import CodecTable
     from gtrace.torch_hooks.children import after_import, watch_no_more
     from gtrace.torch_hooks.launcher import Outcome, Program, run_program
     from gtrace.torch_hooks.processes import before_abrupt_exit, launch_token, launched_place
 
-    if isinstance(chosen, CodecTable) and (rules or options["min_size"]):
+    if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
-    program = Program(script, args, is_module)
+    cluster = chosen_cluster(settings.cluster)
+    program = Program(script, args, settings.is_module)
     program.check()
     watch_no_more()
-    log = output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
+    log = settings.output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
     if not launched_place().rank:
-        check_output(log, force=force)
+        check_output(log, force=settings.force)
     told: dict[str, Any] = {
         "log": str(log.resolve()),
         "codec": str(chosen),
-        "rules": _rules(rules),
+        "rules": _rules(settings.rules),
         "table": chosen.describe() if isinstance(chosen, CodecTable) else None,
         "plan": str(Path(chosen.source).resolve()) if isinstance(chosen, CodecTable) else "",
-        "workers": workers or 1,
-        "nonfinite": nonfinite or "pass",
-        "argv": ["-m", script, *args] if is_module else [script, *args],
+        "workers": settings.workers or 1,
+        "nonfinite": settings.nonfinite or "pass",
+        "levels": settings.levels or "own",
+        "argv": program.argv,
         "launch": launch_token() or secrets.token_hex(8),
-        "plugins": [str(file.resolve()) for file in plugin],
-        **options,
+        "plugins": [str(file.resolve()) for file in settings.codecs.plugin],
+        **settings.arguments("script"),
     }
     trainings: list[ScriptTraining] = []
 
     def start() -> None:
         from gtrace.training.unmodified import training
 
-        trainings.append(training(told, _live() if not as_json else None))
+        trainings.append(training(told, _live() if not settings.as_json else None))
         trainings[0].start()
 
     def conclude(outcome: Outcome) -> int:
-        return _conclude(program, outcome, trainings, told, log, cluster, as_json=as_json)
+        return _conclude(program, outcome, trainings, told, log, cluster, as_json=settings.as_json)
 
     def leave(exit_code: int) -> int:
         try:
@@ -165,8 +152,7 @@ def _conclude(
     if outcome.interrupted:
         raise click.Abort
     if outcome.exit_code:
-        called = f"-m {program.target}" if program.is_module else program.target
-        failed = f"{called} failed with exit code {outcome.exit_code}"
+        failed = f"{program.called} failed with exit code {outcome.exit_code}"
         if rank is None:
             raise ScriptError(failed)
         click.echo(f"gtrace: {failed}", err=True)

@@ -1,4 +1,4 @@
-"""What ``gtrace train --task`` prints: progress, the table, and what its numbers mean."""
+"""``gtrace train --task``: a built-in task trained with codecs."""
 
 from __future__ import annotations
 
@@ -8,52 +8,119 @@ import math
 import os
 import shlex
 import sys
-import textwrap
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.cluster import print_savings, savings_of_log
-from gtrace.cli.options import print_json
+from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
+from gtrace.cli.options import check_output, file_name, print_json
+from gtrace.cli.train_settings import DEFAULT_TASK, DEFAULT_WORKERS
+from gtrace.cli.train_tables import print_seeds, print_table, summarize
+from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from gtrace.costs import Cluster
-    from gtrace.report.analysis.runs import Run as Logged
+    from gtrace.cli.train_settings import TrainSettings
+    from gtrace.codecs.assignment import Coding
+    from gtrace.costs import Cluster, Network
+    from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
-    from gtrace.training.neural import ShadowSummary
-    from gtrace.training.settings import Kind
 
 
-#: what stands below the table: column -> what it says; columns that are not shown are left out
-_MEANINGS: dict[Kind, dict[str, str]] = {
-    "weight": {
-        "loss": "held-out data, as accuracy",
-        "bits": "per value",
-        "sent": "by one worker in a step",
-        "smaller": "than float32",
-        "variance": "squared error of the averaged gradient over its energy, mean over the steps",
-        "codec CPU": "its part of the steps' CPU time",
-    },
-    "neural": {
-        "loss": "held-out data, as accuracy",
-        "bits": "per value of the gradients of layers' outputs",
-        "a step": "bytes of them, one worker",
-        "smaller": "than float32",
-        "variance": "their squared error over their energy, mean over the steps",
-        "codec CPU": "its part of the steps' CPU time",
-    },
-}
-#: longest spec that is shown on one line
-_NAME = 16
+def chosen_levels(settings: TrainSettings) -> tuple[TrainSettings, list[str]]:
+    """The settings without those of quantized weights, and the levels that these ask for, e.g. ``optimal5``."""
+    what, count = settings.quantize, settings.weight_levels
+    if what is None:
+        if count is not None:
+            raise UsageError(f"--weight-levels {count}: belongs to --quantize model")
+        if settings.levels not in (None, "own", "common"):
+            raise UsageError(f"--levels {settings.levels}: belongs to --quantize, or to a SCRIPT (own, common)")
+        return settings, []
+    if what != "model":
+        raise UsageError(f"--quantize {what}: in a network only the weights can be quantized; give --quantize model")
+    bits = settings.bits
+    if (bits is None) == (count is None):
+        raise UsageError("--quantize model: give the levels of a weight by --weight-levels, or its --bits")
+    if bits is not None and not 2 <= bits <= 8:
+        raise UsageError(f"--bits {bits}: a weight takes 2 to 8 here")
+    number = count if bits is None else 2**bits - 1
+    weights = [f"{placement}{number}" for placement in (settings.levels or "optimal").split(",")]
+    codec = "none" if settings.compare is None else None
+    return replace(settings, bits=None, levels=None, codec=settings.codec or codec), weights
 
 
-def show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: bool) -> None:
+def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) -> None:
+    """Train a built-in task with each of the codecs.
+
+    Args:
+        settings: the options of the command.
+        chosen: the codecs and plans.
+        weights: the levels of quantized weights.
+    """
+    network = _simulated_network(settings)
+    cluster = chosen_cluster(settings.cluster, settings.workers or DEFAULT_WORKERS)
+    if cluster is not None and settings.kind != "weight":
+        raise UsageError("--step-time: neural gradients do not travel between workers; choose --kind weight")
+    task = settings.task or DEFAULT_TASK
+    from gtrace.training.policies import FIXED, PolicySpec
+    from gtrace.training.settings import run_name
+
+    choosing = [PolicySpec.parse(text) for text in settings.policies or (FIXED,)]
+    named = file_name(run_name(chosen[0], choosing[0])) if len(chosen) == len(choosing) == 1 else "compare"
+    if weights:
+        named = "-".join([*([] if named == "none" else [named]), "weights", *weights])
+    path = settings.output or Path(f"{task}-{'neural-' if settings.kind == 'neural' else ''}{named}.jsonl")
+    # With a checkpoint beside it, the same study goes on; whether it is the same is known only later.
+    check_output(path, force=settings.force or path.with_name(path.name + ".checkpoint").exists())
+    from gtrace.training import Study
+
+    study = Study(
+        task,
+        chosen,
+        nonfinite=settings.nonfinite or "skip",  # type: ignore[arg-type]
+        optimizer=settings.optimizer or "",
+        network=network,
+        policies=choosing,
+        down=settings.down or "",
+        weights=weights,
+        **settings.arguments("study"),
+    )
+    if not settings.force and study.can_resume(path):
+        click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)
+    try:
+        with _progress(study, as_json=settings.as_json) as on_record:
+            study.run(path, force=settings.force, on_record=on_record)
+    except KeyboardInterrupt:
+        if study.results[0].steps:
+            _show(study, path, cluster, as_json=settings.as_json)
+        raise
+    _show(study, path, cluster, as_json=settings.as_json)
+
+
+def _simulated_network(settings: TrainSettings) -> Network | None:
+    """The network whose time a task simulates; None if ``--network`` is not given.
+
+    Raises:
+        UsageError: something else is given without it, or cannot be read.
+    """
+    from gtrace.costs import Network
+
+    rate, latency = settings.cluster.network, settings.cluster.latency
+    if rate is None:
+        if latency is not None or settings.topology != "ring" or settings.compute_time is not None:
+            raise UsageError(
+                "--latency, --topology and --compute-time are of a --network; give its speed, as in --network 1Gbit/s"
+            )
+        return None
+    return Network.parse(rate, latency or "0s", settings.topology, settings.compute_time)
+
+
+def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: bool) -> None:
     """The results so far, and what they save between the machines of ``cluster``, on stdout."""
     settings, savings = study.settings, savings_of_log(path, cluster)
-    from gtrace.cli.train_seeds import print_seeds, summarize
     from gtrace.report import analyze_runs
     from gtrace.report.analysis.runs import chosen_bits, common_loss
     from gtrace.report.sections.savings import savings_json
@@ -88,7 +155,7 @@ def show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: b
     if len(study.seeds) > 1:
         print_seeds(study)
     else:
-        _print_table(study, logged, target)
+        print_table(study, logged, target)
     for (spec, of_seed), run in logged.items():
         if chosen := chosen_bits(run):
             click.echo(f"bits of {spec}{f', seed {of_seed}' if len(study.seeds) > 1 else ''}: {chosen}")
@@ -152,125 +219,8 @@ def _changes(run: Logged) -> list[list[int]]:
     return found
 
 
-def _print_table(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from gtrace.report.analysis.runs import seconds_to_loss
-
-    settings, results = study.settings, study.results
-    has_accuracy = any(result.accuracy is not None for result in results)
-    neural, has_shadow = settings.kind == "neural", any(result.shadow.steps for result in results)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("codec", overflow="fold", min_width=10)
-    accuracy = ["accuracy"] if has_accuracy else []
-    cosine = ["cosine", "worst"] if has_shadow else []
-    quantized = ["weights"] if study.quantized else []
-    timed = ["time"] if settings.network is not None else []
-    aimed = ["to loss"] if math.isfinite(target) else []
-    # A terminal of 80 columns has room for one of the two.
-    size = [] if aimed else ["a step" if neural else "sent"]
-    smaller = [] if timed or quantized else ["smaller"]
-    share = [] if quantized else ["codec CPU"]
-    headers = (*accuracy, "loss", "bits", *size, *smaller, "variance", *cosine, *quantized, *share, *timed, *aimed)
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    for result in results:
-        tally = result.tally
-        cells = [result.run if len(result.run) <= _NAME else result.run.replace(",", ",\n")]
-        if has_accuracy:
-            cells.append("-" if result.accuracy is None else f"{100 * result.accuracy:.1f} %")
-        cells += [
-            _number(result.loss, "{:.4f}"),
-            _number(tally.bits_per_element, "{:.2f}"),
-            *([_bytes(tally.bits / 8 / (settings.workers * max(1, result.steps)))] if size else []),
-            *([_number(tally.ratio, "{:.1f}x")] if smaller else []),
-            _number(result.relative_variance, "{:.3g}"),
-            *(_cosines(result.shadow) if has_shadow else []),
-            *([_number(result.weight_error, "{:.3g}")] if quantized else []),
-            *([_share(tally.codec_seconds, result.seconds)] if share else []),
-            *([time_text(result.sim_seconds / max(1, result.steps))] if timed else []),
-            *([time_text(seconds_to_loss(logged[result.run, result.seed], target))] if aimed else []),
-        ]
-        table.add_row(*cells)
-    Console(highlight=False).print(table)
-    workers = f"{settings.workers} workers with {settings.batch_size} samples each"
-    click.echo(
-        f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
-        f"{settings.steps} steps, seed {settings.seed}."
-    )
-    meanings = _MEANINGS[settings.kind].items()
-    click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in headers), 104))
-    if quantized:
-        from gtrace.cli.train_weights import explain_weights
-
-        click.echo(explain_weights(study))
-    if settings.network is not None:
-        computed = "measured CPU time, " if settings.network.compute is None else ""
-        click.echo(
-            f"time: of a step over {settings.network}; {computed}simulated links. A bf16 all-reduce: "
-            f"{time_text(_bf16(study))}."
-        )
-    if aimed:
-        click.echo(f"to loss: simulated time to a training loss of {target:g}, the least that all runs reached.")
-    for result in results:
-        if result.shadow.worst is not None:
-            click.echo(
-                "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
-                f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
-            )
-
-
-def _bf16(study: Study) -> float:
-    """Seconds of a step in which half of float32's bits travelled and nothing else cost anything."""
-    network, plain = study.settings.network, study.results[0]
-    assert network is not None
-    steps, workers = max(1, plain.steps), study.settings.workers
-    values = plain.tally.float32_bits // 32 // workers // steps
-    computed = network.compute
-    if computed is None:
-        computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
-    return computed + network.transfer(workers, 16.0 * values, values, exact=True)
-
-
-def _cosines(shadow: ShadowSummary) -> list[str]:
-    worst = shadow.worst
-    if worst is None:
-        return ["-", "-"]
-    return [f"{shadow.cosine:.4f}", f"{worst.cosine:.4f}"]
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "-"
-
-
-def _number(value: float, form: str) -> str:
-    return form.format(value) if math.isfinite(value) else "-"
-
-
-def time_text(seconds: float) -> str:
-    """Seconds with three digits and a unit; ``-`` for NaN."""
-    if not math.isfinite(seconds):
-        return "-"
-    return (
-        f"{seconds:.3g} s"
-        if 1 <= seconds < 1000
-        else f"{seconds:.0f} s"
-        if seconds >= 1
-        else f"{1000 * seconds:.3g} ms"
-    )
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
-
-
 @contextlib.contextmanager
-def progress(study: Study, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def _progress(study: Study, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """A bar with the losses on a terminal, nothing in a pipe."""
     if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield None

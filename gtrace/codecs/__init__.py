@@ -2,7 +2,7 @@
 
 from gtrace.codecs.base import Codec, ExpectingCodec, expecting, parameter, parameter_fields
 from gtrace.codecs.casts import Bf16, Fp16, Identity, Int8, MinMax
-from gtrace.codecs.chunked import Part, PartwiseCodec, TensorSums
+from gtrace.codecs.chunked import EncodedPart, PartwiseCodec, TensorSums
 from gtrace.codecs.engine import LevelCodec
 from gtrace.codecs.fp import Fp
 from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
@@ -36,6 +36,7 @@ __all__ = [
     "Dgc",
     "Dropping",
     "EfSignSgd",
+    "EncodedPart",
     "ErrorFeedback",
     "ExpectingCodec",
     "Fp",
@@ -50,7 +51,6 @@ __all__ = [
     "Natural",
     "Nuqsgd",
     "OneBit",
-    "Part",
     "PartwiseCodec",
     "PowerSgd",
     "Prune",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.coding import Block
+    from gtrace.coding import CodedBlock
     from gtrace.sketch import MomentSketch
 
     #: yields what is to be averaged over the workers, and is sent the mean, of the same shape
@@ -86,7 +86,7 @@ class CodedBits(NamedTuple):
     huffman: float
 
     @classmethod
-    def of(cls, block: Block, head: float, size: int) -> CodedBits:
+    def of(cls, block: CodedBlock, head: float, size: int) -> CodedBits:
         """Of a tensor of ``size`` values whose symbols are this block, beside ``head`` bits that no coder changes."""
         bits = (block.fixed, block.entropy, block.huffman)
         return cls(*((head + each) / max(1, size) for each in bits))

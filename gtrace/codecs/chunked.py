@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from gtrace.codecs.base import Codec, CodedBits
-from gtrace.coding import Block
+from gtrace.coding import CodedBlock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ class TensorSums(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class EncodedPart:
     """A part of a tensor, encoded. Parts add up to what is known of their tensor, without its payload.
 
     Attributes:
@@ -48,11 +48,11 @@ class Part:
     coded: int = 0
     tallies: NDArray[np.int64] | None = None
 
-    def __add__(self, other: Part) -> Part:
+    def __add__(self, other: EncodedPart) -> EncodedPart:
         tallies = self.tallies
         if tallies is not None and other.tallies is not None:
             tallies = tallies + other.tallies
-        return Part(b"", self.head + other.head, self.coded + other.coded, tallies)
+        return EncodedPart(b"", self.head + other.head, self.coded + other.coded, tallies)
 
 
 class PartwiseCodec(Codec):
@@ -73,7 +73,7 @@ class PartwiseCodec(Codec):
         return state
 
     @abstractmethod
-    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """Encode some consecutive values of a tensor.
 
         Args:
@@ -83,13 +83,13 @@ class PartwiseCodec(Codec):
             start: how many values of the tensor come before the part, a multiple of ``part_multiple``.
         """
 
-    def body_bytes(self, whole: Part) -> int:
+    def body_bytes(self, whole: EncodedPart) -> int:
         """Bytes of the whole payload's body, from the sum of all parts."""
         return whole.head // 8 + -(-whole.coded // 8)
 
-    def coded_bits(self, whole: Part, size: int) -> CodedBits:
+    def coded_bits(self, whole: EncodedPart, size: int) -> CodedBits:
         """Bits per value of the whole payload of ``size`` values under each coder, from the sum of all parts."""
         if whole.tallies is None:
             bits = 8.0 * self.body_bytes(whole) / max(1, size)
             return CodedBits(bits, bits, bits)
-        return CodedBits.of(Block.of(whole.tallies), whole.head, size)
+        return CodedBits.of(CodedBlock.of(whole.tallies), whole.head, size)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.codecs.base import coder_parameter, parameter
-from gtrace.codecs.parts import Coder, FixedGrid, Measured, Part
+from gtrace.codecs.parts import Coder, FixedGrid, Measured, Word
 from gtrace.coding import (
-    Block,
+    CodedBlock,
     EliasCode,
     EliasKind,
     decode_block,
@@ -39,7 +39,7 @@ SHARED_HEAD = SHARED.size
 
 
 @dataclass(frozen=True)
-class SharedCode(Part):
+class SharedCode(Word):
     """A code that both sides hold before the payload: Huffman (adopted by a fit), an Elias code, or fixed width.
 
     The state holds ``lengths`` (uint8, the Huffman code's, once one is adopted).
@@ -184,8 +184,8 @@ class OwnCode(Coder):
         block = self._block(symbols, grid)
         return Measured(8.0 * block.size, block.fixed, block.entropy, block.huffman)
 
-    def _block(self, symbols: NDArray[np.uint16], grid: FixedGrid) -> Block:
-        return Block.of(tally(symbols, grid.alphabet), coder=self.coder)
+    def _block(self, symbols: NDArray[np.uint16], grid: FixedGrid) -> CodedBlock:
+        return CodedBlock.of(tally(symbols, grid.alphabet), coder=self.coder)
 
 
 @dataclass(frozen=True)

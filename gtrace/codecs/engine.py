@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 import numpy as np
 
 from gtrace.codecs.base import Codec, CodedBits, ExpectingCodec, Simulated, checked_values, parameter
-from gtrace.codecs.chunked import Part as EncodedPart
-from gtrace.codecs.chunked import PartwiseCodec
+from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
 from gtrace.codecs.coders import SharedCode, pack_shared, unpack_code, unpack_levels
 from gtrace.codecs.grids import LevelGrid, Rule, Stochastic, with_levels
-from gtrace.codecs.parts import Coder, FixedGrid, Grid, Memory, Part, Rounding, Scale
+from gtrace.codecs.parts import Coder, FixedGrid, Grid, Memory, Rounding, Scale, Word
 from gtrace.codecs.registry import register
 from gtrace.codecs.scales import BucketNorm
 from gtrace.coding import (
@@ -57,10 +56,10 @@ class Parts:
     scale: Scale = field(default_factory=Scale)
     grid: Grid = field(default_factory=Grid)
     rounding: Rounding = field(default_factory=Stochastic)
-    coder: Part = field(default_factory=Part)
+    coder: Word = field(default_factory=Word)
 
     @property
-    def each(self) -> dict[str, Part]:
+    def each(self) -> dict[str, Word]:
         """Word -> part, in the order in which their parameters come."""
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
@@ -81,7 +80,8 @@ def assembled(cls: C) -> C:
                 found[item.name] = str(item.type)
                 setattr(cls, item.name, dataclasses.field(default=default, metadata=item.metadata))
     cls.__annotations__ = {**found, **own}
-    return dataclass(frozen=True)(cls)
+    made: C = dataclass(frozen=True)(cls)
+    return made
 
 
 def method(cls: C) -> C:
@@ -98,7 +98,7 @@ def own_parts(codec: Codec, row: Parts) -> Parts:
     return Parts(**made)  # type: ignore[arg-type]
 
 
-class Engine(Codec):
+class Composed(Codec):
     """A codec with the parts of a row: its memory before, its envelope around what :meth:`write` makes.
 
     ``parts`` of the class is the row; ``parts`` of a codec has the codec's own parameters.
@@ -166,7 +166,7 @@ class Engine(Codec):
         return vote(decoded) if self.votes else mean
 
 
-class Machine(Engine, PartwiseCodec):
+class Machine(Composed, PartwiseCodec):
     """Scales, symbols of a fixed grid, and a coder that needs nothing but them."""
 
     @property
@@ -268,7 +268,7 @@ class Symbols(NamedTuple):
 
 
 @assembled
-class LevelCodec(Engine, PartwiseCodec, ExpectingCodec):
+class LevelCodec(Composed, PartwiseCodec, ExpectingCodec):
     """Buckets divided by their norm, rounded stochastically to magnitudes in [0, 1], symbols coded.
 
     A method says which magnitudes: a row by its grid, a codec of your own by its one abstract method, :meth:`levels`.

@@ -19,9 +19,9 @@ from gtrace.codecs.base import (
     parameter,
     parameter_fields,
 )
-from gtrace.codecs.chunked import Part, PartwiseCodec
+from gtrace.codecs.chunked import EncodedPart, PartwiseCodec
 from gtrace.codecs.registry import register
-from gtrace.coding import ENVELOPE_BYTES, Block, decode_block, open_envelope, seal, sign_first, sign_last, tally
+from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, open_envelope, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting.floats import FloatFormat, LawName, kappa
 from gtrace.fitting.formats import (
@@ -108,6 +108,20 @@ class Fp(PartwiseCodec, ExpectingCodec):
         "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
         "a format is chosen where its own scale rule puts the values",
     )
+    about: ClassVar[str] = (
+        "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the "
+        "one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split"
+        " into exponent and mantissa is chosen for the data, too."
+    )
+    sends: ClassVar[str] = (
+        "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
+        "must hold already: the exponent's width, where it was chosen."
+    )
+    behavior: ClassVar[str] = (
+        "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
+        "biased. At 2 and 3 bits most values become zero."
+    )
+    related: ClassVar[tuple[str, ...]] = ("int8", "bf16", "natural")
     unbiased: ClassVar[bool] = False
     word: ClassVar[str] = "format"
 
@@ -295,7 +309,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         """As :meth:`encode` and :meth:`decode`, the payload's length from how often each code occurs."""
         head, block, scales, codes = self._rounded(state, values, key, 0)
         form = self.format_of(state)
-        whole = Part(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
+        whole = EncodedPart(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
         size = ENVELOPE_BYTES + self.body_bytes(whole)
         return Simulated(form.decode_blocks(codes, block, scales), size, self.coded_bits(whole, codes.size))
 
@@ -307,21 +321,21 @@ class Fp(PartwiseCodec, ExpectingCodec):
         """
         return None if self.scale == "e4m3" else self.block or 1
 
-    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> Part:
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part as :meth:`encode` does it; one scale for all counts with the first part."""
         head, _, _, codes = self._rounded(state, values, key, start)
         payload, tallies = self._sealed(state, head, codes)
-        return Part(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
+        return EncodedPart(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
 
-    def body_bytes(self, whole: Part) -> int:
+    def body_bytes(self, whole: EncodedPart) -> int:
         """One code for all parts."""
         assert whole.tallies is not None
-        return whole.head // 8 + Block.signed(whole.tallies, coder=self.coder).size
+        return whole.head // 8 + CodedBlock.signed(whole.tallies, coder=self.coder).size
 
-    def coded_bits(self, whole: Part, size: int) -> CodedBits:
+    def coded_bits(self, whole: EncodedPart, size: int) -> CodedBits:
         """One code for all parts."""
         assert whole.tallies is not None
-        return CodedBits.of(Block.signed(whole.tallies), whole.head, size)
+        return CodedBits.of(CodedBlock.signed(whole.tallies), whole.head, size)
 
     def _rounded(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
@@ -339,7 +353,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         bits = self.format_of(state).bits
         turned = sign_last(codes, bits)
         tallies = tally(turned, 1 << bits)
-        block = Block.signed(tallies, coder=self.coder)
+        block = CodedBlock.signed(tallies, coder=self.coder)
         flags = 0 if block.lengths is None else _CODED
         body = head + block.encode(turned if flags else codes)
         return seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags), tallies
@@ -385,7 +399,7 @@ class Fp(PartwiseCodec, ExpectingCodec):
         tallies = np.zeros(1 << form.bits)
         tallies[: 2 * magnitudes.size] = np.repeat(magnitudes / 2, 2)
         tallies[:2] = magnitudes[0], 0
-        block = Block.signed(tallies, coder=self.coder)
+        block = CodedBlock.signed(tallies, coder=self.coder)
         coded = CodedBits.of(block, 8 * _SCALE.size, int(sketch.size))
         return Expectation(
             squared_error=found.squared_error,

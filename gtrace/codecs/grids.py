@@ -230,7 +230,7 @@ class LevelGrid(Grid):
 
 
 @dataclass(frozen=True)
-class Uniform(LevelGrid):
+class EqualSteps(LevelGrid):
     """Equal steps: k / s for k = 0..s, or without 0 the odd multiples of 1 / (2^bits - 1)."""
 
     bits: int = parameter(4, "2^(bits - 1) magnitudes and a sign", minimum=2, maximum=15)

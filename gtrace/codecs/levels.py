@@ -7,6 +7,7 @@ from typing import ClassVar
 from gtrace.codecs.coders import SharedCode
 from gtrace.codecs.engine import LevelMethod, Parts, method
 from gtrace.codecs.grids import (
+    EqualSteps,
     Exponents,
     FittedPowers,
     LeastVariance,
@@ -14,7 +15,6 @@ from gtrace.codecs.grids import (
     Optimal,
     Powers,
     Ternary,
-    Uniform,
 )
 from gtrace.codecs.scales import BucketNorm, NoNorm
 
@@ -62,7 +62,7 @@ class Qsgd(LevelMethod):
     """QSGD with the l2 norm."""
 
     name: ClassVar[str] = "qsgd"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=Uniform(), coder=SharedCode())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=EqualSteps(), coder=SharedCode())
     summary: ClassVar[str] = "uniform levels, buckets scaled by their l2 norm"
     formula: ClassVar[str] = (
         "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
@@ -86,7 +86,7 @@ class QsgdInf(LevelMethod):
     """QSGD with the max norm."""
 
     name: ClassVar[str] = "qsgdinf"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Uniform(), coder=SharedCode())
+    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=EqualSteps(), coder=SharedCode())
     summary: ClassVar[str] = "uniform levels, buckets scaled by their largest magnitude"
     formula: ClassVar[str] = (
         "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"

@@ -99,7 +99,7 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     return _sample(x, total, samples, xi).reshape(np.shape(g))
 
 
-class Moments(NamedTuple):
+class SampleMoments(NamedTuple):
     """Exact moments of one MCGQ encoding over its offset.
 
     Attributes:
@@ -117,7 +117,7 @@ class Moments(NamedTuple):
     absolute_error: NDArray[np.float64]
 
 
-def moments(g: ArrayLike, amount: float) -> Moments:
+def moments(g: ArrayLike, amount: float) -> SampleMoments:
     """Mean, variance and mean error of every coordinate in closed form.
 
     Coordinate by coordinate MCGQ is stochastic rounding to multiples of ||g||_1 / N; only the joint law differs.
@@ -139,7 +139,7 @@ def moments(g: ArrayLike, amount: float) -> Moments:
     mean = (x.astype(np.float64) * (samples / total if total else 0.0)).reshape(np.shape(g))
     part = np.abs(mean) % 1.0
     spread = part * (1.0 - part)
-    return Moments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
+    return SampleMoments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
 
 
 def expected_error(g: ArrayLike, amount: float) -> float:
@@ -288,6 +288,20 @@ class Mcgq(Codec):
         "that distance is of the order of 1 / n, so useful delta_k are of the order of n",
         "with accumulation the scheme is not unbiased over time",
     )
+    about: ClassVar[str] = (
+        "Samples coordinates in proportion to their magnitude and sends how often each was hit. The amount of "
+        "samples sets the error; zeros come in runs and are counted."
+    )
+    sends: ClassVar[str] = (
+        "B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0 "
+        "followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm,"
+        " then codes."
+    )
+    behavior: ClassVar[str] = (
+        "Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail costs "
+        "little, an even gradient many samples."
+    )
+    related: ClassVar[tuple[str, ...]] = ("randomk", "prune", "accumulate")
 
     amount: float = parameter(1.0, "samples per element, K; not used with bits", minimum=1e-9)
     bits: int | None = parameter(

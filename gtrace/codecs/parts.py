@@ -28,7 +28,7 @@ FLOAT32_MAX = np.finfo(np.float32).max
 
 
 @dataclass(frozen=True)
-class Part(ABC):  # noqa: B024 - the words below are abstract where they must be
+class Word(ABC):  # noqa: B024 - the words below are abstract where they must be
     """One word of a method."""
 
     @property
@@ -48,7 +48,7 @@ class Part(ABC):  # noqa: B024 - the words below are abstract where they must be
 
 
 @dataclass(frozen=True)
-class Scale(Part):
+class Scale(Word):
     """What values are divided by before they are rounded; here nothing, and nothing is sent."""
 
     @property
@@ -92,7 +92,7 @@ class Scale(Part):
 
 
 @dataclass(frozen=True)
-class Grid(Part):
+class Grid(Word):
     """Which values can be sent, in units of the scale."""
 
     def check(self, name: str) -> None:
@@ -128,7 +128,7 @@ class FixedGrid(Grid):
 
 
 @dataclass(frozen=True)
-class Rounding(Part):
+class Rounding(Word):
     """How values become symbols of the grid."""
 
     @abstractmethod
@@ -188,7 +188,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coder(Part):
+class Coder(Word):
     """How symbols become bytes."""
 
     @property
@@ -220,7 +220,7 @@ class Coder(Part):
 
 
 @dataclass(frozen=True)
-class Memory(Part):
+class Memory(Word):
     """What a worker keeps from step to step; here nothing."""
 
     @property

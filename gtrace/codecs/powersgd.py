@@ -54,6 +54,20 @@ class PowerSgd(Codec):
         "a column of Q that becomes zero keeps its last start",
         UNITS,
     )
+    about: ClassVar[str] = (
+        "The gradient as a matrix of low rank: two thin factors by one step of power iteration, begun where the "
+        "last step ended, with error feedback. Linear layers suit it."
+    )
+    sends: ClassVar[str] = (
+        "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would "
+        "not shorten, are sent as they are."
+    )
+    behavior: ClassVar[str] = (
+        "Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size. Error is"
+        " small where singular values fall fast; the first steps are worse, until the iteration has found its "
+        "directions."
+    )
+    related: ClassVar[tuple[str, ...]] = ("ef", "topk")
     unbiased: ClassVar[bool] = False
     stateful: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True

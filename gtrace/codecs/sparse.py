@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
 import numpy as np
 
 from gtrace.codecs.base import CodedBits, ExpectingCodec, checked_values, coder_parameter, parameter
-from gtrace.codecs.engine import Engine, Machine, Parts, assembled, method
+from gtrace.codecs.engine import Composed, Machine, Parts, assembled, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
 from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Measured, Nearest
-from gtrace.coding import Block, Floats, decode_floats, expected_floats, width_for
+from gtrace.coding import CodedBlock, Floats, decode_floats, expected_floats, width_for
 from gtrace.coding.positions import decode_positions, decode_sparse, encode_positions
 from gtrace.coding.words import from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
@@ -230,7 +230,7 @@ class Dropping(SparseMethod):
     stateful: ClassVar[bool] = True
 
 
-class Drawn(NamedTuple):
+class Seeded(NamedTuple):
     """What a random choice sends.
 
     Attributes:
@@ -262,13 +262,13 @@ class RandomChoice(FixedGrid):
         _elementwise.fill_words(high, low, words)
         return largest(words, kept(self.ratio, size))
 
-    def nearest(self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]) -> Drawn:
+    def nearest(self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]) -> Seeded:
         """The values at the positions of the key's seed."""
         del scales, bucket
         seed = key[1] & 0xFFFFFFFF
-        return Drawn(seed, x[self.chosen(seed, x.size)])
+        return Seeded(seed, x[self.chosen(seed, x.size)])
 
-    def values(self, symbols: Drawn, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
+    def values(self, symbols: Seeded, scales: NDArray[np.float32], bucket: int, size: int) -> NDArray[np.float32]:
         """The values, scaled, in their places."""
         del scales, bucket
         values = symbols.values
@@ -286,20 +286,20 @@ class SeedValue(Coder):
 
     coder: str = coder_parameter()
 
-    def write(self, symbols: Drawn, grid: FixedGrid) -> tuple[bytes, int]:
+    def write(self, symbols: Seeded, grid: FixedGrid) -> tuple[bytes, int]:
         """Flag 1: the exponents are coded."""
         del grid
         found = Floats(symbols.values, coder=self.coder)
         return _SEED.pack(symbols.seed) + found.encode(), _CODED if found.coded else 0
 
-    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid) -> Drawn:
+    def read(self, data: memoryview, flags: int, size: int, grid: FixedGrid) -> Seeded:
         """Undo :meth:`write`."""
         if flags & ~_CODED or len(data) < _SEED.size:
             raise PayloadError(f"payload body of {len(data)} bytes with flags {flags:#x} is no seed and values")
         count = kept(cast("RandomChoice", grid).ratio, size)
-        return Drawn(_SEED.unpack_from(data)[0], decode_floats(data[_SEED.size :], count, coded=bool(flags)))
+        return Seeded(_SEED.unpack_from(data)[0], decode_floats(data[_SEED.size :], count, coded=bool(flags)))
 
-    def measure(self, symbols: Drawn, grid: FixedGrid) -> Measured:
+    def measure(self, symbols: Seeded, grid: FixedGrid) -> Measured:
         """The seed and the fractions are the same with every coder."""
         found = Floats(symbols.values, coder=self.coder)
         head, block = 8 * _SEED.size + found.raw, found.block
@@ -344,7 +344,7 @@ class RandomK(Machine, ExpectingCodec):
         n = max(1, round(sketch.size))
         count = kept(self._choice.ratio, round(sketch.size))
         share = max(1, count) / n
-        block = Block.signed(expected_floats(sketch.lower, sketch.sums[:, 0], sketch.zeros) * (count / n))
+        block = CodedBlock.signed(expected_floats(sketch.lower, sketch.sums[:, 0], sketch.zeros) * (count / n))
         bits = CodedBits.of(block, 8 * _SEED.size + 23 * count, n)
         return Expectation(
             squared_error=self.weighted_error(state, sketch, sketch),
@@ -365,7 +365,7 @@ class RandomK(Machine, ExpectingCodec):
 
 
 @method
-class AdaComp(Engine):
+class AdaComp(Composed):
     """Signs of the values that would reach their bin's largest if the gradient came once more, with memory."""
 
     name: ClassVar[str] = "adacomp"

@@ -1,6 +1,6 @@
 """Symbols to bytes and back. Streams are little-endian and least significant bit first."""
 
-from gtrace.coding.blocks import Block, Floats, decode_block, decode_floats, expected_floats
+from gtrace.coding.blocks import CodedBlock, Floats, decode_block, decode_floats, expected_floats
 from gtrace.coding.elias import EliasCode, EliasKind
 from gtrace.coding.envelope import ENVELOPE_BYTES, open_envelope, seal
 from gtrace.coding.fixed import (
@@ -20,7 +20,7 @@ from gtrace.coding.lengths import pack_lengths, unpack_lengths
 __all__ = [
     "ENVELOPE_BYTES",
     "MAX_LENGTH",
-    "Block",
+    "CodedBlock",
     "EliasCode",
     "EliasKind",
     "Floats",

@@ -22,7 +22,7 @@ _SELDOM = 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class CodedBlock:
     """How some symbols are sent.
 
     Attributes:
@@ -46,7 +46,7 @@ class Block:
         weights: NDArray[np.float64] | None = None,
         *,
         coder: str = "huffman",
-    ) -> Block:
+    ) -> CodedBlock:
         """The shortest block of symbols that occur so often.
 
         Args:
@@ -67,7 +67,7 @@ class Block:
         return cls(width, sent, fixed, count * entropy(given / count), coded if shorter else fixed)
 
     @classmethod
-    def signed(cls, tallies: NDArray[np.int64] | NDArray[np.float64], *, coder: str = "huffman") -> Block:
+    def signed(cls, tallies: NDArray[np.int64] | NDArray[np.float64], *, coder: str = "huffman") -> CodedBlock:
         """As :meth:`of`, of symbols whose last bit is a sign; code lengths do not depend on it, but for 0 and 1.
 
         A sketch knows no signs, and so can foretell how long such a block is.
@@ -94,7 +94,7 @@ class Block:
 
 
 def decode_block(data: bytes | memoryview, count: int, alphabet: int, *, coded: bool) -> NDArray[np.uint16]:
-    """Undo :meth:`Block.encode`: ``count`` symbols, all below ``alphabet``, that take up all of ``data``.
+    """Undo :meth:`CodedBlock.encode`: ``count`` symbols, all below ``alphabet``, that take up all of ``data``.
 
     Args:
         data: the block.
@@ -124,7 +124,7 @@ def expected_floats(
 
 
 class Floats:
-    """How some float32 are sent: sign and exponent as a :class:`Block`, the other 23 bits as they are.
+    """How some float32 are sent: sign and exponent as a :class:`CodedBlock`, the other 23 bits as they are.
 
     Args:
         values: float32[n].
@@ -136,7 +136,7 @@ class Floats:
         self._heads = _heads(self.values)
         #: int64[512], how often each sign and exponent occurs
         self.tallies = tally(self._heads, 1 << _CODED)
-        self.block = Block.signed(self.tallies, coder=coder)
+        self.block = CodedBlock.signed(self.tallies, coder=coder)
 
     @property
     def coded(self) -> bool:
@@ -149,7 +149,7 @@ class Floats:
         return (32 - _CODED) * self.values.size
 
     @staticmethod
-    def size(count: int, block: Block) -> int:
+    def size(count: int, block: CodedBlock) -> int:
         """Bytes of so many values with this block."""
         return 4 * count if block.lengths is None else 2 * count + fixed_size(count, _MIDDLE) + block.size
 

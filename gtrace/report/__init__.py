@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis, analyze_runs
     from gtrace.report.analysis.sweep import analyze
-    from gtrace.report.figures.gallery import draw, figure_names
-    from gtrace.report.inputs import Report, load_report, make_report, newest_results
+    from gtrace.report.inputs import Asked, Report, load_report, make_report, newest_results
     from gtrace.report.render.files import default_page, write_html, write_report
     from gtrace.report.render.html import to_html
     from gtrace.report.render.latex import to_latex
     from gtrace.report.render.markdown import to_markdown
     from gtrace.report.render.records import to_csv, to_json, to_json_lines, to_parquet
     from gtrace.report.render.text import print_report
+    from gtrace.report.sections import draw, figure_names
 
 _HOMES = {
+    "Asked": "inputs",
     "Report": "inputs",
     "RunLogAnalysis": "analysis.run_logs",
     "SweepAnalysis": "analysis.results",
     "analyze": "analysis.sweep",
     "analyze_runs": "analysis.run_logs",
     "default_page": "render.files",
-    "draw": "figures.gallery",
-    "figure_names": "figures.gallery",
+    "draw": "sections",
+    "figure_names": "sections",
     "load_report": "inputs",
     "make_report": "inputs",
     "newest_results": "inputs",
@@ -49,6 +50,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Asked",
     "Report",
     "RunLogAnalysis",
     "SweepAnalysis",

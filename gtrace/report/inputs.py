@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster
     from gtrace.planning import Plan
     from gtrace.report.analysis.cells import Coder
-    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.results import SweepAnalysis
 
 SWEEP_SUFFIX = ".sweep.db"
@@ -58,7 +58,7 @@ class Report:
     plans: tuple[Plan, ...] = ()
     side_by_side: tuple[SideBySide, ...] = ()
     pools: tuple[RunPool, ...] = ()
-    pairs: tuple[tuple[Comparison, ...], ...] = ()
+    pairs: tuple[tuple[PairedComparison, ...], ...] = ()
     groups: tuple[tuple[TensorGroup, ...], ...] = ()
     savings: tuple[Savings, ...] = ()
 
@@ -72,19 +72,35 @@ class Report:
         return len(self.sweeps) + len(self.runs) + len(self.traces) + len(self.plans)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a reader asked of sweeps, beside what they hold.
+
+    Attributes:
+        pairs: specs of configurations to be compared within each sweep as they are.
+        groups: of tensors, as :func:`gtrace.report.analysis.groups.group_tensors` reads them.
+        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
+        cluster: for which savings are computed; None for none.
+        workers: for how many codecs are compared; None takes those of the run that was captured.
+        coder: that turns symbols into bits, the same for all codecs.
+    """
+
+    pairs: Sequence[tuple[str, str]] = ()
+    groups: Sequence[str] = ()
+    batch: float = math.nan
+    cluster: Cluster | None = None
+    workers: int | None = None
+    coder: Coder = "huffman"
+
+
 def make_report(
     sweeps: Sequence[Path | str | SweepResult] = (),
     runs: Sequence[Path | str | Sequence[dict[str, Any]]] = (),
     traces: Sequence[Path | str] = (),
     title: str | None = None,
-    pairs: Sequence[tuple[str, str]] = (),
-    groups: Sequence[str] = (),
-    batch: float = math.nan,
-    cluster: Cluster | None = None,
-    plans: Sequence[Path | str | Plan] = (),
     *,
-    workers: int | None = None,
-    coder: Coder = "huffman",
+    plans: Sequence[Path | str | Plan] = (),
+    asked: Asked = Asked(),
 ) -> Report:
     """Read and sum up results whose kind is known.
 
@@ -93,13 +109,8 @@ def make_report(
         runs: run logs, or their records.
         traces: traces, of which the table of contents is read.
         title: heading; made from the names when left out.
-        pairs: specs of configurations to be compared within each sweep as they are.
-        groups: of tensors, as :func:`gtrace.report.analysis.groups.group_tensors` reads them.
-        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
-        cluster: for which savings are computed; None for none.
         plans: files, or plans that are in memory.
-        workers: for how many codecs are compared; None takes those of the run that was captured.
-        coder: that turns symbols into bits, for all codecs alike.
+        asked: which comparisons, for whom.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
@@ -107,9 +118,9 @@ def make_report(
             cluster, and nothing that travels between ranks.
     """
     named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
-    if pairs and not sweeps:
+    if asked.pairs and not sweeps:
         raise UsageError("--pair compares configurations of a sweep; pass a .sweep.db")
-    if groups and not sweeps:
+    if asked.groups and not sweeps:
         raise UsageError("--group sums up a sweep by groups of its tensors; pass a .sweep.db")
     read_sweeps = []
     grouped = []
@@ -118,9 +129,9 @@ def make_report(
             result, name = sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"
         else:
             result, name = ResultStore.load(Path(sweep)), named(sweep)
-        read_sweeps.append(analyze(result, name, batch=batch, workers=workers, coder=coder))
-        if groups:
-            grouped.append(tuple(group_tensors(result, groups, workers=workers, coder=coder)))
+        read_sweeps.append(analyze(result, name, batch=asked.batch, workers=asked.workers, coder=asked.coder))
+        if asked.groups:
+            grouped.append(tuple(group_tensors(result, asked.groups, workers=asked.workers, coder=asked.coder)))
     read_runs = []
     for k, run in enumerate(runs):
         if isinstance(run, (str, Path)):
@@ -140,9 +151,9 @@ def make_report(
         tuple(read_plans),
         side_by_side(read_sweeps),
         pool_runs(read_runs),
-        tuple(sweep.compare(pairs) for sweep in read_sweeps) if pairs else (),
+        tuple(sweep.compare(asked.pairs) for sweep in read_sweeps) if asked.pairs else (),
         tuple(grouped),
-        _savings(read_sweeps, read_runs, cluster),
+        _savings(read_sweeps, read_runs, asked.cluster),
     )
 
 
@@ -178,15 +189,15 @@ def load_report(
         paths: results and traces.
         title: heading; made from the names when left out.
         pairs: specs of configurations to be compared within each sweep as they are.
-        groups: of tensors, see :func:`make_report`.
+        groups: of tensors, see :class:`Asked`.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
         cluster: for which savings are computed; None for none.
-        workers: as of :func:`make_report`.
+        workers: see :class:`Asked`.
         coder: likewise.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: pairs or groups that the sweeps do not have, or a cluster as of :func:`make_report`.
+        UsageError: pairs or groups that the sweeps do not have, or a cluster and nothing that travels between ranks.
     """
     kinds = [(path, kind_of(path)) for path in paths]
     return make_report(
@@ -194,13 +205,8 @@ def load_report(
         runs=[path for path, kind in kinds if kind == "run"],
         traces=[path for path, kind in kinds if kind == "trace"],
         title=title,
-        pairs=pairs,
-        groups=groups,
-        batch=batch,
-        cluster=cluster,
         plans=[path for path, kind in kinds if kind == "plan"],
-        workers=workers,
-        coder=coder,
+        asked=Asked(pairs, groups, batch, cluster, workers, coder),
     )
 
 

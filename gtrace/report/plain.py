@@ -11,8 +11,6 @@ import numpy as np
 from gtrace.report.statistics import Interval
 
 Record = dict[str, Any]
-
-
 #: Fields that hold logarithms of ratios or of relative variances; records hold the ratios.
 _LOGARITHMS = {"by_elements", "by_layers", "interval", "in_steps"}
 

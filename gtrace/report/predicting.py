@@ -14,7 +14,7 @@ from gtrace.errors import TraceError, UsageError
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.analysis.seeds import BASELINE
-from gtrace.report.figures.charts import Chart, Curve, Panel
+from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import MISSING, count, number
 from gtrace.report.statistics import CONFIDENCE, Interval
 from gtrace.report.tables import Cell, Column, Table

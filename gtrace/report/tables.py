@@ -52,13 +52,25 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of cells; ``notes`` are the lines that stand below it, ``empty`` the word for no rows."""
+    """A table of cells.
+
+    Attributes:
+        title: above it.
+        columns: from left to right.
+        rows: a cell for each column.
+        notes: lines below it.
+        empty: what is said if there are no rows.
+        folded: a page shows it when it is asked for.
+        headline: a page sets it off from the others.
+    """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     empty: str = "Nothing to show."
+    folded: bool = False
+    headline: bool = False
 
 
 def configuration_name(configuration: Configuration) -> str:

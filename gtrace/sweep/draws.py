@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gtrace.codecs import Part, PartwiseCodec
+from gtrace.codecs import EncodedPart, PartwiseCodec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -200,7 +200,7 @@ class _Encoding:
     ) -> None:
         self._codec, self._state, self._shared, self._key, self._compared = codec, state, shared, key, compared
         #: the sum of the parts so far
-        self._whole: Part | None = None
+        self._whole: EncodedPart | None = None
         self._size = 0
         self._spent = dict.fromkeys(("encode", "decode", "compare"), 0.0)
         self._clipped = [0.0, 0.0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from gtrace.buckets import Bins, bucket_scales, whole_scale
+from gtrace.buckets import BinTable, bucket_scales, whole_scale
 from gtrace.codecs import TensorSums
 from gtrace.errors import TraceError, UsageError, suggest
 from gtrace.kernels.compare import weighted_sums
@@ -116,7 +116,7 @@ class PartialSketch:
 
     def __init__(self, spec: SummarySpec, scale: NDArray[np.float32] | None = None) -> None:
         self._spec = spec
-        self._bins = Bins(spec.norm, spec.bucket_size, scale)
+        self._bins = BinTable(spec.norm, spec.bucket_size, scale)
         self._exact = np.empty(0, np.float32)
         self._weights: NDArray[np.float64] | None = None
 

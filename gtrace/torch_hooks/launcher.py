@@ -52,6 +52,16 @@ class Program:
     is_module: bool = False
 
     @property
+    def argv(self) -> list[str]:
+        """What follows ``python`` on a command line that runs it."""
+        return ["-m", self.target, *self.args] if self.is_module else [self.target, *self.args]
+
+    @property
+    def called(self) -> str:
+        """What a message calls it."""
+        return f"-m {self.target}" if self.is_module else self.target
+
+    @property
     def stem(self) -> str:
         """A short name for files made from this program: ``train`` of ``runs/train.py`` or ``pkg.train``."""
         if self.is_module:

@@ -13,13 +13,13 @@ import numpy as np
 from gtrace.errors import TraceError, UsageError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, dead_leftovers, move_in, remove
+from gtrace.trace.finished import HeldRows, renumbered
 from gtrace.trace.format import SKETCH, Record
-from gtrace.trace.io.remote import place_of
+from gtrace.trace.io.remote import is_hdf5, place_of
 from gtrace.trace.journal import NAME, being_written
 from gtrace.trace.reader import lengths, open_source
 from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.sketches import SketchPlan, unpack_row
-from gtrace.trace.superblock import is_marked, read_superblock
 from gtrace.trace.zarr_write import ZarrSink, start_folder
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class CheckReport:
         path: the trace, or its address.
         status: as it says itself: ``complete``, ``interrupted`` or ``writing``.
         live: a process is writing it now.
-        unfinished: its writer was killed: rows are in a journal, or the file is still marked as open for writing.
+        unfinished: its writer was killed: rows are in a journal, or an HDF5 trace is still a folder.
         leftovers: files and folders of killed writers beside it and in it.
         steps: committed steps, of all streams.
         gradients: gradients that it says are present.
@@ -150,8 +150,8 @@ def _unfinished(place: Path | str, source: TraceSource) -> bool:
     if isinstance(place, str):
         return False
     if place.is_file():
-        return is_marked(read_superblock(place))
-    return any(os.path.lexists(place / _group(stream) / "step" / NAME) for stream in source.streams)
+        return False
+    return is_hdf5(place) or any(os.path.lexists(place / _group(stream) / "step" / NAME) for stream in source.streams)
 
 
 def _leftovers(place: Path | str) -> list[Path]:
@@ -301,7 +301,6 @@ def _scalars(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[np.
     return out
 
 
-_BLOCK_BYTES = 512 * 1024 * 1024
 #: Faults that the repaired trace remembers in words.
 _TOLD = 20
 
@@ -321,10 +320,10 @@ class Repair:
     backup: Path | None
 
 
-def open_sink(place: Path, attrs: dict[str, Any], *, is_file: bool) -> Sink:
+def _open_sink(place: Path, attrs: dict[str, Any], *, hdf5: bool) -> Sink:
     """A new trace at a place that is free."""
-    if is_file:
-        from gtrace.trace.hdf5_write import Hdf5Sink
+    if hdf5:
+        from gtrace.trace.hdf5 import Hdf5Sink
 
         return Hdf5Sink(place, attrs, force=False)
     start_folder(place, attrs, force=False)
@@ -350,12 +349,11 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
     report = check_trace(path, progress)
     if report.clean:
         return Repair(report, changed=False, backup=None)
-    is_file = place.is_file()
     new = beside(place, "repair")
     backup = _free_backup(place) if report.faults else None
     try:
         remove(new)
-        _rebuild(place, new, report, is_file=is_file)
+        _rebuild(place, new, report)
         if backup is not None:
             os.rename(place, backup)
             try:
@@ -370,7 +368,9 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
     finally:
         remove(new)
     for leftover in report.leftovers:
-        remove(leftover)
+        # Those inside of a folder went with it.
+        if os.path.lexists(leftover):
+            remove(leftover)
     return Repair(report, changed=True, backup=backup)
 
 
@@ -381,13 +381,13 @@ def _free_backup(place: Path) -> Path:
     return free
 
 
-def _rebuild(place: Path, new: Path, report: CheckReport, *, is_file: bool) -> None:
+def _rebuild(place: Path, new: Path, report: CheckReport) -> None:
     status = "complete" if report.status == "complete" else "interrupted"
     attrs = dict(report.attrs)
     if report.faults:
         attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
     source = open_source(place, lambda error: None)
-    sink = open_sink(new, {**attrs, "status": "writing"}, is_file=is_file)
+    sink = _open_sink(new, {**attrs, "status": "writing"}, hdf5=place.is_file() or is_hdf5(place))
     try:
         for found in report.streams:
             stream = next(stream for stream in source.streams if stream.key == found.stream.key)
@@ -420,34 +420,3 @@ def copy_right(found: StreamFindings, sink: Sink) -> None:
                         statistics[name][index] = table[row, found.specs[place].index]
         scalars = {name: float(values[row]) for name, values in found.scalars.items()}
         sink.commit(stream.key, row, Record(step, scalars, statistics))
-
-
-def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
-    """The tensor with another index, in chunks of the size that a writer chooses."""
-    rows, elements = layout.chunking(spec.size)
-    if spec.sketched:
-        elements = spec.chunk_elements
-    if spec.chunk_rows == 1:
-        rows = 1
-    return replace(spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index})
-
-
-class HeldRows:
-    """Rows of a stream in any order of tensors, each chunk decoded once as long as steps rise."""
-
-    def __init__(self, stream: StreamSource) -> None:
-        self._stream = stream
-        self._held: dict[int, tuple[int, NDArray[Any]]] = {}
-        self._bytes = 0
-
-    def read(self, spec: TensorSpec, row: int) -> NDArray[Any]:
-        """One row: float32 values, or sketches as bytes."""
-        first, rows = self._held.get(spec.index, (0, ()))
-        if not first <= row < first + len(rows):
-            first, rows = self._stream.read_rows(spec, row)
-            old = self._held.pop(spec.index, None)
-            self._bytes -= old[1].nbytes if old else 0
-            if len(rows) > 1 and self._bytes + rows.nbytes <= _BLOCK_BYTES:
-                self._held[spec.index] = first, rows
-                self._bytes += rows.nbytes
-        return np.ascontiguousarray(rows[row - first], spec.column.dtype)

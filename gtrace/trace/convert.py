@@ -12,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
-from gtrace.trace import format as layout
-from gtrace.trace.check import HeldRows, open_sink, renumbered
+from gtrace.trace.chunks import CODEC, MOST_CHUNKS, write_shard
 from gtrace.trace.files import beside, check_place, move_in, remove
-from gtrace.trace.format import DIMENSION_SUFFIX, SECOND_MOMENT, SKETCH, Record
-from gtrace.trace.io.remote import RemoteFiles, place_of
+from gtrace.trace.finished import WholeArray, arrays_of
+from gtrace.trace.format import SECOND_MOMENT, SKETCH
+from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.reader import Trace, open_source, open_trace
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
 from gtrace.trace.writer import create_trace
 from gtrace.trace.zarr_read import is_gtrace_zarr
-from gtrace.trace.zarr_write import ShardedArray, group_document, make_group, write_root
+from gtrace.trace.zarr_write import Array, group_document, make_group, write_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ColumnType, StreamKey, StreamSource, TensorSpec, TraceSource
+    from gtrace.trace.format import StreamKey, TraceSource
     from gtrace.trace.reader import TensorInfo
     from gtrace.trace.writer import TraceWriter
+
+_SHARD_BYTES = 128 * 1024 * 1024
 
 
 def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:
@@ -63,7 +65,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     try:
         if source.attrs.get("status") not in ("complete", "interrupted"):
             raise UsageError(f"{path}: is being written, or its writer was killed; see `gtrace check --repair`")
-        if out is None and target.is_file():
+        if out is None and is_hdf5(target):
             raise UsageError(f"{path}: an HDF5 file is one file already; -o NAME.zarr makes a Zarr trace of it")
         if target == place and out is not None and not force:
             raise OutputExistsError(f"{out}: is the trace itself; leave -o out to replace it")
@@ -72,10 +74,13 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         new = beside(target, "pack")
         try:
             remove(new)
-            if target.suffix == ".zarr":
+            if not is_hdf5(target):
                 _write_shards(source, str(new))
             else:
-                _write_hdf5(source, new)
+                # The library takes long to load.
+                from gtrace.trace.hdf5 import write_hdf5
+
+                write_hdf5(source, new)
             written = Trace(open_source(new))
             try:
                 if written.fingerprint != Trace(source).fingerprint:
@@ -92,37 +97,6 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     return target if out is None else Path(out)
 
 
-def _columns(stream: StreamSource) -> dict[str, NDArray[Any]]:
-    """name -> (rows, tensors) of each statistic, with the tensors that were committed as columns."""
-    indices = [spec.index for spec in stream.tensors]
-    return {
-        name: stream.statistic(name)[:, indices] if indices else np.empty((stream.steps.size, 0), column.dtype)
-        for name, column in {**layout.statistics_of(stream.key.kind), **_extras(stream)}.items()
-        if name not in layout.LENGTHS or stream.lengths(name) is not None
-    }
-
-
-def _extras(stream: StreamSource) -> dict[str, ColumnType]:
-    """Those of the further numbers that the stream has."""
-    return {name: column for name, column in layout.EXTRAS.items() if stream.further(name) is not None}
-
-
-def _write_hdf5(source: TraceSource, new: Path) -> None:
-    sink = open_sink(new, {**source.attrs, "status": "writing"}, is_file=True)
-    for stream in source.streams:
-        specs = [renumbered(spec, index) for index, spec in enumerate(stream.tensors)]
-        for spec in specs:
-            sink.add_tensor(stream.key, spec)
-        tables, blocks = _columns(stream), HeldRows(stream)
-        for row, step in enumerate(stream.steps.tolist()):
-            statistics = {name: np.ascontiguousarray(table[row]) for name, table in tables.items()}
-            for index in np.flatnonzero(statistics["present"]).tolist():
-                sink.write_row(stream.key, specs[index], row, blocks.read(stream.tensors[index], row))
-            scalars = {name: float(values[row]) for name, values in stream.scalars.items()}
-            sink.commit(stream.key, row, Record(step, scalars, statistics))
-    sink.close(source.attrs)
-
-
 def _write_shards(source: TraceSource, root: str) -> None:
     make_group(root, source.attrs)
     gathered: dict[str, Any] = {}
@@ -136,62 +110,71 @@ def _write_shards(source: TraceSource, root: str) -> None:
         make_group(folder, key._asdict())
         gathered[key.rank_group] = group_document({"rank": key.rank})
         gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
-        for array in _write_stream(stream, folder):
-            gathered[f"{key.rank_group}/{key.group}/{array.entry}"] = array.document
+        for array in arrays_of(stream):
+            sharded = _ShardedArray(folder, array)
+            sharded.write(array.blocks)
+            gathered[f"{key.rank_group}/{key.group}/{array.entry}"] = sharded.document
     write_root(root, source.attrs, gathered)
 
 
-def _write_stream(stream: StreamSource, folder: str) -> Iterator[ShardedArray]:
-    rows = stream.steps.size
-    tables = _columns(stream)
-    for index, spec in enumerate(stream.tensors):
-        new = renumbered(spec, index)
-        chunks = (new.chunk_rows, new.chunk_elements)
-        dimensions = ("step", spec.entry + DIMENSION_SUFFIX)
-        place = os.path.join(folder, spec.entry)
-        array = ShardedArray(place, spec.column, (rows, spec.size), chunks, dimensions, new.attrs)
-        array.write(_blocks(stream, spec, tables["present"][:, index] != 0, chunks[0]))
-        yield array
-    height, width = layout.table_chunking(len(stream.tensors))
-    for name, table in tables.items():
-        yield _write_table(
-            os.path.join(folder, name), layout.statistic_column(name), table, (height, width), ("step", "tensor")
-        )
-    for name, values in stream.scalars.items():
-        yield _write_table(os.path.join(folder, name), layout.SCALAR, values, (layout.STEP_ROWS,), ("step",))
-    yield _write_table(os.path.join(folder, "step"), layout.STEP, stream.steps, (layout.STEP_ROWS,), ("step",))
+class _ShardedArray(Array):
+    """An array that is written once, in shards of at most 128 MiB or one row of chunks.
 
-
-def _write_table(
-    place: str, column: ColumnType, table: NDArray[Any], chunks: tuple[int, ...], dimensions: tuple[str, ...]
-) -> ShardedArray:
-    array = ShardedArray(place, column, table.shape, chunks, dimensions, {})
-    flat = table.reshape(len(table), -1)
-    said = not (len(chunks) == 1 and np.isnan(flat).all()) if table.dtype.kind == "f" else True
-    array.write(flat[start : start + chunks[0]] if said else None for start in range(0, len(flat), chunks[0]))
-    return array
-
-
-def _blocks(
-    stream: StreamSource, spec: TensorSpec, present: NDArray[np.bool_], height: int
-) -> Iterator[NDArray[Any] | None]:
-    """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them.
-
-    Those of sketches, one each, are no longer than they have to be.
+    Args:
+        folder: of the stream.
+        whole: the array.
     """
-    blocks = HeldRows(stream)
-    for start in range(0, present.size, height):
-        there = present[start : start + height]
-        if not there.any() or spec.size == 0:
-            yield None
-            continue
-        if spec.sketched:
-            yield blocks.read(spec, start)[None]
-            continue
-        out = np.full((there.size, spec.size), np.nan, np.float32)
-        for offset in np.flatnonzero(there).tolist():
-            out[offset] = blocks.read(spec, start + offset)
-        yield out
+
+    def __init__(self, folder: str, whole: WholeArray) -> None:
+        place = os.path.join(folder, whole.entry)
+        super().__init__(place, whole.column, whole.chunks, whole.dimensions, whole.attributes)
+        column, shape, chunks = whole.column, whole.shape, whole.chunks
+        parts = max(-(-shape[1] // chunks[1]), 1) if len(shape) == 2 else 1
+        band = math.prod(chunks) * parts * column.dtype.itemsize
+        most = min(_SHARD_BYTES // band, MOST_CHUNKS // parts, -(-shape[0] // chunks[0]))
+        self._bands, self._parts = max(most, 1), parts
+        codec = {
+            "chunk_shape": list(chunks),
+            "codecs": self.document["codecs"],
+            "index_codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
+            "index_location": "end",
+        }
+        self.document["codecs"] = [{"name": CODEC, "configuration": codec}]
+        outer = [self._bands * chunks[0], *(width * parts for width in chunks[1:])]
+        self.document["chunk_grid"]["configuration"]["chunk_shape"] = outer
+        self.set_shape(*shape)
+
+    def write(self, blocks: Iterable[NDArray[Any] | None]) -> None:
+        """Write all rows, given as in :class:`WholeArray`."""
+        shard: list[bytes | None] = []
+        number = 0
+        for block in blocks:
+            shard += [None] * self._parts if block is None else self._encode_block(block)
+            if len(shard) == self._bands * self._parts:
+                self._put_shard(number, shard)
+                number, shard = number + 1, []
+        if shard:
+            self._put_shard(number, shard + [None] * (self._bands * self._parts - len(shard)))
+
+    def _encode_block(self, block: NDArray[Any]) -> list[bytes | None]:
+        height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
+        block = block.reshape(len(block), -1)
+        out: list[bytes | None] = []
+        for part in range(self._parts):
+            piece = block[:, part * width : (part + 1) * width]
+            if piece.shape[1] == 0:
+                out.append(None)
+                continue
+            chunk = np.full((height, width), self.column.fill, self.column.dtype)
+            chunk[: piece.shape[0], : piece.shape[1]] = piece
+            out.append(b"".join(self.encode(chunk)))
+        return out
+
+    def _put_shard(self, number: int, chunks: list[bytes | None]) -> None:
+        write_shard(os.path.join(self.folder, f"c.{number}" + ".0" * (len(self.chunks) - 1)), chunks)
 
 
 #: Attributes of a trace that are about its own file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -32,7 +33,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _READ = os.O_RDONLY | os.O_CLOEXEC | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 
 
-def write_file(path: str, *parts: bytes) -> None:
+def write_file(path: str, *parts: bytes | memoryview) -> None:
     """Write a file in its place, where nobody looks yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _NO_FOLLOW, 0o666)
     try:
@@ -46,7 +47,7 @@ def write_file(path: str, *parts: bytes) -> None:
         os.close(descriptor)
 
 
-def write_beside(path: str, *parts: bytes) -> None:
+def write_beside(path: str, *parts: bytes | memoryview) -> None:
     """Put a whole file in its place at once: a reader, at any time, sees the old or the new one.
 
     The name of the unfinished file is fixed, so a killed writer leaves one behind at most. Nothing is forced
@@ -335,6 +336,9 @@ def move_in(new: Path, path: Path, *, force: bool) -> None:
     if not path.exists() or not (new.is_dir() or path.is_dir()):
         os.replace(new, path)
         return
+    if _exchange(new, path):
+        remove(new)
+        return
     old = beside(path, "old")
     os.rename(path, old)
     try:
@@ -343,3 +347,11 @@ def move_in(new: Path, path: Path, *, force: bool) -> None:
         os.rename(old, path)
         raise
     remove(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once, where kernel and file system can; a folder cannot be replaced so."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here = -100  # AT_FDCWD
+    swap = 2  # RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0

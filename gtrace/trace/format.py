@@ -77,11 +77,8 @@ EXTRAS = dict.fromkeys(
     STATISTICS["norm2"],
 )
 
-#: Attributes of an HDF5 trace: all of a node's as one JSON object, those of the root that were set or changed after
-#: the start, and the root's status.
+#: Attribute of each node of an HDF5 trace: all its attributes as one JSON object.
 METADATA = "metadata"
-CLOSING = "closing"
-STATUS = "status"
 
 VALUES = np.dtype("<f4")
 BYTES = np.dtype("u1")

@@ -1,10 +1,14 @@
-"""Reading an HDF5 trace, whoever wrote it: only plain data sets of this file, of sizes that its bytes can bear."""
+"""Traces as HDF5: reading one, whoever wrote it, and writing one as a whole.
+
+Only plain data sets of the file are read, of sizes that its bytes can bear.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import time
+import re
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -14,9 +18,11 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
+from gtrace.trace.files import beside, check_room, move_in, remove, write_error
+from gtrace.trace.finished import WholeArray, arrays_of
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
+from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.superblock import SUPERBLOCK_BYTES, MarkedFile, is_marked, read_superblock
 from gtrace.trace.validate import (
     check_indices,
     check_root,
@@ -27,22 +33,30 @@ from gtrace.trace.validate import (
     refuse,
     tensor_spec,
 )
+from gtrace.trace.zarr_read import ZarrSource
+from gtrace.trace.zarr_write import ZarrSink, start_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ColumnType, TensorSpec
+    from gtrace.trace.format import ColumnType, StreamSource, TensorSpec, TraceSource
 
 
 #: The filters that are read, all of them part of the library, and the most that each can inflate.
 _FILTERS = {h5py.h5z.FILTER_DEFLATE: 1032, h5py.h5z.FILTER_SHUFFLE: 1, h5py.h5z.FILTER_FLETCHER32: 1}
 
-_LONGEST_STATUS = 64
-
-_ATTEMPTS, _PAUSE = 3, 0.01
+#: What HDF5 1.10 and everything after it reads.
+_LIBVER = ("v110", "v110")
+#: netCDF's sign for a dimension without coordinates.
+_NO_COORDINATES = "This is a netCDF dimension but not a netCDF variable. %10d"
+#: What HDF5 writes beside the values of all arrays, and of each tensor.
+_SPARE_BYTES = 2 * 1024 * 1024
+_ARRAY_BYTES = 16 * 1024
+#: Names under which plain copies are stored too; HDF5's and netCDF's own are in capitals or begin with _.
+_COPIED = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @contextmanager
@@ -284,18 +298,6 @@ class Hdf5Source:
         self.path = str(path)
         self._stream = stream
         self._tolerate = tolerate
-        self._marked: MarkedFile | None = None
-        # A file that is being written may change under a read: it is read again before it is called damaged.
-        for _ in range(_ATTEMPTS - 1 if stream is None else 0):
-            try:
-                self._load()
-                break
-            except TraceError:
-                time.sleep(_PAUSE)
-        else:
-            self._load()
-
-    def _load(self) -> None:
         self._file = self._open_file()
         try:
             with _reported(self.path):
@@ -308,34 +310,16 @@ class Hdf5Source:
     def _read_root(self) -> dict[str, Any]:
         attrs = _read_json(self._file, layout.METADATA, self.path)
         check_root(self.path, attrs)
-        status = self._file.attrs.get_id(layout.STATUS)
-        if status.shape != () or status.dtype.kind != "S" or status.dtype.itemsize > _LONGEST_STATUS:
-            raise TraceError(f"{self.path}: attribute '{layout.STATUS}' is no short text; damaged or foreign")
-        attrs[layout.STATUS] = bytes(self._file.attrs[layout.STATUS]).decode("utf-8", "replace")
-        return attrs | _read_json(self._file, layout.CLOSING, self.path)
+        return attrs
 
     def _open_file(self) -> h5py.File:
         try:
             if self._stream is not None:
-                return self._open_stream(self._stream)
-            if is_marked(read_superblock(self.path)):
-                # It is being written, or its writer was killed.
-                self._marked = MarkedFile(self.path)
-                return h5py.File(self._marked, "r")
-            # A lock would keep the trace's writer out, when it is about to open the file.
+                return h5py.File(self._stream, "r")
             return h5py.File(self.path, "r", locking=False)
         except (OSError, RuntimeError) as error:
-            self._close_marked()
             reason = printable(str(error))
             raise TraceError(f"{self.path}: no HDF5 file, truncated or damaged ({reason})") from None
-
-    def _open_stream(self, stream: BinaryIO) -> h5py.File:
-        stream.seek(0)
-        if is_marked(stream.read(SUPERBLOCK_BYTES)):
-            raise TraceError(
-                f"{self.path}: is open for writing, or its writer was killed; copy it to this machine to read it"
-            )
-        return h5py.File(stream, "r")
 
     def _bytes(self) -> int:
         return os.path.getsize(self.path) if self._stream is None else self._stream.seek(0, os.SEEK_END)
@@ -360,10 +344,141 @@ class Hdf5Source:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-        self._close_marked()
         if self._stream is not None:
             self._stream.close()
 
-    def _close_marked(self) -> None:
-        if self._marked is not None:
-            self._marked.close()
+
+def _set_json(node: h5py.Group | h5py.Dataset, name: str, value: Mapping[str, Any]) -> None:
+    """Store JSON as text of fixed length, which lies in the object's header, is checksummed and replaced as a whole.
+
+    Text of variable length lies in a heap without a checksum; damaged, the library may search it for ever.
+    """
+    text = json.dumps(value, allow_nan=False).encode()
+    node.attrs.create(name, text, dtype=h5py.string_dtype("utf-8", len(text)))
+
+
+def _set_attrs(node: h5py.Group | h5py.Dataset, attrs: Mapping[str, Any]) -> None:
+    """Store attributes as JSON, and copies of plain ones for whoever looks with another tool."""
+    _set_json(node, layout.METADATA, attrs)
+    for key, value in attrs.items():
+        short = type(value) is int and -(2**63) <= value < 2**63
+        plain = short or type(value) is float or (type(value) is str and "\0" not in value)
+        if plain and _COPIED.fullmatch(key) and key != layout.METADATA:
+            node.attrs[key] = value
+
+
+def write_hdf5(source: TraceSource, path: Path) -> None:
+    """Write a finished trace into a new file.
+
+    Raises:
+        OSError: there is no room for it, or it cannot be written.
+        TraceError: the trace is damaged.
+    """
+    # A write that fails damages an HDF5 file, and its library may take the process with it.
+    check_room(path.parent, _SPARE_BYTES + sum(map(_stored_bytes, source.streams)))
+    with h5py.File(path, "x", libver=_LIBVER, locking=False) as file:
+        _set_attrs(file, source.attrs)
+        for stream in source.streams:
+            if stream.steps.size:
+                rank = file.require_group(stream.key.rank_group)
+                rank.attrs["rank"] = stream.key.rank
+                _write_stream(rank.create_group(stream.key.group), stream)
+
+
+def _stored_bytes(stream: StreamSource) -> int:
+    """Bytes that a stream takes at most, but for what HDF5 needs for each array."""
+    rows = stream.steps.size
+    present = stream.statistic("present")
+    values = sum(
+        int(np.count_nonzero(present[:, spec.index]))
+        * min(spec.size, 2 * spec.chunk_elements if spec.sketched else spec.size)
+        * spec.column.dtype.itemsize
+        for spec in stream.tensors
+    )
+    tables = len(layout.STATISTICS | layout.LENGTHS | layout.EXTRAS) * len(stream.tensors) + len(layout.SCALARS) + 1
+    return values + tables * 8 * rows + _ARRAY_BYTES * len(stream.tensors)
+
+
+def _write_stream(group: h5py.Group, stream: StreamSource) -> None:
+    _set_attrs(group, stream.key._asdict())
+    scales = {"tensor": _make_scale(group, "tensor", len(stream.tensors))}
+    # The scales that the others refer to come first: ``step``, and of each tensor its elements.
+    for array in sorted(arrays_of(stream), key=lambda array: array.entry != "step"):
+        dataset = _write_array(group, array)
+        if array.entry == "step":
+            dataset.make_scale("step")
+            scales["step"] = dataset
+            continue
+        for axis, dimension in enumerate(array.dimensions):
+            if dimension not in scales:
+                scales[dimension] = _make_scale(group, dimension, array.shape[axis])
+            dataset.dims[axis].attach_scale(scales[dimension])
+
+
+def _make_scale(group: h5py.Group, name: str, length: int) -> h5py.Dataset:
+    """A dimension without coordinates, as netCDF has it."""
+    scale = group.create_dataset(name, shape=(length,), dtype="u1", track_times=False)
+    scale.make_scale(_NO_COORDINATES % length)
+    return scale
+
+
+def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
+    dataset = group.create_dataset(
+        array.entry,
+        shape=array.shape,
+        # HDF5 has no chunks that are longer than an array that cannot grow.
+        maxshape=(None,) * len(array.shape),
+        chunks=array.chunks,
+        dtype=array.column.dtype,
+        fillvalue=array.column.fill,
+    )
+    if array.attributes:
+        _set_attrs(dataset, array.attributes)
+    for number, block in enumerate(array.blocks):
+        start = number * array.chunks[0]
+        if len(array.shape) == 1:
+            # Readers ask for the bytes of tables, also of those that say nothing.
+            dataset[start : start + array.chunks[0]] = array.column.fill if block is None else block
+        elif block is not None and block.size:
+            if block.shape == array.chunks:
+                # Without a detour through the library's cache.
+                dataset.id.write_direct_chunk((start, 0), block.data)
+            else:
+                dataset[start : start + len(block), : block.shape[1]] = block
+    return dataset
+
+
+class Hdf5Sink(ZarrSink):
+    """A trace that becomes an HDF5 file when it is closed; until then it is a Zarr trace in a folder of this name.
+
+    HDF5 files that are written step by step are not safe against the death of their writer. Zarr with its journal is:
+    what a killed writer leaves is read as any other trace, and ``gtrace check --repair`` makes the file of it.
+    """
+
+    def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
+        start_folder(path, attrs, force=force)
+        # It is read once more, soon: compression would cost more than it saves.
+        super().__init__(path, plain=True)
+        self._path = path
+        self._held = hold(path)
+
+    def close(self, attrs: Mapping[str, Any]) -> None:
+        """Finish the folder, and put a file with the same content in its place.
+
+        Raises:
+            TraceError: there is no room for the file; the folder stays, with everything that was committed.
+        """
+        new = beside(self._path, "partial")
+        try:
+            super().close(attrs)
+            write_hdf5(ZarrSource(self._path), new)
+            move_in(new, self._path, force=True)
+        except (OSError, RuntimeError) as error:
+            told = write_error(self._path, error)
+            raise TraceError(
+                f"{told}; what was committed is there as a folder, which `gtrace check --repair` makes a file"
+            ) from error
+        finally:
+            remove(new)
+            if self._held is not None:
+                os.close(self._held)

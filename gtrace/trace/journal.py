@@ -161,7 +161,7 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def hold(path: str | os.PathLike[str]) -> int | None:
-    """A descriptor of a file with a shared lock on it: this process writes it. None where it cannot be opened."""
+    """A descriptor with a shared lock on a file or folder: this process writes it. None if it cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -171,7 +171,7 @@ def hold(path: str | os.PathLike[str]) -> int | None:
 
 
 def is_held(path: str | os.PathLike[str]) -> bool:
-    """Whether a living process writes the file."""
+    """Whether a living process writes the file or folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -186,9 +186,7 @@ def being_written(place: Path | str) -> bool:
     """Whether a living process of this machine writes the trace."""
     if isinstance(place, str):
         return False
-    if place.is_file():
-        return is_held(place)
-    return any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
+    return is_held(place) or any(is_held(path) for path in place.glob(f"rank*/*/step/{NAME}"))
 
 
 def refuse_living(place: Path) -> None:

@@ -527,7 +527,7 @@ def create_trace(
             start_folder(place, start, force=force)
             sink = ZarrSink(place)
         elif place.suffix in (".h5", ".hdf5"):
-            from gtrace.trace.hdf5_write import Hdf5Sink
+            from gtrace.trace.hdf5 import Hdf5Sink
 
             sink = Hdf5Sink(place, start, force=force)
         else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ import numpy as np
 from numcodecs.blosc import BITSHUFFLE, Blosc
 
 from gtrace.trace import format as layout
-from gtrace.trace.chunks import CODEC, MOST_CHUNKS, write_shard
 from gtrace.trace.files import beside, check_place, clear_leftovers, move_in, remove, write_beside, write_file
 from gtrace.trace.format import DIMENSION_SUFFIX
 from gtrace.trace.journal import MOST_ROWS, JournalWriter, in_journal
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _LEVEL = 5
-_SHARD_BYTES = 128 * 1024 * 1024
 
 
 @functools.cache
@@ -107,7 +104,7 @@ class Array:
         self.entry = os.path.basename(folder)
         self.chunks = chunks
         self.column = column
-        self._codec = Blosc("lz4", _LEVEL, BITSHUFFLE)
+        self._codec: Blosc | None = Blosc("lz4", _LEVEL, BITSHUFFLE)
         self.document = json.loads(array_document(column.dtype.name, column.fill, len(chunks)))
         self.document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
         self.document["dimension_names"] = list(dimensions)
@@ -119,8 +116,16 @@ class Array:
         self.document["shape"] = list(shape)
         write_json(self.folder, self.document)
 
-    def encode(self, values: NDArray[Any]) -> tuple[bytes, bytes]:
+    def leave_plain(self) -> None:
+        """Compress no chunks."""
+        self._codec = None
+        self.document["codecs"] = [codec for codec in self.document["codecs"] if codec["name"] != "blosc"]
+
+    def encode(self, values: NDArray[Any]) -> tuple[bytes | memoryview, bytes]:
         """A whole chunk, C-contiguous, as it is stored: what the codec makes of it, and a checksum of that."""
+        if self._codec is None:
+            plain = values.reshape(-1).view(np.uint8)
+            return plain.data, checksum_bytes(plain).to_bytes(4, "little")
         encoded = self._codec.encode(values)
         return encoded, checksum_bytes(encoded).to_bytes(4, "little")
 
@@ -131,80 +136,6 @@ class Array:
     def put_chunk(self, key: str, values: NDArray[Any]) -> None:
         """Replace one chunk file; ``values`` is a whole chunk, C-contiguous."""
         write_beside(os.path.join(self.folder, key), *self.encode(values))
-
-
-class ShardedArray(Array):
-    """An array of known length that is written once, in shards of at most 128 MiB or one row of chunks.
-
-    Args:
-        folder: to be made.
-        column: type and fill value.
-        shape: of the array.
-        chunks: shape of a chunk.
-        dimensions: names of the axes.
-        attributes: of the array.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        column: ColumnType,
-        shape: tuple[int, ...],
-        chunks: tuple[int, ...],
-        dimensions: tuple[str, ...],
-        attributes: Mapping[str, Any],
-    ) -> None:
-        super().__init__(folder, column, chunks, dimensions, attributes)
-        parts = max(-(-shape[1] // chunks[1]), 1) if len(shape) == 2 else 1
-        band = math.prod(chunks) * parts * column.dtype.itemsize
-        most = min(_SHARD_BYTES // band, MOST_CHUNKS // parts, -(-shape[0] // chunks[0]))
-        self._bands, self._parts = max(most, 1), parts
-        codec = {
-            "chunk_shape": list(chunks),
-            "codecs": self.document["codecs"],
-            "index_codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "crc32c"},
-            ],
-            "index_location": "end",
-        }
-        self.document["codecs"] = [{"name": CODEC, "configuration": codec}]
-        whole = [self._bands * chunks[0], *(width * parts for width in chunks[1:])]
-        self.document["chunk_grid"]["configuration"]["chunk_shape"] = whole
-        self.set_shape(*shape)
-
-    def write(self, blocks: Iterable[NDArray[Any] | None]) -> None:
-        """Write all rows.
-
-        Args:
-            blocks: (rows of a chunk or, at the end, fewer; elements) each; None where there are no values. Chunks
-                beyond the elements are left out.
-        """
-        shard: list[bytes | None] = []
-        number = 0
-        for block in blocks:
-            shard += [None] * self._parts if block is None else self._encode_block(block)
-            if len(shard) == self._bands * self._parts:
-                self._put_shard(number, shard)
-                number, shard = number + 1, []
-        if shard:
-            self._put_shard(number, shard + [None] * (self._bands * self._parts - len(shard)))
-
-    def _encode_block(self, block: NDArray[Any]) -> list[bytes | None]:
-        height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
-        out: list[bytes | None] = []
-        for part in range(self._parts):
-            piece = block[:, part * width : (part + 1) * width]
-            if piece.shape[1] == 0:
-                out.append(None)
-                continue
-            chunk = np.full((height, width), self.column.fill, self.column.dtype)
-            chunk[: piece.shape[0], : piece.shape[1]] = piece
-            out.append(b"".join(self.encode(chunk)))
-        return out
-
-    def _put_shard(self, number: int, chunks: list[bytes | None]) -> None:
-        write_shard(os.path.join(self.folder, f"c.{number}" + ".0" * (len(self.chunks) - 1)), chunks)
 
 
 _FIRST_ROWS = 1024
@@ -324,9 +255,9 @@ class _Table(Array):
 class _StreamFolder:
     """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end."""
 
-    def __init__(self, folder: str, kind: str) -> None:
+    def __init__(self, folder: str, *, plain: bool) -> None:
         self._folder = folder
-        self._kind = kind
+        self._plain = plain
         self._rows = _FIRST_ROWS
         self._committed = 0
         self._tensors: list[_TensorArray] = []
@@ -336,6 +267,8 @@ class _StreamFolder:
 
     def add_tensor(self, spec: TensorSpec) -> None:
         array = _TensorArray(os.path.join(self._folder, spec.entry), spec)
+        if self._plain:
+            array.leave_plain()
         array.set_rows(self._rows)
         self._tensors.append(array)
 
@@ -446,8 +379,9 @@ class ZarrSink:
     tables.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, plain: bool = False) -> None:
         self._root = str(path)
+        self._plain = plain
         self._streams: dict[StreamKey, _StreamFolder] = {}
 
     def _stream(self, key: StreamKey) -> _StreamFolder:
@@ -457,7 +391,7 @@ class ZarrSink:
                 make_group(rank, {"rank": key.rank})
             folder = os.path.join(rank, key.group)
             make_group(folder, key._asdict())
-            self._streams[key] = _StreamFolder(folder, key.kind)
+            self._streams[key] = _StreamFolder(folder, plain=self._plain)
         return self._streams[key]
 
     def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:

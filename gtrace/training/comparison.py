@@ -12,17 +12,16 @@ import numpy as np
 import torch
 
 from gtrace import __version__
-from gtrace.codecs import Identity, codec
+from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
-from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import checkpoint
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.plain import one_thread
-from gtrace.training.policies import FIXED, PolicySpec
+from gtrace.training.policies import PolicySpec
 from gtrace.training.run import RunResult, TrainingRun
-from gtrace.training.settings import StudySettings, plan_runs, repeat_command, run_name, timed_network
+from gtrace.training.settings import StudyOptions, plan_runs, repeat_command, run_name
 from gtrace.training.tasks import load_task
 from gtrace.training.weights import WeightLevels
 
@@ -31,14 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gtrace.codecs.assignment import Coding, TableLike
-    from gtrace.costs import Network
-    from gtrace.training.exchange import Nonfinite
-    from gtrace.training.neural import Layers
-    from gtrace.training.settings import Kind
     from gtrace.training.tasks.base import Task
-
-#: simulated workers, unless the user says otherwise; neural gradients stay inside each one
-DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
 
 class Study:
@@ -50,32 +42,8 @@ class Study:
     Args:
         task: a built-in task's name, or a task.
         codecs: codecs or their specs; tables or plans that name one for each tensor.
-        kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
-            backward, see :mod:`gtrace.training.neural`; weight gradients are then averaged exactly.
-        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
-        steps: optimizer steps; by default the task's.
-        batch_size: samples that one worker takes in a step; by default the task's.
-        lr: learning rate of the first step; by default the task's.
-        seed: of the model, the batches and the rounding, not negative; the first, where there are several.
-        seeds: how many, one after the other.
-        refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
-        nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
-        eval_every: steps between two evaluations; by default a tenth of the steps.
-        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
-            weight gradients are compared; None for never.
-        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
-        optimizer: one of ``OPTIMIZERS`` in the place of the task's own.
-        clip: largest norm of the averaged gradient, in the place of the task's.
-        network: adds what a step would take over it to the records.
-        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
-            has a run with each. With MQGrad's, the network is that of its paper where none is given, and its computing
-            time a constant.
-        min_size: tensors with fewer elements go uncompressed.
-        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
-        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
-            None for never. Nothing of the training depends on it.
-        weights: levels as in ``optimal5`` that forward and backward see in the place of the weights, see
-            :mod:`gtrace.training.weights`; each of them is one run with each of the codecs, beside the exact one.
+        options: how to train.
+        settings: fields of :class:`~gtrace.training.settings.StudyOptions` that differ from ``options``.
 
     Raises:
         UsageError: an unknown task or codec, the same codec or levels twice, a codec with memory or quantized weights
@@ -88,68 +56,28 @@ class Study:
         self,
         task: str | Task,
         codecs: Sequence[TableLike],
-        *,
-        kind: Kind = "weight",
-        workers: int | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        seed: int = 0,
-        refit: str = DEFAULT_REFIT,
-        nonfinite: Nonfinite = "skip",
-        eval_every: int | None = None,
-        shadow: int | None = None,
-        layers: Layers = "inner",
-        seeds: int = 1,
-        optimizer: str = "",
-        clip: float | None = None,
-        network: Network | None = None,
-        policies: Sequence[str | PolicySpec] = (FIXED,),
-        min_size: int = 0,
-        down: str = "",
-        measure: int | None = None,
-        weights: Sequence[str | WeightLevels] = (),
+        options: StudyOptions | None = None,
+        **settings: Any,
     ) -> None:
+        options = dataclasses.replace(options or StudyOptions(), **settings)
         chosen: list[Coding] = [coding_of(item) for item in codecs]
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
-        self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in policies)
-        self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in weights]
-        if kind != "weight" and any(isinstance(item, CodecTable) for item in chosen):
+        self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in options.policies)
+        self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in options.weights]
+        if options.kind != "weight" and any(isinstance(item, CodecTable) for item in chosen):
             raise UsageError("plan: it is about gradients of weights; choose kind weight")
-        plans = plan_runs(chosen, self.policies, self._weights, kind)
+        plans = plan_runs(chosen, self.policies, self._weights, options.kind)
         self.task = load_task(task) if isinstance(task, str) else task
-        if seeds < 1:
-            raise UsageError(f"seeds: {seeds} is below 1")
-        recipe = self.task.recipe
-        length = recipe.steps if steps is None else steps
-        self.settings = StudySettings(
-            workers=DEFAULT_WORKERS.get(kind, 1) if workers is None else workers,
-            steps=length,
-            batch_size=recipe.batch_size if batch_size is None else batch_size,
-            lr=recipe.lr if lr is None else lr,
-            seed=seed,
-            refit=RefitSchedule.parse(refit),
-            nonfinite=nonfinite,
-            eval_every=max(1, length // 10) if eval_every is None else eval_every,
-            kind=kind,
-            shadow=shadow,
-            layers=layers,
-            optimizer=optimizer,
-            clip=clip,
-            network=timed_network(network, self.policies),
-            min_size=min_size,
-            down=down if down in ("", "same") else str(codec(down)),
-            measure=measure,
-        )
+        self.settings = options.settings(self.task.recipe, self.policies)
         for plan in plans:
             _compile(plan.codec)
-        self.seeds = tuple(range(seed, seed + seeds))
+        self.seeds = tuple(range(options.seed, options.seed + options.seeds))
         self._codecs, self._plans = chosen, plans
         self._done: list[RunResult] = []
-        self._runs = self._begin(seed)
-        self._seed, self._step = seed, 0
+        self._runs = self._begin(options.seed)
+        self._seed, self._step = options.seed, 0
         self.warnings: list[str] = []
 
     def _begin(self, seed: int) -> list[TrainingRun]:

@@ -15,7 +15,7 @@ import math
 import operator
 import time
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, get_args
 
@@ -95,6 +95,48 @@ class _ComparisonSums:
         return AllReduceComparison(self.error * share, self.bf16_error * share, self.bf16_seconds, self.float32_seconds)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOptions:
+    """How ranks exchange gradients.
+
+    Attributes:
+        exchange: ``allgather`` sends every rank's payload to all others; ``two-shot`` sends each rank a piece of every
+            tensor, which it decodes, averages and encodes once more for all: fewer bytes from three ranks on, and
+            a second error, which is measured. Messages of linear codecs go through all-reduces either way.
+        levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: when
+            the schedule says so, ranks exchange their sketches and all fit to the sum.
+        seed: of the rounding; ranks and stages have keys of their own.
+        refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
+            as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
+        compare_every: every so many steps the same gradients go through plain all-reduces in float32 and in bfloat16,
+            too, for ``comparison``; 0 for never.
+
+    Raises:
+        UsageError: an unknown choice, or a negative number of steps.
+    """
+
+    exchange: ExchangeKind = "allgather"
+    levels: Levels = "own"
+    seed: int = 0
+    refit: str | RefitSchedule = DEFAULT_REFIT
+    nonfinite: Nonfinite = "pass"
+    compare_every: int = 100
+
+    def __post_init__(self) -> None:
+        for what, allowed in (("exchange", EXCHANGES), ("levels", LEVELS), ("nonfinite", NONFINITE)):
+            value = getattr(self, what)
+            if value not in allowed:
+                raise UsageError(f"{what}: '{value}' is unknown; {suggest(str(value), allowed)}")
+        if self.compare_every < 0:
+            raise UsageError(f"compare_every: {self.compare_every} is below 0")
+
+    @property
+    def schedule(self) -> RefitSchedule:
+        """``refit``, read."""
+        return RefitSchedule.parse(self.refit) if isinstance(self.refit, str) else self.refit
+
+
 #: a bucket that waits for the others: names, gradients, the buffer that they lie in, and what the hook promised
 _Waiting: TypeAlias = "tuple[list[str], list[torch.Tensor], torch.Tensor, torch.futures.Future[torch.Tensor]]"
 
@@ -106,21 +148,12 @@ class State:
         codec: a codec or its spec, for all tensors that no rule is about; or a table or plan, without rules.
         process_group: who exchanges; None for the default group.
         model: names the parameters; without it they are looked for among all live modules.
-        exchange: ``allgather`` sends every rank's payload to all others; ``two-shot`` sends each rank a piece of every
-            tensor, which it decodes, averages and encodes once more for all: fewer bytes from three ranks on, and
-            a second error, which is measured. Messages of linear codecs go through all-reduces either way.
-        levels: ``own``: each rank fits to its own gradient, and its levels travel with its payload; ``common``: where
-            the schedule says so, ranks exchange their sketches and all fit to the sum.
         rules: pattern -> codec for some tensors: ``{"bias": "none"}``; see
             :class:`gtrace.codecs.assignment.CodecTable`.
         min_size: tensors with fewer elements go uncompressed.
-        seed: of the rounding; ranks and stages have keys of their own.
-        refit: when codecs are fitted, as :meth:`RefitSchedule.parse` reads it.
-        nonfinite: what to do with a gradient that holds NaN or infinity. ``pass``, the default, makes the average NaN,
-            as it would be without a codec, so that a gradient scaler skips the step; others as in :class:`Exchange`.
-        compare_every: every so many steps the same gradients go through plain all-reduces in float32 and in bfloat16,
-            too, for ``comparison``; 0 for never.
         on_step: called with this state after the last bucket of each step.
+        options: how ranks exchange.
+        settings: fields of :class:`~gtrace.training.ddp.RankOptions` that differ from ``options``.
 
     Attributes:
         steps: steps that were exchanged to their end.
@@ -139,25 +172,13 @@ class State:
         process_group: dist.ProcessGroup | None = None,
         *,
         model: nn.Module | None = None,
-        exchange: ExchangeKind = "allgather",
-        levels: Levels = "own",
         rules: Mapping[str, str | Codec] | Iterable[tuple[str, str | Codec]] = (),
         min_size: int = 0,
-        seed: int = 0,
-        refit: str | RefitSchedule = DEFAULT_REFIT,
-        nonfinite: Nonfinite = "pass",
-        compare_every: int = 100,
         on_step: Callable[[State], None] | None = None,
+        options: RankOptions | None = None,
+        **settings: Any,
     ) -> None:
-        for what, value, allowed in (
-            ("exchange", exchange, EXCHANGES),
-            ("levels", levels, LEVELS),
-            ("nonfinite", nonfinite, NONFINITE),
-        ):
-            if value not in allowed:
-                raise UsageError(f"{what}: '{value}' is unknown; {suggest(str(value), allowed)}")
-        if compare_every < 0:
-            raise UsageError(f"compare_every: {compare_every} is below 0")
+        self.options = replace(options or RankOptions(), **settings)
         self.rules = CodecTable.of(codec, rules, min_size)
         for one in self.rules.codecs:
             if one.needs is not None and one.needs.scope == "model":
@@ -166,9 +187,6 @@ class State:
                 )
             if one.declared:
                 raise UsageError(f"{one}: no other rank could decode its payloads, which are declared and not bytes")
-        self.exchange, self.levels, self.seed, self.nonfinite = exchange, levels, seed, nonfinite
-        self.refit = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
-        self.compare_every = compare_every
         self.steps = 0
         self.tally, self.last = Tally(), Tally()
         self.comparison: AllReduceComparison | None = None
@@ -179,7 +197,9 @@ class State:
             self._names = {key: entry.name for key, entry in name_parameters(groups, [model], scan=False).items()}
         self._group = process_group
         self._collectives: Collectives | None = None
-        self._shots = Shots(self.rules, seed, self.refit, common=levels == "common")
+        self._shots = Shots(
+            self.rules, self.options.seed, self.options.schedule, common=self.options.levels == "common"
+        )
         self._sums = _ComparisonSums()
         self._waiting: list[_Waiting] = []
 
@@ -192,26 +212,29 @@ class State:
         if bucket.index() == 0:
             # What a backward pass left that failed on its way.
             self._waiting = []
-        self._waiting.append((self._names_of(bucket.parameters()), bucket.gradients(), buffer, future))
+        parameters = bucket.parameters()
+        if any(id(parameter) not in self._names for parameter in parameters):
+            found = name_parameters([{"params": list(parameters)}], [])
+            self._names.update({key: entry.name for key, entry in found.items()})
+        names = [self._names[id(parameter)] for parameter in parameters]
+        self._waiting.append((names, bucket.gradients(), buffer, future))
         # Shares come from the gradients of all tensors, so buckets wait for the last one.
         if bucket.is_last() or not self._shots.allocates:
             waiting, self._waiting = self._waiting, []
-            self._exchange(
-                [(name, one) for names, found, _, _ in waiting for name, one in zip(names, found, strict=True)]
-            )
+            names = [name for some, _, _, _ in waiting for name in some]
+            gradients = [gradient for _, some, _, _ in waiting for gradient in some]
+            values = [
+                vectors.flat(gradient, self.rules.choose(name, gradient.numel()))
+                for name, gradient in zip(names, gradients, strict=True)
+            ]
+            averages = self.average(names, values, [tuple(gradient.shape) for gradient in gradients])
+            for gradient, average in zip(gradients, averages, strict=True):
+                gradient.copy_(torch.as_tensor(average).view(gradient.shape))
             if bucket.is_last():
                 self.end_step()
             for _, _, held, promised in waiting:
                 promised.set_result(held)
         return future
-
-    def _exchange(self, gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Put averages in the place of some gradients."""
-        names = [name for name, _ in gradients]
-        values = [vectors.flat(one, self.rules.choose(name, one.numel())) for name, one in gradients]
-        shapes = [tuple(one.shape) for _, one in gradients]
-        for (_, gradient), average in zip(gradients, self.average(names, values, shapes), strict=True):
-            gradient.copy_(torch.as_tensor(average).view(gradient.shape))
 
     def average(
         self, names: Sequence[str], values: Sequence[Vector], shapes: Sequence[tuple[int, ...]] | None = None
@@ -235,7 +258,7 @@ class State:
         links = self._links()
         tally = self._shots.tally
         start, waited, before = time.thread_time(), links.seconds, links.sent
-        shot = self._shots.one if self.exchange == "allgather" else self._shots.two
+        shot = self._shots.one if self.options.exchange == "allgather" else self._shots.two
         sent = [self._finite(name, array) for name, array in zip(names, values, strict=True)]
         averages: list[Vector] = list(values)
         linear = [self.rules.choose(name, len(array)).linear for name, array in zip(names, values, strict=True)]
@@ -256,7 +279,7 @@ class State:
         tally.wire_seconds += links.seconds - waited
         tally.wire_bytes += links.sent - before
         tally.float32_bits += 32 * sum(map(len, values))
-        if self.compare_every and self.steps % self.compare_every == 0:
+        if self.options.compare_every and self.steps % self.options.compare_every == 0:
             self._compare(links, *(_joined(one, links.device) for one in (values, averages)))
         return averages
 
@@ -306,11 +329,11 @@ class State:
     def _settings(self) -> dict[str, Any]:
         return {
             **self.rules.describe(),
-            "exchange": self.exchange,
-            "levels": self.levels,
-            "seed": self.seed,
-            "refit": str(self.refit),
-            "nonfinite": self.nonfinite,
+            "exchange": self.options.exchange,
+            "levels": self.options.levels,
+            "seed": self.options.seed,
+            "refit": str(self.options.schedule),
+            "nonfinite": self.options.nonfinite,
         }
 
     def _links(self) -> Collectives:
@@ -318,26 +341,20 @@ class State:
             self._collectives = Collectives(self._group)
         return self._collectives
 
-    def _names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
-        if any(id(parameter) not in self._names for parameter in parameters):
-            found = name_parameters([{"params": list(parameters)}], [])
-            self._names.update({key: entry.name for key, entry in found.items()})
-        return [self._names[id(parameter)] for parameter in parameters]
-
     def _finite(self, name: str, values: Vector) -> Values:
         """What is to be encoded of this rank's values."""
         count = vectors.count_nonfinite(values)
         if count == 0:
             return values
         self._shots.tally.nonfinite += count
-        if self.nonfinite == "error":
+        if self.options.nonfinite == "error":
             raise NonfiniteGradientError(
                 f"step {self.steps}, rank {self._links().rank}, {name}: {count} of {len(values)} gradient values are "
                 "not finite; lower the learning rate, or choose nonfinite=pass, skip or zero"
             )
-        if self.nonfinite == "zero":
+        if self.options.nonfinite == "zero":
             return vectors.zero_nonfinite(values)
-        return NOT_FINITE if self.nonfinite == "pass" else None
+        return NOT_FINITE if self.options.nonfinite == "pass" else None
 
     def _compare(self, links: Collectives, ours: torch.Tensor, averages: torch.Tensor) -> None:
         exact, seconds = links.mean(ours)
@@ -398,7 +415,7 @@ class Shots:
     def __init__(self, rules: CodecTable, seed: int, refit: RefitSchedule, *, common: bool) -> None:
         self.tally = Tally()
         self._rules, self._common = rules, common
-        self._options = LinkOptions(refit, seed, vectors)
+        self._options = LinkOptions(refit, seed, vectors.ENGINE)
         self._senders: dict[tuple[Role, str], Sender] = {}
         self._receivers: dict[tuple[Role, str, int], Receiver] = {}
 
@@ -428,7 +445,7 @@ class Shots:
         """
         whole = self._whole(links, names, likes, shapes)
         messages = self._encode(links, whole, values, "up", step)
-        frames = links.gather(pack(messages))
+        frames = links.scatter([pack(messages)] * links.size)
         gathered = [self._decode(whole, unpack(frame, len(whole)), "up", rank) for rank, frame in enumerate(frames)]
         self._settle(whole, values, gathered[links.rank], "up")
         return [_mean(piece, arrived) for piece, arrived in zip(whole, zip(*gathered, strict=True), strict=True)]
@@ -460,7 +477,7 @@ class Shots:
         whole = self._whole(links, names, likes, shapes)
         flags = bytes(_sendable(array) + 2 * isinstance(array, NotFinite) for array in values)
         self.tally.frame_bits += 8 * len(flags)
-        frames = links.gather(flags)
+        frames = links.scatter([flags] * links.size)
         if any(len(frame) != len(flags) for frame in frames):
             raise PayloadError("frame: other tensors than here; the ranks differ in their model")
         averages: list[Vector | None] = [None] * len(whole)
@@ -560,7 +577,7 @@ class Shots:
             total = _mean(piece, arrived)
             sums.append(NOT_FINITE if vectors.count_nonfinite(total) else total)
         onward = self._encode(links, mine, sums, "down", step)
-        for rank, frame in enumerate(links.gather(pack(onward))):
+        for rank, frame in enumerate(links.scatter([pack(onward)] * links.size)):
             theirs = [pieces[k] for k in owned[rank]]
             final = self._decode(theirs, unpack(frame, len(theirs)), "down", rank)
             for k, piece, array in zip(owned[rank], theirs, final, strict=True):
@@ -624,7 +641,7 @@ class Shots:
     def _receiver(self, piece: Piece, role: Role, rank: int) -> Receiver:
         receiver = self._receivers.get((role, piece.name, rank))
         if receiver is None:
-            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size, vectors)
+            receiver = self._receivers[role, piece.name, rank] = Receiver(piece.codec, piece.size, vectors.ENGINE)
         return receiver
 
     def _encode(
@@ -692,7 +709,7 @@ class Shots:
         frame = join(packed)
         self.tally.shared_bits += 8 * sum(map(len, packed))
         self.tally.frame_bits += 8 * (len(frame) - sum(map(len, packed)))
-        gathered = [split(frame, len(items)) for frame in links.gather(frame)]
+        gathered = [split(frame, len(items)) for frame in links.scatter([frame] * links.size)]
         totals: list[MomentSketch | None] = []
         for sketches in zip(*gathered, strict=True):
             known = [unpack_sketch(data) for data in sketches if data]

@@ -190,7 +190,7 @@ class Exchange:
         self.rules = CodecTable.of(codec)
         self.workers = workers
         schedule = RefitSchedule.parse(refit) if isinstance(refit, str) else refit
-        self._options = LinkOptions(schedule, seed, vectors)
+        self._options = LinkOptions(schedule, seed, vectors.ENGINE)
         self._nonfinite = nonfinite
         self._down = down
         self._whole = self.rules.over_model
@@ -334,7 +334,7 @@ class Exchange:
                 shape=self._shapes.get(name),
                 role=role,
             )
-            link = self._links[name, worker] = (sender, Receiver(codec, size, vectors))
+            link = self._links[name, worker] = (sender, Receiver(codec, size, vectors.ENGINE))
         elif codec != link[0].codec:
             link[0].adopt(codec)
             link[1].codec = codec

@@ -8,7 +8,7 @@ numbers are keyed.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -140,6 +140,7 @@ class Decision:
     reward: float = math.nan
 
 
+@dataclass(eq=False)
 class MQGrad:
     """The agent. Call :meth:`step` at every iteration, with the loss that was just computed.
 
@@ -166,40 +167,37 @@ class MQGrad:
         UsageError: a parameter out of range.
     """
 
-    def __init__(
-        self,
-        bits: tuple[int, int] = (2, 8),
-        period: int = 5,
-        alpha: float = 0.01,
-        epsilon: float = 0.1,
-        learning_rate: float = 0.1,
-        discount: float = 0.9,
-        reward_scale: float = 300,
-        seed: int = 0,
-        *,
-        cost: Cost = "iteration",
-        constant_reward: float | None = None,
-    ) -> None:
-        low, high = bits
+    bits: tuple[int, int] = (2, 8)
+    period: int = 5
+    alpha: float = 0.01
+    epsilon: float = 0.1
+    learning_rate: float = 0.1
+    discount: float = 0.9
+    reward_scale: float = 300
+    seed: int = 0
+    cost: Cost = field(default="iteration", kw_only=True)
+    constant_reward: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        low, high = self.low, self.high = self.bits
         if not 1 <= low <= high:
             raise UsageError(f"mqgrad: bits={low}-{high}; write the least and the most, as in 2-8")
-        if period < 2:
-            raise UsageError(f"mqgrad: period={period}; a slope needs at least 2 losses")
-        for name, value in (("alpha", alpha), ("epsilon", epsilon), ("discount", discount)):
-            if not 0 <= value <= 1:
-                raise UsageError(f"mqgrad: {name}={value:g} is out of range; it must be 0 to 1")
-        for name, value in (("learning_rate", learning_rate), ("reward_scale", reward_scale)):
-            if not 0 <= value < math.inf:
-                raise UsageError(f"mqgrad: {name}={value:g} is out of range; it must be finite and not negative")
-        if constant_reward is not None and not math.isfinite(constant_reward):
-            raise UsageError(f"mqgrad: constant_reward={constant_reward:g} is not finite")
-        if cost not in COSTS:
-            raise UsageError(f"mqgrad: cost={cost} is unknown; {suggest(str(cost), COSTS)}")
-        self.low, self.high, self.period = low, high, period
-        self.alpha, self.epsilon = alpha, epsilon
-        self.learning_rate, self.discount, self.reward_scale = learning_rate, discount, reward_scale
-        self.seed, self.cost, self.constant_reward = seed, cost, constant_reward
-        self.network = QNetwork(period, high - low + 1, Key.derive(seed, tensor="mqgrad/network", role="sample"))
+        if self.period < 2:
+            raise UsageError(f"mqgrad: period={self.period}; a slope needs at least 2 losses")
+        for name in ("alpha", "epsilon", "discount"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"mqgrad: {name}={getattr(self, name):g} is out of range; it must be 0 to 1")
+        for name in ("learning_rate", "reward_scale"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(
+                    f"mqgrad: {name}={getattr(self, name):g} is out of range; it must be finite and not negative"
+                )
+        if self.constant_reward is not None and not math.isfinite(self.constant_reward):
+            raise UsageError(f"mqgrad: constant_reward={self.constant_reward:g} is not finite")
+        if self.cost not in COSTS:
+            raise UsageError(f"mqgrad: cost={self.cost} is unknown; {suggest(str(self.cost), COSTS)}")
+        key = Key.derive(self.seed, tensor="mqgrad/network", role="sample")
+        self.network = QNetwork(self.period, high - low + 1, key)
         self.node = low
         self.decision: Decision | None = None
         self.diverged = False

@@ -1,4 +1,4 @@
-"""What all runs of a study have in common, and the optimizers that they may step with."""
+"""What a study is asked to do: its options, what all its runs have in common, which runs it has, and its command."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ import math
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from gtrace.codecs import Codec, Identity
 from gtrace.codecs import codec as build_codec
 from gtrace.codecs.assignment import CodecTable
 from gtrace.costs import Network
 from gtrace.errors import UsageError, suggest
-from gtrace.training.policies import PolicySpec
+from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
+from gtrace.training.policies import FIXED, PolicySpec
 from gtrace.training.tasks import task_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gtrace.codecs.assignment import Coding
-    from gtrace.schedule import RefitSchedule
     from gtrace.training.exchange import Nonfinite
     from gtrace.training.neural import Layers
+    from gtrace.training.tasks.base import Recipe
     from gtrace.training.weights import WeightLevels
 
+T = TypeVar("T")
 #: what is compressed: weight gradients between workers, or the gradients that enter each layer's backward
 Kind: TypeAlias = Literal["weight", "neural"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+#: simulated workers, unless the user says otherwise; neural gradients stay inside each one
+DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 
 #: optimizers that the papers train with
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw")
@@ -77,31 +82,124 @@ class StudySettings:
     measure: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_ranges()
+        if self.kind not in KINDS:
+            raise UsageError(f"kind: '{self.kind}' is unknown; {suggest(str(self.kind), KINDS)}")
+        if self.optimizer and self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"optimizer: '{self.optimizer}' is unknown; {suggest(self.optimizer, OPTIMIZERS)}")
+        for kind, given, text in (
+            ("neural", self.shadow is not None, "shadow: compares weight gradients under compressed neural ones"),
+            ("weight", self.measure is not None, "measure: is about gradients between workers"),
+            ("weight", self.network is not None, "network: neural gradients do not travel between workers"),
+            ("weight", self.min_size or self.down, "min-size and down: neural gradients do not travel between workers"),
+        ):
+            if given and self.kind != kind:
+                raise UsageError(f"{text}; choose kind {kind}")
+        if self.nonfinite == "pass" and self.kind != "weight":
+            raise UsageError("nonfinite: pass is for weight gradients; choose skip, zero or error")
+        if self.down and self.network is not None and self.network.topology != "ps":
+            raise UsageError(f"down: there is no server in a network of topology {self.network.topology}; choose ps")
+
+    def _check_ranges(self) -> None:
         for name in ("workers", "steps", "batch_size", "eval_every", "shadow", "measure"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', ' ')}: {value} is below 1")
-        if self.kind not in KINDS:
-            raise UsageError(f"kind: '{self.kind}' is unknown; {suggest(str(self.kind), KINDS)}")
-        if self.shadow is not None and self.kind != "neural":
-            raise UsageError("shadow: compares weight gradients under compressed neural ones; choose kind neural")
-        if self.measure is not None and self.kind != "weight":
-            raise UsageError("measure: is about gradients between workers; choose kind weight")
         if self.seed < 0:
             raise UsageError(f"seed: {self.seed} is below 0")
         for name, number in (("lr", self.lr), ("clip", self.clip)):
             if number is not None and not (math.isfinite(number) and number > 0):
                 raise UsageError(f"{name}: {number:g} is no positive number")
-        if self.optimizer and self.optimizer not in OPTIMIZERS:
-            raise UsageError(f"optimizer: '{self.optimizer}' is unknown; {suggest(self.optimizer, OPTIMIZERS)}")
-        if self.nonfinite == "pass" and self.kind != "weight":
-            raise UsageError("nonfinite: pass is for weight gradients; choose skip, zero or error")
-        if self.network is not None and self.kind != "weight":
-            raise UsageError("network: neural gradients do not travel between workers; choose kind weight")
-        if self.kind != "weight" and (self.min_size or self.down):
-            raise UsageError("min-size and down: neural gradients do not travel between workers; choose kind weight")
-        if self.down and self.network is not None and self.network.topology != "ps":
-            raise UsageError(f"down: there is no server in a network of topology {self.network.topology}; choose ps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions:
+    """How a study trains; what is None is the task's own.
+
+    Attributes:
+        kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
+            backward, see :mod:`gtrace.training.neural`; weight gradients are then averaged exactly.
+        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
+        steps: optimizer steps; by default the task's.
+        batch_size: samples that one worker takes in a step; by default the task's.
+        lr: learning rate of the first step; by default the task's.
+        seed: of the model, the batches and the rounding, not negative; the first one if there are several.
+        seeds: how many, one after the other.
+        refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
+        eval_every: steps between two evaluations; by default a tenth of the steps.
+        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
+            weight gradients are compared; None for never.
+        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
+        optimizer: one of ``OPTIMIZERS`` instead of the task's own.
+        clip: largest norm of the averaged gradient, instead of the task's.
+        network: adds what a step would take over it to the records.
+        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
+            has a run with each. With MQGrad's, the network is that of its paper if none is given, and its computing
+            time a constant.
+        min_size: tensors with fewer elements go uncompressed.
+        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
+        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
+            None for never. Nothing of the training depends on it.
+        weights: levels such as ``optimal5`` that forward and backward see instead of the weights, see
+            :mod:`gtrace.training.weights`; each of them is one run with each of the codecs, beside the exact one.
+    """
+
+    kind: Kind = "weight"
+    workers: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    seed: int = 0
+    seeds: int = 1
+    refit: str = DEFAULT_REFIT
+    nonfinite: Nonfinite = "skip"
+    eval_every: int | None = None
+    shadow: int | None = None
+    layers: Layers = "inner"
+    optimizer: str = ""
+    clip: float | None = None
+    network: Network | None = None
+    policies: Sequence[str | PolicySpec] = (FIXED,)
+    min_size: int = 0
+    down: str = ""
+    measure: int | None = None
+    weights: Sequence[str | WeightLevels] = ()
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UsageError(f"seeds: {self.seeds} is below 1")
+
+    def settings(self, recipe: Recipe, policies: Sequence[PolicySpec]) -> StudySettings:
+        """What the runs of a task with this recipe have in common.
+
+        Raises:
+            UsageError: a setting out of range.
+        """
+        steps = _chosen(self.steps, recipe.steps)
+        return StudySettings(
+            workers=_chosen(self.workers, DEFAULT_WORKERS.get(self.kind, 1)),
+            steps=steps,
+            batch_size=_chosen(self.batch_size, recipe.batch_size),
+            lr=_chosen(self.lr, recipe.lr),
+            seed=self.seed,
+            refit=RefitSchedule.parse(self.refit),
+            nonfinite=self.nonfinite,
+            eval_every=_chosen(self.eval_every, max(1, steps // 10)),
+            kind=self.kind,
+            shadow=self.shadow,
+            layers=self.layers,
+            optimizer=self.optimizer,
+            clip=self.clip,
+            network=timed_network(self.network, policies),
+            min_size=self.min_size,
+            down=self.down if self.down in ("", "same") else str(build_codec(self.down)),
+            measure=self.measure,
+        )
+
+
+def _chosen(given: T | None, default: T) -> T:
+    return default if given is None else given
 
 
 #: MQGrad's cluster: 10 MB/s at the parameter server, and about 5 seconds of computing an iteration
@@ -173,10 +271,11 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
 def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
     """What a run is called: its codec's spec, behind an @ the policy that chooses its bits, then its levels of weights.
 
-    >>> from gtrace.codecs import codec
-    >>> from gtrace.training.policies import PolicySpec
-    >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
-    'ef:minmax@adaptive'
+        >>> from gtrace.codecs import codec
+        >>> from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
+    from gtrace.training.policies import FIXED, PolicySpec
+        >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
+        'ef:minmax@adaptive'
     """
     name = str(codec)
     if policy is not None and policy.chooses:

@@ -1,7 +1,6 @@
 """Flat gradients, arrays of the host or tensors of a device: the few things that exchanges do to both.
 
-A tensor stays on its device if the codec works there (:mod:`gtrace.training.device`); everything else is numpy's. This
-module is the :class:`~gtrace.codecs.link.Engine` of links whose values may be tensors.
+A tensor stays on its device if the codec works there (:mod:`gtrace.training.device`); everything else is numpy's.
 """
 
 from __future__ import annotations
@@ -45,26 +44,35 @@ def on_host(values: Vector) -> NDArray[np.float32]:
     return array
 
 
-def encode(codec: Codec, state: State, values: Vector, key: Key) -> bytes:
-    """The payload of ``codec.encode``; a tensor is encoded where it is if the codec works there."""
-    if isinstance(values, np.ndarray):
-        return codec.encode(state, values, key)
-    from gtrace.training import device
+class TensorEngine:
+    """The :class:`~gtrace.codecs.link.Engine` of links whose values may be tensors."""
 
-    return device.encode(codec, state, values, key)
+    def on_host(self, values: Vector) -> NDArray[np.float32]:
+        """The values as an array."""
+        return on_host(values)
+
+    def encode(self, codec: Codec, state: State, values: Vector, key: Key) -> bytes:
+        """The payload of ``codec.encode``; a tensor is encoded where it is if the codec works there."""
+        if isinstance(values, np.ndarray):
+            return codec.encode(state, values, key)
+        from gtrace.training import device
+
+        return device.encode(codec, state, values, key)
+
+    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device | None) -> Vector:
+        """What ``codec.decode`` returns, on the host (None) or on a device.
+
+        Raises:
+            PayloadError: the bytes are no payload of this codec and size, or damaged.
+        """
+        if place is None:
+            return codec.decode(shared, payload, size)
+        from gtrace.training import device
+
+        return device.decode(codec, shared, payload, size, place)
 
 
-def decode(codec: Codec, shared: bytes, payload: bytes, size: int, place: torch.device | None) -> Vector:
-    """What ``codec.decode`` returns, on the host (None) or on a device.
-
-    Raises:
-        PayloadError: the bytes are no payload of this codec and size, or damaged.
-    """
-    if place is None:
-        return codec.decode(shared, payload, size)
-    from gtrace.training import device
-
-    return device.decode(codec, shared, payload, size, place)
+ENGINE = TensorEngine()
 
 
 def place_of(values: Vector) -> torch.device | None:

@@ -64,10 +64,6 @@ class Collectives:
         data = arrived.cpu()
         return [part.numpy().tobytes() for part in torch.split(data, incoming)]
 
-    def gather(self, part: bytes) -> list[bytes]:
-        """Send the same bytes to all; returns what every rank sent, by rank."""
-        return self.scatter([part] * self.size)
-
     def average(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The mean over ranks of float32[n] by an all-reduce, the same bytes on all; counted as sent once."""
         total, seconds = self.mean(torch.from_numpy(values).to(self.device))

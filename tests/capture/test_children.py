@@ -24,8 +24,8 @@ class Process:
         monkeypatch.setattr(sys, "excepthook", lambda *error: self.hooked.append(error))
         monkeypatch.setattr(session, "before_shutdown", self.ends.append)
 
-    def start(self, **options):
-        session.start({"path": str(self.path), "options": {"run": "word", **options}, "attrs": {"argv": ["x"]}})
+    def start(self, **settings):
+        session.start({"path": str(self.path), "run": "word", "settings": settings, "attrs": {"argv": ["x"]}})
 
     def train(self, steps=2):
         weight = torch.nn.Parameter(torch.ones(3))

@@ -59,7 +59,7 @@ def test_a_compiled_function_is_told_of(path):
 
 
 def test_patterns_choose_modules(path):
-    with Run(path, include=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
+    with Run(path, tensors=("conv*", "fc1.*"), exclude=("conv2*", "nothing"), kind="both") as run:
         model = CNN()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for x, y in batches(2):

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep, parse_steps
-from gtrace.trace.io.exporting import export_trace
+from gtrace.trace.io.exporting import ExportChoice, export_trace
 
 
 class Generator(nn.Sequential):
@@ -75,7 +75,7 @@ def test_a_gan(tmp_path, suffix):
         assert list(swept.warnings) == []
         one = gtrace.run_sweep(trace, ["qsgd:bits=3"], jobs=1, draws=0, tensors=["Discriminator.*"])
         assert set(one["tensor"]) == set(DISCRIMINATOR)
-        made = export_trace(trace, tmp_path / "export", "npz", steps=[2])
+        made = export_trace(trace, tmp_path / "export", "npz", ExportChoice(steps=[2]))
         assert set(made.tensors) == {*GENERATOR, *DISCRIMINATOR}
         with np.load(tmp_path / "export" / "step_000002.npz") as arrays:
             assert arrays["Discriminator.2.weight"].shape == (1, 12)
@@ -131,7 +131,7 @@ def test_sketches_and_samples_of_a_gan(tmp_path):
     gtrace.sketch_trace(tmp_path / "full.zarr", tmp_path / "small.zarr", sketch="l2:512", tensors=["Discriminator.*"])
     with gtrace.open_trace(tmp_path / "small.zarr") as trace:
         assert [info.name for info in trace.tensors] == DISCRIMINATOR
-    captured(tmp_path / "cut.zarr", lambda: gan(2), max_elements=16384, include=("Discriminator.*", "0.*"))
+    captured(tmp_path / "cut.zarr", lambda: gan(2), max_elements=16384, tensors=("Discriminator.*", "0.*"))
     with gtrace.open_trace(tmp_path / "cut.zarr") as trace:
         assert [info.name for info in trace.tensors] == [*GENERATOR[:2], *DISCRIMINATOR]
 

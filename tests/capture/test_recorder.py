@@ -302,7 +302,7 @@ def test_a_model_without_registration_hooks_is_named_by_a_scan(zarr):
 
 
 def test_selected_steps_and_tensors(zarr):
-    with Run(zarr, policy=parse_steps("1,4+2"), include=("0.*", "2.*"), exclude=("*.bias",)) as run:
+    with Run(zarr, policy=parse_steps("1,4+2"), tensors=("0.*", "2.*"), exclude=("*.bias",)) as run:
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 8)
     trace = gtrace.open_trace(zarr)
@@ -313,7 +313,7 @@ def test_selected_steps_and_tensors(zarr):
 
 
 def test_a_pattern_that_matches_nothing_leaves_no_trace(zarr):
-    with Run(zarr, include=("layer*",)) as run:
+    with Run(zarr, tensors=("layer*",)) as run:
         model = nn.Linear(3, 4)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
     assert not zarr.exists()

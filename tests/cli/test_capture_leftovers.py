@@ -125,12 +125,12 @@ def test_nothing_stays_of_what_never_ran(args, tmp_path, capture):
 
 
 def test_nothing_stays_of_a_capture_that_could_not_start(tmp_path, capture, monkeypatch):
-    from gtrace.capture.neural import NeuralGradients
+    from gtrace.capture.neural import NeuralRecorder
 
     def install(_self):
         raise RuntimeError("no hook today")
 
-    monkeypatch.setattr(NeuralGradients, "install", install)
+    monkeypatch.setattr(NeuralRecorder, "install", install)
     write_script(tmp_path / "train.py", TRAIN)
     before, after, err = capture("train.py")
     assert after == before

@@ -13,7 +13,7 @@ from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present,
 from rich.console import Console
 
 from gtrace.cli import main
-from gtrace.cli.info import Row, show, sparkline
+from gtrace.cli.info import TensorHistory, show, sparkline
 from gtrace.cli.info import _row as row_of
 from gtrace.trace import Trace, create_trace, open_trace
 
@@ -252,7 +252,7 @@ def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
 def test_rows_are_made_of_stored_numbers():
     trace = Trace.from_arrays({"w": {2: [3.0, 4.0], 7: [0.0, 1.0]}})
     row = row_of(trace, trace.tensors[0])
-    assert row == Row(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)
+    assert row == TensorHistory(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)
 
 
 def test_info_says_whether_ranks_agree(tmp_path):

@@ -12,7 +12,7 @@ import gtrace
 from gtrace import MomentSketch
 from gtrace.codecs import LevelCodec, expecting
 from gtrace.codecs.level_sets import LevelSets
-from gtrace.coding import ENVELOPE_BYTES, Block, Floats, entropy, open_envelope, seal, sign_first, sign_last
+from gtrace.coding import ENVELOPE_BYTES, CodedBlock, Floats, entropy, open_envelope, seal, sign_first, sign_last
 from gtrace.coding import blocks as coding_blocks
 from gtrace.errors import PayloadError
 from gtrace.testing import fitted
@@ -245,10 +245,10 @@ def test_values_of_sparse_codecs_are_coded_where_there_are_enough():
 
 def test_a_block_can_be_made_for_other_weights():
     tallies, weights = np.array([10, 90, 0, 60]), np.array([40.0, 40.0, 40.0, 40.0])
-    block = Block.of(tallies * 10, weights * 10)
+    block = CodedBlock.of(tallies * 10, weights * 10)
     assert block.lengths is None
     assert rates(block) == (3200, 3200, 3200)
-    assert Block.of(tallies * 10).huffman < 2400
+    assert CodedBlock.of(tallies * 10).huffman < 2400
     assert Floats(np.zeros(0, np.float32)).encode() == b""
 
 

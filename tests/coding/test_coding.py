@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gtrace.coding import (
     ENVELOPE_BYTES,
     MAX_LENGTH,
-    Block,
+    CodedBlock,
     Floats,
     HuffmanCode,
     decode_block,
@@ -195,7 +195,7 @@ def test_blocks_bring_their_code(values, count, seed, coder):
     symbols = np.random.default_rng(seed).choice(w.size, count, p=w / w.sum()).astype(np.uint16)
     tallies = tally(symbols, w.size)
     assert (tallies == np.bincount(symbols, minlength=w.size)).all()
-    block = Block.of(tallies, coder=coder)
+    block = CodedBlock.of(tallies, coder=coder)
     data = block.encode(symbols)
     assert len(data) == block.size == -(-int(block.bits) // 8)
     assert block.bits <= block.fixed == count * width_for(w.size)
@@ -210,19 +210,19 @@ def test_blocks_bring_their_code(values, count, seed, coder):
 
 def test_a_block_of_few_symbols_stays_at_fixed_width_and_one_of_many_does_not():
     skewed = np.array([0] * 97 + [200, 255, 3], np.uint16)
-    assert Block.of(tally(skewed[-10:], 256)).lengths is None
-    block = Block.of(tally(np.tile(skewed, 100), 256))
+    assert CodedBlock.of(tally(skewed[-10:], 256)).lengths is None
+    block = CodedBlock.of(tally(np.tile(skewed, 100), 256))
     assert block.size < 2000
     assert block.fixed == 80_000
-    assert Block.of(tally(np.arange(256, dtype=np.uint16), 256)).bits == 2048
-    assert Block.of(np.zeros(7, np.int64)).size == 0
+    assert CodedBlock.of(tally(np.arange(256, dtype=np.uint16), 256)).bits == 2048
+    assert CodedBlock.of(np.zeros(7, np.int64)).size == 0
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 65_535, 65_536])
 def test_the_smallest_and_the_largest_alphabets(alphabet):
     symbols = np.minimum(np.arange(500_000) ** 2 % 977, alphabet - 1).astype(np.uint16)
     symbols[-1] = alphabet - 1
-    block = Block.of(tally(symbols, alphabet))
+    block = CodedBlock.of(tally(symbols, alphabet))
     data = block.encode(symbols)
     assert (block.lengths is not None) == (alphabet > 2)
     assert (decode_block(data, symbols.size, alphabet, coded=block.lengths is not None) == symbols).all()

@@ -35,8 +35,9 @@ from gtrace.coding.envelope import open_envelope, seal
 from gtrace.costs import Network
 from gtrace.planning import Budget, make_plan, save_plan
 from gtrace.report.inputs import make_report
-from gtrace.report.render import markup
+from gtrace.report.render.html import pieces
 from gtrace.report.render.text import print_report
+from gtrace.report.tables import Cell, Column, Table
 from gtrace.runlog import RunLogWriter
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand
@@ -299,14 +300,22 @@ class _Tags(HTMLParser):
         self.data += data
 
 
+def _tags_of(name: str) -> _Tags:
+    """Tags of a table that has a name wherever a name can be."""
+    found = _Tags()
+    found.feed(pieces.table(Table(name, (Column(name, name),), ((Cell(name, name, hint=name),),), (name,))))
+    found.close()
+    return found
+
+
 def _escaping(name: str) -> None:
     """A name that comes from a trace adds no element, no attribute and no control character to a page."""
-    made = markup.text(name)
-    found = _Tags()
-    found.feed(f'<p title="{made}">{made}</p>')
-    found.close()
-    assert found.tags == [("p", ["title"])], found.tags
-    assert not {unicodedata.category(char) for char in found.data} & {"Cc", "Cf", "Cs", "Zl", "Zp"}, found.data
+    found, harmless = (_tags_of(f"a{words}") for words in (name, "b"))
+    assert found.tags == harmless.tags, found.tags
+    # The lines of the page itself are there for every name.
+    assert found.data.count("\n") == harmless.data.count("\n")
+    shown = found.data.replace("\n", "")
+    assert not {unicodedata.category(char) for char in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}, found.data
 
 
 def _journal() -> Target:

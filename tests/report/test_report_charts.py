@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gtrace.report.figures.charts import Chart, Curve, Panel, draw_chart
+from gtrace.report.charts import Chart, Curve, Panel
+from gtrace.report.figures.charts import draw_chart
 
 
 def axes_of(panel):

@@ -13,13 +13,12 @@ from rich.console import Console
 from gtrace.errors import UsageError
 from gtrace.report.inputs import make_report
 from gtrace.report.names import literal
-from gtrace.report.plain import plain
-from gtrace.report.render import records
+from gtrace.report.plain import flat, plain
 from gtrace.report.render.latex import latex_text, to_latex
 from gtrace.report.render.markdown import markdown_text, to_markdown
 from gtrace.report.render.records import all_records, to_csv, to_json, to_json_lines, to_parquet
 from gtrace.report.render.text import print_report
-from gtrace.report.sections.section import sections
+from gtrace.report.sections import sections
 
 
 def stateful():
@@ -204,7 +203,7 @@ def test_records_hold_ratios_and_no_logarithms():
         "phase",
         "layer",
     }
-    seeds = records.flat(next(iter(sweep.configurations)))
+    seeds = flat(next(iter(sweep.configurations)))
     assert seeds["in_steps"] == pytest.approx(math.exp(sweep.configurations[0].in_steps.estimate))
 
 

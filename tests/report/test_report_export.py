@@ -8,7 +8,7 @@ from helpers_report import EVIL, result_of, row, rows_of, write_runs
 
 from gtrace.cli.options import print_json
 from gtrace.errors import UsageError
-from gtrace.report.inputs import make_report
+from gtrace.report.inputs import Asked, make_report
 from gtrace.report.render.latex import to_latex
 from gtrace.report.render.markdown import markdown_text, to_markdown
 from gtrace.report.render.records import to_csv, to_json
@@ -108,7 +108,7 @@ def test_every_line_of_latex_is_one_that_latex_takes(tmp_path):
     names = [*EVIL, "a^b~c#d%e&f$g{h}", "back\\slash", "--verbose", "[t]", "tab\there"]
     rows = rows_of(bits=range(2, 6), layers=("w", *names), steps=range(0, 140, 10))
     log = write_runs(tmp_path / "a.jsonl", steps=40, seeds=(0, 1))
-    report = make_report([result_of(rows, ["50% & more_"])], [log], groups=["tensor"])
+    report = make_report([result_of(rows, ["50% & more_"])], [log], asked=Asked(groups=["tensor"]))
     text = rf"(?:{LATEX_TEXT})"
     cell = rf"(?:{text}|\\textbf\{{{text}+\}})*"
     allowed = re.compile(

@@ -14,10 +14,11 @@ from gtrace.report.analysis.runs import running_mean
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import heatmap, training
 from gtrace.report.figures import sweep as figures
-from gtrace.report.figures.gallery import run_specs, sweep_specs
 from gtrace.report.figures.style import _METHODS, DARK, look
 from gtrace.report.figures.svg import render
 from gtrace.report.names import shorten_all
+from gtrace.report.sections.sweep import sweep_figures
+from gtrace.report.sections.training import run_figures
 from gtrace.runlog import read_runlog
 
 
@@ -169,20 +170,20 @@ def test_running_mean_by_hand():
 
 
 def test_gallery_offers_what_there_is(sweep, runs):
-    assert [p.name for p in sweep_specs(sweep)] == [
+    assert [p.name for p in sweep_figures(sweep)] == [
         "rate-distortion",
         "variance-over-steps",
         "layers",
         "bits-over-steps",
         "wasserstein",
     ]
-    assert [p.name for p in run_specs(runs)] == [
+    assert [p.name for p in run_figures(runs)] == [
         "training-over-steps",
         "training-over-bits",
         "training-bits",
         "averaged-gradient",
     ]
-    for plate in (*sweep_specs(sweep), *run_specs(runs)):
+    for plate in (*sweep_figures(sweep), *run_figures(runs)):
         assert isinstance(plate.draw(), Figure)
         assert plate.caption.endswith((".", "?"))
 

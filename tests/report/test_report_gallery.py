@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from gtrace.errors import UsageError
 from gtrace.report import draw, figure_names, load_report, make_report
-from gtrace.report.figures.gallery import FIGURES
+from gtrace.report.figures import FIGURES
 
 
 @pytest.fixture(scope="module")

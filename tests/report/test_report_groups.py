@@ -13,6 +13,7 @@ from gtrace.cli import gtrace as command_line
 from gtrace.errors import UsageError
 from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
 from gtrace.report.analysis.groups import OTHERS, group_tensors
+from gtrace.report.inputs import Asked
 from gtrace.report.sections.groups import group_table
 from gtrace.trace import Trace
 
@@ -97,7 +98,7 @@ def test_tables_have_every_group_and_codec(result):
 
 
 def test_every_form_of_a_report_has_the_groups(result):
-    report = make_report([result[1]], groups=["conv=conv*"])
+    report = make_report([result[1]], asked=Asked(groups=["conv=conv*"]))
     lines = list(csv.DictReader(io.StringIO(to_csv(report))))
     assert len(lines) == 2 * len(SPECS)
     assert {(line["group"], line["group_tensors"]) for line in lines} == {("conv", "3"), (OTHERS, "2")}
@@ -114,7 +115,7 @@ def test_every_form_of_a_report_has_the_groups(result):
 
 def test_groups_want_a_sweep():
     with pytest.raises(UsageError, match=r"pass a \.sweep\.db"):
-        make_report(groups=["layer"])
+        make_report(asked=Asked(groups=["layer"]))
 
 
 def test_the_command(result, tmp_path):

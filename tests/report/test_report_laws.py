@@ -9,8 +9,9 @@ from gtrace.fitting.sparsity import RULES
 from gtrace.report import load_report, to_html, to_json, to_markdown
 from gtrace.report.analysis.traces import law_sections, mean_over_layers
 from gtrace.report.figures import laws as figures
-from gtrace.report.figures.gallery import law_specs, report_specs
-from gtrace.report.sections.traces import cosine_table, format_table, law_table, law_tables, sparsity_table
+from gtrace.report.sections import figure_specs
+from gtrace.report.sections.traces import cosine_table, format_table, law_section, law_table, sparsity_table
+from gtrace.report.tables import Table
 from gtrace.sweep.laws import ASKED
 from gtrace.trace import Trace, create_trace, open_trace
 
@@ -30,7 +31,7 @@ def test_a_section_per_kind(tmp_path, monkeypatch):
     for name in ("distribution", "distances_over_steps", "spread_over_steps", "format_errors", "sparsity"):
         monkeypatch.setattr(figures, name, lambda _section: None)
     monkeypatch.setattr(
-        "gtrace.report.render.markup.inline_svg", lambda _figure, prefix, _label: f'<svg id="{prefix}"></svg>'
+        "gtrace.report.figures.svg.inline_svg", lambda _figure, prefix, _label: f'<svg id="{prefix}"></svg>'
     )
     path = write_laws(tmp_path / "t.zarr", kinds=("weight", "neural"), steps=(0,))
     report = load_report([path])
@@ -109,8 +110,7 @@ def test_the_example_is_the_largest_tensor_at_the_last_step(section):
 
 
 def test_plates_belong_to_tables_and_draw(section):
-    titles = {table.title for table in law_tables(section)}
-    plates = law_specs(section)
+    plates = law_section(section).figures
     assert [plate.name for plate in plates] == [
         "neural-distribution",
         "neural-distances-over-steps",
@@ -118,7 +118,7 @@ def test_plates_belong_to_tables_and_draw(section):
         "neural-format-errors",
         "neural-sparsity",
     ]
-    assert all(plate.beside in titles for plate in plates)
+    assert isinstance(law_section(section).blocks[0], Table)
 
 
 def test_distances_are_drawn_as_they_are(section):
@@ -158,9 +158,9 @@ def test_formats_are_named_where_they_are_best(section):
 def test_what_has_no_law_makes_no_figure_that_fails(values):
     (section,) = law_sections(Trace.from_arrays({"w": values}))
     assert section.sentences
-    for table in law_tables(section):
+    for table in law_section(section).tables:
         assert table.rows
-    for plate in law_specs(section):
+    for plate in law_section(section).figures:
         assert plate.draw().axes
 
 
@@ -181,8 +181,8 @@ def test_json_and_markdown_tell_the_same(tmp_path):
 
 def test_figures_of_a_folder_have_names_of_their_own(tmp_path):
     paths = [write_laws(tmp_path / name, steps=(0,)) for name in ("a.zarr", "b.zarr")]
-    assert "neural-sparsity" in report_specs(load_report(paths[:1]))
-    assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(report_specs(load_report(paths)))
+    assert "neural-sparsity" in figure_specs(load_report(paths[:1]))
+    assert {"a.zarr-neural-sparsity", "b.zarr-neural-sparsity"} <= set(figure_specs(load_report(paths)))
 
 
 def test_what_is_left_out_is_told(monkeypatch, tmp_path):

@@ -12,16 +12,16 @@ from helpers_report import EVIL, FITTED, fit_details, fitted_rows, result_of, ro
 from rich.console import Console
 
 from gtrace.cli.options import print_json
-from gtrace.report.analysis.fits import common_count
+from gtrace.report.analysis.fits import common_count, tensors_with_levels
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import levels
-from gtrace.report.figures.gallery import sweep_specs
 from gtrace.report.figures.svg import render
 from gtrace.report.inputs import make_report
 from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import to_csv, to_json
 from gtrace.report.render.text import print_report
+from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.sweep_tables import configuration_table
 from gtrace.report.sections.sweep_words import sweep_verdict
 from gtrace.sweep import ResultStore
@@ -197,10 +197,10 @@ def test_convergence_is_relative_to_the_best(sweep):
 
 
 def test_the_page_has_the_figures_where_there_are_details(sweep):
-    names = [plate.name for plate in sweep_specs(sweep)]
+    names = [plate.name for plate in sweep_figures(sweep)]
     assert names[-3:] == ["levels", "levels-of-other-tensors", "convergence"]
     one = analyze(result_of(fitted_rows(layers=("w",)), details=fit_details(layers=("w",))))
-    assert [plate.name for plate in sweep_specs(one)][-2:] == ["levels", "convergence"]
+    assert [plate.name for plate in sweep_figures(one)][-2:] == ["levels", "convergence"]
     page = to_html(make_report([fitted()]))
     assert page.count("<svg") == 7
     assert re.search(r"<details[^>]*>\n<summary>Levels over the density of other tensors</summary>", page)
@@ -231,11 +231,11 @@ def test_every_figure_survives_odd_details(case):
     details = odd_details()[case]
     layers = tuple(dict.fromkeys(name for name, _, _ in details)) or ("w",)
     analysis = analyze(result_of(fitted_rows(layers=layers), details=details))
-    drawn = levels.tensors_with_levels(analysis)
+    drawn = tensors_with_levels(analysis.fits, {c.spec for c in analysis.configurations})
     assert bool(drawn) == (case in {"exact", "many tensors", "names", "whole tensor"})
     for figure in (levels.levels_over_density(analysis, analysis.fits[:3]), levels.convergence(analysis.fits[:3])):
         ET.fromstring(render(figure, "svg", text_as_paths=False))
-    assert [p.name for p in sweep_specs(analysis)].count("levels") == bool(drawn)
+    assert [p.name for p in sweep_figures(analysis)].count("levels") == bool(drawn)
 
 
 def test_details_come_back_from_a_store(tmp_path):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from helpers_report import result_of, row, rows_of, write_runs
 
+from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.figures import heatmap, training
 from gtrace.report.figures import sweep as figures
-from gtrace.report.figures.gallery import run_specs
+from gtrace.report.sections.training import run_figures
 from gtrace.runlog import read_runlog
 
 
@@ -79,13 +80,13 @@ def test_bits_of_a_run_with_its_updates(records):
 
 def test_training_against_simulated_time_where_it_is_logged(records):
     analysis = analyze_runs(records)
-    assert "training-over-time" in [plate.name for plate in run_specs(analysis)]
+    assert "training-over-time" in [plate.name for plate in run_figures(analysis)]
     loss, test = training.training_over_time(analysis).axes
     assert lines(loss)["every step of uncompressed"].get_xdata()[[0, -1]].tolist() == [0.5, 60.0]
     assert lines(test)["qsgdinf b3"].get_xdata()[0] == 10.0
     assert loss.get_xlabel() == "simulated time (s)"
     without = [{k: v for k, v in r.items() if k != "sim_seconds"} for r in records]
-    assert "training-over-time" not in [plate.name for plate in run_specs(analyze_runs(without))]
+    assert "training-over-time" not in [plate.name for plate in run_figures(analyze_runs(without))]
 
 
 def test_wasserstein_has_every_configuration(sweep):
@@ -112,7 +113,7 @@ def test_wasserstein_has_every_configuration(sweep):
 )
 def test_rows_of_a_heat_map_are_named_one_by_one_by_block_or_every_few(names, expected):
     found = heatmap.row_names(names)
-    assert len(found) <= heatmap.MOST_NAMED
+    assert len(found) <= MOST_NAMED
     if expected is not None:
         assert found == expected
 

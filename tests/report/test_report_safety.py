@@ -12,16 +12,16 @@ from helpers_report import result_of, row
 from gtrace.costs import Cluster, Network
 from gtrace.report import analyze
 from gtrace.report.analysis.safety import NOT_ASKED, PER, WORKERS
-from gtrace.report.figures.gallery import sweep_specs
 from gtrace.report.figures.heatmap import layer_heatmap
 from gtrace.report.figures.sweep import equivalent_batch_over_steps, rate_distortion, variance_over_steps, wasserstein
-from gtrace.report.inputs import make_report
+from gtrace.report.inputs import Asked, make_report
 from gtrace.report.names import number
 from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import to_json
+from gtrace.report.sections import sections
 from gtrace.report.sections.safety import noise_table, safety_sentences, safety_table
-from gtrace.report.sections.section import sections
+from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.statistics import ratio_of_sums
 from gtrace.sweep.gradient_noise import NOISE
 
@@ -141,7 +141,7 @@ def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, w
     assert sentence.split(":")[0] in to_markdown(report)
     assert sentence.split(":")[0] in to_html(report)
     assert "Is it safe?" not in to_html(report)
-    assert not any(plate.name == "equivalent-batch" for plate in sweep_specs(analysis))
+    assert not any(plate.name == "equivalent-batch" for plate in sweep_figures(analysis))
 
 
 def test_the_equivalent_batch_is_stated_for_the_batch_there_is():
@@ -191,7 +191,7 @@ def test_the_figure_over_the_run_leaves_out_what_has_a_bias():
     lines = {line.get_label(): line for line in equivalent_batch_over_steps(analysis).axes[0].lines}
     np.testing.assert_allclose(lines["alq"].get_ydata(), 256 / 1.25)
     assert "topk" not in lines or not len(lines["topk"].get_ydata())
-    assert any(plate.name == "equivalent-batch" for plate in sweep_specs(analysis))
+    assert any(plate.name == "equivalent-batch" for plate in sweep_figures(analysis))
 
 
 def test_tables_and_json_hold_the_same():
@@ -252,7 +252,7 @@ def test_steps_without_an_interval_say_why():
 
 def test_what_a_codec_saves_stands_beside_its_verdict():
     cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
-    report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], cluster=cluster)
+    report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], asked=Asked(cluster=cluster))
     table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")
     at = [column.heading for column in table.columns].index("step over bf16")
     saved = report.savings[0]

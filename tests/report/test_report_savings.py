@@ -12,10 +12,11 @@ from gtrace.errors import UsageError
 from gtrace.report import analyze, draw, figure_names, make_report, to_json
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.savings import savings_of_runs, savings_of_sweep
+from gtrace.report.inputs import Asked
 from gtrace.report.render.files import write_report
 from gtrace.report.render.records import csv_tables
+from gtrace.report.sections import sections
 from gtrace.report.sections.savings import savings_records, savings_table, savings_verdict
-from gtrace.report.sections.section import sections
 
 from ..helpers_report import result_of, row, rows_of, write_runs, write_sweep
 
@@ -183,7 +184,7 @@ def test_every_way_out_has_the_savings(tmp_path):
     rows = rows_of(methods=("qsgd",), bits=(2, 3), layers=("a", "b"), steps=(0,))
     sweep = write_sweep(tmp_path / "a.sweep.db", rows, provenance={"kind": "weight", "tensors": SIZES})
     log = write_runs(tmp_path / "t.jsonl", steps=30)
-    report = make_report([sweep], [log], cluster=CLUSTER)
+    report = make_report([sweep], [log], asked=Asked(cluster=CLUSTER))
     assert [s.heading for s in sections(report)][-2:] == [
         "Savings between 8 ranks: a.sweep.db",
         "Savings between 8 ranks: t.jsonl",
@@ -210,4 +211,4 @@ def test_a_report_without_machines_has_no_savings_and_one_without_codecs_is_refu
     assert report.savings == ()
     assert not any("Savings" in s.heading for s in sections(report))
     with pytest.raises(UsageError, match="nothing else travels"):
-        make_report([result_of([])], cluster=CLUSTER)
+        make_report([result_of([])], asked=Asked(cluster=CLUSTER))

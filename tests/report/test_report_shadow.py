@@ -8,11 +8,10 @@ from helpers_report import write_runs
 from gtrace.errors import TraceError
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.figures import training as shadows
-from gtrace.report.figures.gallery import run_specs
 from gtrace.report.inputs import make_report
 from gtrace.report.render.html import to_html
 from gtrace.report.render.markdown import to_markdown
-from gtrace.report.sections.training import run_table, runs_verdict, shadow_table
+from gtrace.report.sections.training import run_figures, run_table, runs_verdict, shadow_table
 from gtrace.runlog import read_runlog
 
 RUN = "qsgdinf:bits=3"
@@ -89,7 +88,7 @@ def test_words_of_neural_gradients(records):
 
 def test_figures(records):
     analysis = analyze_runs(records)
-    plates = {plate.name: plate for plate in run_specs(analysis)}
+    plates = {plate.name: plate for plate in run_figures(analysis)}
     assert list(plates) == [
         "training-over-steps",
         "training-over-bits",
@@ -108,10 +107,12 @@ def test_figures(records):
 def test_many_weight_gradients_are_cut_to_the_worst():
     many = {f"layer{k}.weight": (0.5 + 0.02 * k, 0.5 + 0.02 * k) for k in range(20)}
     study = {"type": "study", "version": 1, "task": "t", "workers": 1, "kind": "neural"}
-    (run,) = analyze_runs([study, *shadow_records(many)]).runs
+    analysis = analyze_runs([study, *shadow_records(many)])
+    (run,) = analysis.runs
     drawn = {line.get_label() for line in shadows.weight_gradient_cosines(run).axes[1].get_lines()}
     assert drawn == {f"layer{k}.weight" for k in range(8)}
-    assert shadows.left_out(run) == " The 8 with the lowest mean of 20."
+    (figure,) = [figure for figure in run_figures(analysis) if figure.name == "weight-gradients"]
+    assert figure.caption.endswith(" The 8 with the lowest mean of 20.")
 
 
 def test_pages_and_markdown_hold_the_table(records):
@@ -141,6 +142,6 @@ def test_nothing_but_undefined_angles():
     analysis = analyze_runs([study, *shadow_records(nothing)])
     assert math.isnan(analysis.runs[0].shadow[0].cosine[0])
     assert len(runs_verdict(analysis)) == 1
-    for plate in run_specs(analysis):
+    for plate in run_figures(analysis):
         plate.draw()
     json.dumps([[cell.text for cell in row] for row in shadow_table(analysis).rows])

@@ -30,8 +30,8 @@ def test_verdict_first_then_the_headline_then_the_rest(sweep):
         "Below each number",
         "Error of the leader over that of the others at 2 bits",
         "Error over training at 2 measured bits",
-        "Relative variance per tensor",
         "Configurations",
+        "Relative variance per tensor",
         "warning: fc1 step 3: 2 NaN",
     ]
     places = [text.index(words) for words in order]

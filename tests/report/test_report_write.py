@@ -8,7 +8,7 @@ from helpers_report import result_of, rows_of, write_runs, write_sweep
 import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.report import default_page, figure_names, load_report, make_report, newest_results, write_html, write_report
-from gtrace.report.inputs import kind_of
+from gtrace.report.inputs import Asked, kind_of
 from gtrace.report.render.files import output_kind
 
 
@@ -62,7 +62,7 @@ TABLES = ("report.html", "report.md", "report.tex", "report.jsonl", "configurati
 
 def test_a_folder_has_one_csv_for_each_kind_of_row(tmp_path):
     log = write_runs(tmp_path / "a.jsonl", steps=20)
-    report = make_report([result_of(rows_of(bits=(2, 3), steps=(0,)))], [log], groups=["layer"])
+    report = make_report([result_of(rows_of(bits=(2, 3), steps=(0,)))], [log], asked=Asked(groups=["layer"]))
     written = write_report(report, tmp_path / "out")
     assert {path.name for path in written if path.suffix == ".csv"} == {"configurations.csv", "groups.csv", "runs.csv"}
     assert (tmp_path / "out" / "runs.csv").read_text().splitlines()[1].startswith("a.jsonl,none,0,20,")

@@ -13,11 +13,11 @@ import torch
 from gtrace.errors import TraceError
 from gtrace.torch_hooks.statedicts import OPENERS
 from gtrace.trace import open_trace
-from gtrace.trace.io.importing import import_trace
+from gtrace.trace.io.importing import ImportRules, import_trace
 
 
-def imported(source, output, **options):
-    import_trace([source], output, openers=OPENERS, **options)
+def imported(source, output, *, force=False, **rules):
+    import_trace([source], output, ImportRules(openers=OPENERS, **rules), force=force)
     return open_trace(output)
 
 

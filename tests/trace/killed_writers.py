@@ -21,7 +21,7 @@ from pathlib import Path
 
 from helpers_trace import write_steps
 
-from gtrace.trace import create_trace
+from gtrace.trace import create_trace, files, hdf5
 
 
 def write(path, steps, report, before=None):
@@ -59,7 +59,19 @@ def write(path, steps, report, before=None):
                 die()
             return write_all(descriptor, parts)
 
+        def counted(function):
+            def call(*arguments):
+                if moment():
+                    die()
+                return function(*arguments)
+
+            return call
+
         os.replace, os.pwritev, os.writev = counted_move, counted_append, counted_write
+        # What closing an HDF5 trace does: arrays are written, the file takes the folder's place, the folder goes.
+        hdf5._write_array, files._exchange, files.remove = map(
+            counted, (hdf5._write_array, files._exchange, files.remove)
+        )
     with create_trace(path) as writer:
         for step in range(steps):
             write_steps(writer, [step])
@@ -87,9 +99,6 @@ def run(path, steps, wait=None, before=None):
 
 
 def main(how, folder, suffix, steps, number, first=0):
-    import gtrace.trace.hdf5_write
-    import gtrace.trace.zarr_write  # noqa: F401
-
     steps, number = int(steps), int(number)
     # What a first trace takes long for is inherited by the writers.
     create_trace(Path(folder) / "first.zarr").close()

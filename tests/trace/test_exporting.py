@@ -10,8 +10,8 @@ from helpers_trace import SHAPES, STEPS, gradient, memory_trace, present
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.trace import Trace, create_trace, open_trace
-from gtrace.trace.io.exporting import export_trace
-from gtrace.trace.io.importing import import_trace
+from gtrace.trace.io.exporting import ExportChoice, export_trace
+from gtrace.trace.io.importing import ImportRules, import_trace
 
 
 @pytest.mark.parametrize("to", ["npz", "safetensors"])
@@ -40,7 +40,7 @@ def load(path):
 @pytest.mark.parametrize("to", ["npz", "safetensors"])
 def test_other_libraries_read_it(to, tmp_path):
     with memory_trace() as trace:
-        export_trace(trace, tmp_path / "out", to, steps=[4, 9, 77], tensors=["fc.*", "embed/weight"])
+        export_trace(trace, tmp_path / "out", to, ExportChoice(["fc.*", "embed/weight"], [4, 9, 77]))
     assert sorted(os.listdir(tmp_path / "out")) == ["about.json", f"step_000004.{to}", f"step_000009.{to}"]
     for step in (4, 9):
         arrays = load(tmp_path / "out" / f"step_{step:06d}.{to}")
@@ -93,7 +93,7 @@ def test_gradients_of_layer_outputs(tmp_path):
     assert load(tmp_path / "out/step_000000.npz")["y"].shape == (4, 3)
     np.testing.assert_array_equal(load(tmp_path / "out/step_000001.npz")["y"], values[1])
     np.testing.assert_array_equal(load(tmp_path / "out/step_000002.npz")["y"].ravel(), sampled)
-    import_trace([tmp_path / "out"], tmp_path / "back.h5", kind="neural")
+    import_trace([tmp_path / "out"], tmp_path / "back.h5", ImportRules(kind="neural"))
     with open_trace(tmp_path / "back.h5") as back:
         assert [back.read("y", step).size for step in range(3)] == [12, 6, 30]
         np.testing.assert_array_equal(back.read("y", 2), sampled)
@@ -124,12 +124,12 @@ def test_a_tensor_of_several_ranks_needs_a_choice(tmp_path):
     with open_trace(tmp_path / "run.zarr") as trace:
         with pytest.raises(UsageError, match="'w' is there for rank 0 and 1; pass --rank"):
             export_trace(trace, tmp_path / "out", "npz")
-        export_trace(trace, tmp_path / "out", "npz", rank=1)
+        export_trace(trace, tmp_path / "out", "npz", ExportChoice(rank=1))
         assert load(tmp_path / "out/step_000000.npz")["w"].tolist() == [1]
-        assert export_trace(trace, tmp_path / "y", "npz", kind="neural").tensors == ("y",)
+        assert export_trace(trace, tmp_path / "y", "npz", ExportChoice(kind="neural")).tensors == ("y",)
         for wrong in ({"steps": [5]}, {"tensors": ["q"]}, {"rank": 7}):
             with pytest.raises(UsageError):
-                export_trace(trace, tmp_path / "no", "npz", **wrong)
+                export_trace(trace, tmp_path / "no", "npz", ExportChoice(**wrong))
         with pytest.raises(UsageError, match="npz, safetensors or parquet"):
             export_trace(trace, tmp_path / "no", "csv")
     with Trace.from_arrays({}) as trace, pytest.raises(UsageError, match="no gradient to export"):
@@ -142,11 +142,11 @@ def test_what_is_there_is_kept(tmp_path):
     (tmp_path / "mine/thesis.tex").write_text("x")
     (tmp_path / "mine/about.json").write_text("[]")
     with memory_trace() as trace:
-        export_trace(trace, tmp_path / "out", "npz", steps=[0])
+        export_trace(trace, tmp_path / "out", "npz", ExportChoice(steps=[0]))
         for place, force in (("out", False), ("mine", False), ("mine", True)):
             with pytest.raises(OutputExistsError, match="left untouched"):
                 export_trace(trace, tmp_path / place, "npz", force=force)
-        export_trace(trace, tmp_path / "out", "safetensors", steps=[1], force=True)
+        export_trace(trace, tmp_path / "out", "safetensors", ExportChoice(steps=[1]), force=True)
 
         def stop(*_):
             raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from helpers_trace import edit_json, gradient, write_trace
 from gtrace.errors import GtraceError, OutputExistsError, TraceError, UsageError
 from gtrace.trace import open_trace
 from gtrace.trace.io.foreign import bfloat16
-from gtrace.trace.io.importing import import_trace
+from gtrace.trace.io.importing import ImportRules, import_trace
 
 STEPS = (0, 5, 100)
 
@@ -36,9 +36,9 @@ def save(path, arrays):
 def imported(tmp_path):
     """Import what is in the folder ``in``."""
 
-    def run(*sources, to="run.zarr", **options):
+    def run(*sources, to="run.zarr", force=False, progress=None, **rules):
         places = [tmp_path / source for source in sources] or [tmp_path / "in"]
-        return import_trace(places, tmp_path / to, **options)
+        return import_trace(places, tmp_path / to, ImportRules(**rules), force=force, progress=progress)
 
     return run
 

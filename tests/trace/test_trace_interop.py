@@ -97,7 +97,7 @@ def test_xarray_opens_zarr(tmp_path):
 def test_h5py(tmp_path):
     with h5py.File(write_trace(tmp_path / "run.h5", attrs={"argv": ["a", "b"]}), "r") as file:
         assert file.attrs["format"] == "gtrace"
-        assert file.attrs["status"] == b"complete"
+        assert file.attrs["status"] == "complete"
         assert file.attrs["version"] == 1
         assert json.loads(file.attrs["metadata"])["argv"] == ["a", "b"]
         group = file[GROUP]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import pytest
 from helpers_trace import SUFFIXES, check_gradients, loss
 
 import gtrace
-from gtrace.trace import create_trace, open_trace
-from gtrace.trace.superblock import MarkedFile
+from gtrace.trace import open_trace
+from gtrace.trace.check import check_trace, repair_trace
 
 HERE = Path(__file__).parent
 
@@ -80,36 +78,18 @@ def test_killed_while_the_journal_is_emptied(tmp_path):
     assert lengths[-1] == 66
 
 
-def test_hdf5_killed_before_the_copy_is_moved_into_its_place(tmp_path):
-    """Each tensor that appears makes a new file, which replaces the old one."""
-    reports = kill_writers("replace", tmp_path, ".h5", 6, 1)
-    assert [check(report) for report in reports] == [0, 2, 6]
-
-
-def test_rows_are_in_the_file_before_their_step_is(tmp_path, monkeypatch):
-    """What a kill just before ``step`` is written leaves, in HDF5, where the library decides when to write."""
-    from gtrace.trace import hdf5_write
-
-    path, copy = tmp_path / "run.h5", tmp_path / "copy.h5"
-    put_row = hdf5_write._put_row
-    looked = []
-
-    def look_first(dataset, row, values):
-        if dataset.name.endswith("/step"):
-            shutil.copyfile(path, copy)
-            with h5py.File(MarkedFile(copy), "r") as file:
-                group = file["rank00000/weight_grad"]
-                assert group["step"].shape == (row,)
-                assert group["w"][row].tolist() == [row, row]
-                assert group["norm2"][row].tolist() == [2 * row * row]
-            looked.append(row)
-        put_row(dataset, row, values)
-
-    with create_trace(path) as writer:
-        writer.append(0, "w", [0, 0])
-        writer.commit(0)
-        monkeypatch.setattr(hdf5_write, "_put_row", look_first)
-        for step in range(1, 70):
-            writer.append(step, "w", [step, step])
-            writer.commit(step)
-    assert looked == list(range(1, 70))
+def test_hdf5_killed_while_it_is_closed(tmp_path):
+    """Until the file is whole and in its place, the folder is there."""
+    reports = kill_writers("replace", tmp_path, ".h5", 6, 3)
+    assert reports[-1]["finished"]
+    lengths = [check(report) for report in reports]
+    assert lengths == sorted(lengths)
+    assert set(lengths) == set(range(7))
+    assert {Path(report["path"]).is_file() for report in reports if report["committed"] == 6} == {False, True}
+    paths = [Path(report["path"]) for report in reports]
+    for path in [path for path in paths if path.exists()]:
+        repair_trace(path)
+        assert path.is_file()
+        assert check_trace(path).clean
+        assert not list(tmp_path.glob(f".{path.name}.*"))
+    assert [check(report) for report in reports] == lengths

@@ -1,4 +1,4 @@
-"""A file system that fills up while an HDF5 trace is written: HDF5 must not find out itself."""
+"""A file system that is full when an HDF5 trace is closed: HDF5 must not find out itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers_trace import check_gradients, write_steps
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.check import check_trace
+from gtrace.trace.check import check_trace, repair_trace
 from gtrace.trace.files import check_room
 
 
@@ -29,41 +29,30 @@ def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
-def test_steps_without_room_are_refused_and_leave_the_file_whole(tmp_path, disk):
+def test_without_room_for_the_file_everything_stays_in_a_folder(tmp_path, disk):
     path = tmp_path / "run.h5"
-    with create_trace(path) as writer:
-        write_steps(writer, range(3))
-        size = path.stat().st_size
-        disk.free = 100
-        for _ in range(3):
-            with pytest.raises(TraceError, match="No space left on device"):
-                write_steps(writer, (3,))
-            writer.discard()
-        assert path.stat().st_size == size
-        disk.free = 10**6
-        write_steps(writer, (4, 5))
-        writer.append(6, "late", [1.0])
-        disk.free = 100
-        with pytest.raises(TraceError, match="No space left on device"):
-            writer.commit(6)
-        writer.discard()
-    assert check_trace(path).faults == ()
+    writer = create_trace(path)
+    write_steps(writer, range(3))
+    disk.free = 100
+    with pytest.raises(TraceError, match=r"run\.h5: .*No space left on device.*`gtrace check --repair` makes a file"):
+        writer.close()
     assert os.listdir(tmp_path) == ["run.h5"]
     with open_trace(path) as trace:
-        assert trace.status == "interrupted"
-        check_gradients(trace, (0, 1, 2, 4, 5))
-
-
-def test_a_new_tensor_needs_room_for_a_copy(tmp_path, disk):
-    path = tmp_path / "run.h5"
-    with create_trace(path) as writer:
-        write_steps(writer, range(2))
-        disk.free = 100
-        with pytest.raises(TraceError, match="No space left on device"):
-            writer.append(2, "late", [1.0])
-        writer.discard()
-        assert os.listdir(tmp_path) == ["run.h5"]
-    assert check_trace(path).faults == ()
+        assert trace.status == "complete"
+        check_gradients(trace, range(3))
+    report = check_trace(path)
+    assert (report.faults, report.unfinished, report.clean) == ((), True, False)
+    with pytest.raises(TraceError, match="No space left on device"):
+        repair_trace(path)
+    assert path.is_dir()
+    disk.free = 10**6
+    assert repair_trace(path).backup is None
+    assert path.is_file()
+    assert os.listdir(tmp_path) == ["run.h5"]
+    assert check_trace(path).clean
+    with open_trace(path) as trace:
+        assert trace.status == "complete"
+        check_gradients(trace, range(3))
 
 
 def test_a_file_system_that_has_no_size(tmp_path, disk):

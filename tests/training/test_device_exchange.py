@@ -34,10 +34,12 @@ def heavy(size, seed=0):
 def test_a_sender_takes_tensors_whatever_the_codec(spec):
     values = heavy(3000)
     made = [
-        Sender(gtrace.codec(spec), 3000, LinkOptions(RefitSchedule.parse("once"), 1, vectors), tensor="w", worker=0)
+        Sender(
+            gtrace.codec(spec), 3000, LinkOptions(RefitSchedule.parse("once"), 1, vectors.ENGINE), tensor="w", worker=0
+        )
         for _ in range(2)
     ]
-    ends = [Receiver(gtrace.codec(spec), 3000, vectors) for _ in range(2)]
+    ends = [Receiver(gtrace.codec(spec), 3000, vectors.ENGINE) for _ in range(2)]
     for step in range(2):
         on_host, here = made[0].send(values, step), made[1].send(torch.from_numpy(values), step)
         assert on_host == here

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from gtrace.cli.train_seeds import paired, spread, summarize
+from gtrace.cli.train_tables import paired, spread, summarize
 from gtrace.costs import Network
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import read_runlog

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.completion import complete_spec, complete_specs
-from gtrace.cli.options import check_output, load_plugins, print_json
+from gtrace.cli.options import check_output, file_name, load_plugins, print_json
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
 from gtrace_experiments.linear import LINEAR_TASKS
@@ -22,7 +22,7 @@ from gtrace_experiments.linear import LINEAR_TASKS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gtrace.cli.train_seeds import Spread
+    from gtrace.cli.train_tables import Spread
     from gtrace_experiments.linear import LinearResult, LinearStudy
 
 #: longest spec that is shown on one line
@@ -123,7 +123,6 @@ def command(*, task: str, output: Path | None, force: bool, as_json: bool, **opt
     """
     load_plugins(options["plugin"])
 
-    from gtrace.cli.train import file_name
     from gtrace_experiments.linear import LinearStudy, Prox
 
     items = _precisions(options)
@@ -237,7 +236,7 @@ def _print_table(study: LinearStudy) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gtrace.cli.train_seeds import spread
+    from gtrace.cli.train_tables import spread
 
     seeds = len(study.seeds)
     by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}

@@ -12,7 +12,7 @@ import numpy as np
 from gtrace.costs import Network
 from gtrace.errors import TraceError
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import WINDOW, Run, running_mean, seconds_to_loss
+from gtrace.report.analysis.runs import WINDOW, LoggedRun, running_mean, seconds_to_loss
 from gtrace.training import ParameterServerClock, Study, load_task
 from gtrace.training.run import simulated_step
 
@@ -63,8 +63,8 @@ class Measured:
         data: what was trained on.
     """
 
-    runs: dict[str, tuple[Run, ...]]
-    plain: tuple[Run, ...]
+    runs: dict[str, tuple[LoggedRun, ...]]
+    plain: tuple[LoggedRun, ...]
     clock: ParameterServerClock
     codec_share: dict[str, float]
     codec_seconds: dict[str, float]
@@ -90,7 +90,7 @@ class Measured:
         return 1.05 * self.final("fixed 8 bits")
 
 
-def curve(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def curve(run: LoggedRun) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Simulated hours and running mean of the training loss, from the first whole window on."""
     window = max(int(run.loss.size * WINDOW), 1)
     hours, loss = run.sim_seconds / 3600, running_mean(run.loss, window)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 import gtrace
 from gtrace.report.figures.charts import draw_chart
 from gtrace.report.figures.svg import inline_svg, render
-from gtrace.report.render import markup
+from gtrace.report.names import literal
 from gtrace.report.render.files import put
-from gtrace.report.render.html import document
+from gtrace.report.render.html import document, pieces
 from gtrace.report.tables import Cell, Column
 from gtrace.report.tables import Table as Cells
 
@@ -117,35 +119,43 @@ def _pipes(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _html(shown: Sequence[tuple[Experiment, Result]]) -> str:
     title = _TITLE if len(shown) > 1 else f"{shown[0][0].name}: {shown[0][0].title}"
-    header = [f"<h1>{markup.text(title)}</h1>"]
-    main: list[str] = []
+    main: list[Markup] = []
     if len(shown) > 1:
-        main += [f"<p>{markup.text(_INTRODUCTION)}</p>"]
-        main += markup.table(
-            _cells("Experiments", ("experiment", "what", "verdict", "criteria"), overview(shown), words=True)
+        main.append(_paragraph("", _INTRODUCTION))
+        main.append(
+            pieces.table(
+                _cells("Experiments", ("experiment", "what", "verdict", "criteria"), overview(shown), words=True)
+            )
         )
     for experiment, result in shown:
-        main.append("<section>")
+        main.append(Markup("<section>"))
         if len(shown) > 1:
-            main.append(markup.heading(f"{experiment.name}: {experiment.title}", 2, experiment.name))
-        main += markup.verdict([f"{result.outcome.verdict[0].upper()}{result.outcome.verdict[1:]}."])
-        main += [f"<p><strong>{head}.</strong> {markup.text(words)}</p>" for head, words in _parts(experiment, result)]
+            main.append(pieces.heading(f"{experiment.name}: {experiment.title}", 2, experiment.name))
+        main.append(pieces.verdict([f"{result.outcome.verdict[0].upper()}{result.outcome.verdict[1:]}."]))
+        main += [_paragraph(head, words) for head, words in _parts(experiment, result)]
         checks = [(c.claim, c.criterion, c.measured, _MARKS[c.holds]) for c in result.outcome.checks]
         marks: dict[int, Mark] = {k: "best" for k, c in enumerate(result.outcome.checks) if c.holds}
-        main += markup.table(
-            _cells("Criteria", ("claim", "criterion", "measured", "verdict"), checks, words=True, marks=marks)
+        main.append(
+            pieces.table(
+                _cells("Criteria", ("claim", "criterion", "measured", "verdict"), checks, words=True, marks=marks)
+            )
         )
         for k, chart in enumerate(result.outcome.charts):
             drawing = inline_svg(draw_chart(chart), f"{experiment.name}-{k}", f"{experiment.title}. {chart.caption}")
-            name = markup.text(experiment.title)
-            main += ["<figure>", f'<div class="figure" tabindex="0" role="group" aria-label="{name}">{drawing}</div>']
-            main += [f"<figcaption>{markup.text(chart.caption)}</figcaption>", "</figure>"]
+            # The drawing is an element of its own, made of escaped text.
+            main.append(pieces.figure(experiment.title, chart.caption, Markup(drawing)))  # noqa: S704
         for table in (*result.outcome.tables, *experiment.published):
-            main.append(markup.heading(_titled(table, experiment), 3))
+            main.append(pieces.heading(_titled(table, experiment), 3))
             rows = [[show(cell) for cell in row] for row in table.rows]
-            main += markup.table(_cells(_titled(table, experiment), table.columns, rows, notes=(table.note,)))
-        main += [f"<p>{markup.text(_provenance(result))}</p>", "</section>"]
-    return document(title, header, main, f"Made by gtrace {gtrace.__version__} with gtrace reproduce.")
+            main.append(pieces.table(_cells(_titled(table, experiment), table.columns, rows, notes=(table.note,))))
+        main += [_paragraph("", _provenance(result)), Markup("</section>")]
+    footer = f"Made by gtrace {gtrace.__version__} with gtrace reproduce."
+    return document(title, [pieces.heading(title, 1)], main, footer)
+
+
+def _paragraph(head: str, words: str) -> Markup:
+    strong = Markup("<strong>{}.</strong> ").format(head) if head else Markup("")
+    return Markup("<p>{}{}</p>").format(strong, literal(words))
 
 
 def _cells(

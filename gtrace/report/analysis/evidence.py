@@ -37,7 +37,7 @@ Mix = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PairedComparison:
     """Two methods, or two configurations, on the same tensors and steps. Ratios are ``first / second``.
 
     Every ratio is one of sums over steps, of the errors that methods are ranked by.
@@ -234,7 +234,9 @@ class Pair:
     alone: NDArray[np.float64]
 
 
-def compare_families(table: StepTable, families: Sequence[Family], targets: Sequence[float]) -> tuple[Comparison, ...]:
+def compare_families(
+    table: StepTable, families: Sequence[Family], targets: Sequence[float]
+) -> tuple[PairedComparison, ...]:
     """The leader at each target against every other family there, Holm's correction over all of them."""
     found = []
     for k, target in enumerate(targets):
@@ -248,18 +250,18 @@ def compare_families(table: StepTable, families: Sequence[Family], targets: Sequ
 
 def compare_configurations(
     table: StepTable, specs: Sequence[str], pairs: Sequence[tuple[int, int]]
-) -> tuple[Comparison, ...]:
+) -> tuple[PairedComparison, ...]:
     """Pairs of configurations (indices) as they are, at the bits that each takes."""
     return _judged(table, [(specs[a], specs[b], math.nan, [(a, 1.0)], [(b, 1.0)]) for a, b in pairs])
 
 
-def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[Comparison, ...]:
+def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
     pairs = [table.difference(one, other) for _, _, _, one, other in found]
     intervals = [bootstrap(pair.elements, table.weights, KEY) for pair in pairs]
     corrected = holm([interval.p for interval in intervals])
     masks = thirds(table.steps)
     return tuple(
-        Comparison(
+        PairedComparison(
             first=first,
             second=second,
             bits=bits,

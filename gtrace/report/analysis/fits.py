@@ -12,7 +12,7 @@ from gtrace.report.names import natural_order
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Numbers of levels at which a figure tells methods apart best: 3 and 4 bits, and which of them is preferred.
 FEWEST, MOST = 4, 8
+#: Panels of a figure of several tensors.
+MOST_TENSORS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +131,21 @@ def common_count(fits: Sequence[TensorFit]) -> int:
     counts = Counter(len(own.levels) for fit in fits for own in fit.levels)
     candidates = [n for n in counts if FEWEST <= n <= MOST] or list(counts)
     return max(candidates, key=lambda n: (counts[n], -abs(n - MOST)), default=0)
+
+
+def tensors_with_levels(fits: Sequence[TensorFit], specs: Collection[str]) -> list[TensorFit]:
+    """The tensors of which levels of any of these configurations can be drawn, the largest first."""
+    n = common_count(fits)
+    return [fit for fit in fits if any(levels_on(fit, density, specs, n) for density in fit.densities)]
+
+
+def levels_on(fit: TensorFit, density: Density, specs: Collection[str], n: int) -> list[LevelSet]:
+    """The ``n`` levels of each of these configurations that belong to a density; none for one that holds nothing."""
+    if density.share.sum() <= 0:
+        return []
+    return [own for own in fit.levels if own.law == density.law and len(own.levels) == n and own.spec in specs]
+
+
+def tensors_with_convergence(fits: Sequence[TensorFit]) -> list[TensorFit]:
+    """The tensors of which the way to the levels is known, the largest first."""
+    return [fit for fit in fits if fit.convergence is not None]

@@ -9,7 +9,7 @@ from gtrace.report.analysis.workers import CODED
 from gtrace.report.names import count, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -37,56 +37,71 @@ def sweep_notes(
     """
     if not table.measured.any():
         return ("The column 'note' of the results says why errors are missing.",) if table.specs else ()
-    notes = []
+    return (
+        *_compared(table, common, configurations),
+        *_errors(configurations, basis),
+        *_sources(configurations, labels, basis),
+    )
+
+
+def _compared(table: CellTable, common: NDArray[np.bool_], configurations: tuple[Configuration, ...]) -> Iterator[str]:
+    """What is compared, and what is left out."""
     is_tensor = table.tensor >= 0
     covered = table.covers().any(axis=0)
     holes = int((is_tensor & ~covered).sum())
     if holes:
-        notes.append(
+        yield (
             f"{holes:,} of {int(is_tensor.sum()):,} tensor-steps could not be measured with any codec and "
             "are left out (non-finite gradients, or skipped)."
         )
     empty = [c.spec for c in configurations if c.partial and not c.cells]
     if empty:
-        notes.append(f"No error that is a number: {listed(empty)}.")
+        yield f"No error that is a number: {listed(empty)}."
     partial = [c.spec for c in configurations if c.partial and c.cells]
     if partial:
-        notes.append(
+        yield (
             f"Not compared, because measured on too few of the tensors and steps: {listed(partial)}. "
             "Their lines are summed over what they have."
         )
     if common.sum() < covered.sum():
-        notes.append(
+        yield (
             f"Compared over the {int(common.sum()):,} tensor-steps, of {int(covered.sum()):,}, "
             "that every compared codec has."
         )
+
+
+def _errors(configurations: tuple[Configuration, ...], basis: Basis) -> Iterator[str]:
+    """What errors are when they are not those of single steps of one worker."""
     if basis.window is not None:
-        notes.append(
+        yield (
             f"Some codecs have memory, so all are compared by the error of what has arrived over "
             f"{basis.steps_in_words}. The memory's part of it counts as bias."
         )
         without = [c.spec for c in configurations if c.cells and math.isnan(c.error)]
         if without:
-            notes.append(f"Not measured over several steps, so not compared: {listed(without)}.")
+            yield f"Not measured over several steps, so not compared: {listed(without)}."
     if basis.workers > 1:
         unknown = [c.spec for c in configurations if c.cells and not c.bias_known]
         if unknown:
             which = "all codecs" if len(unknown) == len(configurations) else listed(unknown)
-            notes.append(f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}.")
+            yield f"Bias not known, so all of the error counts as bias, which is the most it can be: {which}."
+
+
+def _sources(configurations: tuple[Configuration, ...], labels: Labels, basis: Basis) -> Iterator[str]:
+    """Where bits and errors come from."""
     expected = [c.spec for c in configurations if c.bits_source in ("expected", "mixed")]
     if expected:
         which = "all codecs" if len(expected) == len(configurations) else listed(expected)
-        notes.append(f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes: {which}.")
+        yield f"Bits {CODED[basis.coder]} are computed, not counted on encoded bytes: {which}."
     lacking = [c.spec for c in configurations if math.isnan(c.bits) and c.cells]
     if lacking:
-        notes.append(f"No bits known, so not compared at equal bits: {listed(lacking)}.")
+        yield f"No bits known, so not compared at equal bits: {listed(lacking)}."
     drawn = [c.spec for c in configurations if c.error_source in ("measured", "mixed")]
     if drawn:
         which = "all codecs" if len(drawn) == len(configurations) else listed(drawn)
-        notes.append(f"Error of the draws, rounding noise included, where there is no closed form: {which}.")
+        yield f"Error of the draws, rounding noise included, where there is no closed form: {which}."
     if labels.unreadable:
-        notes.append(f"Parameters could not be read from the results: {listed(labels.unreadable)}.")
-    return tuple(notes)
+        yield f"Parameters could not be read from the results: {listed(labels.unreadable)}."
 
 
 def averaged_over(provenance: Mapping[str, Any]) -> int:

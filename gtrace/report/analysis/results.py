@@ -10,8 +10,8 @@ import numpy as np
 
 from gtrace.errors import UsageError, suggest
 from gtrace.report.analysis.evidence import (
-    Comparison,
     LayerChoice,
+    PairedComparison,
     Phase,
     StepTable,
     compare_configurations,
@@ -72,6 +72,10 @@ def lossless(analysis: SweepAnalysis, family: Family) -> bool:
     return bool(values) and all(value == 0 for value in values)
 
 
+#: Tensors that a figure names one by one; more are named in groups, or every few.
+MOST_NAMED = 60
+
+
 @dataclass(frozen=True, slots=True)
 class SweepAnalysis:
     """A sweep summed up.
@@ -98,7 +102,7 @@ class SweepAnalysis:
         per_tensor_bits: (configurations, tensors) measured bits per coordinate, NaN where not known.
         at_layers: (families, targets) as ``Family.at``, each layer alike: the mix of configurations is that of
             ``Family.at``, and the geometric mean over layers is taken.
-        comparisons: the leader at each target against every other family there; see :class:`Comparison`.
+        comparisons: the leader at each target against every other family there; see :class:`PairedComparison`.
         phases: thirds of training that have steps; empty for fewer than three steps.
         bd_rates: of every family against qsgdinf; empty without it.
         layer_choices: tensors that another method than the leader suits better.
@@ -133,7 +137,7 @@ class SweepAnalysis:
     step_weights: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     per_tensor_bits: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     at_layers: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[PairedComparison, ...] = ()
     phases: tuple[Phase, ...] = ()
     bd_rates: tuple[BDRate, ...] = ()
     layer_choices: tuple[LayerChoice, ...] = ()
@@ -170,12 +174,12 @@ class SweepAnalysis:
     def _specs(self, *indices: int) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.configurations[i].spec for i in indices))
 
-    def comparison(self, one: str, other: str, bits: float) -> Comparison | None:
+    def comparison(self, one: str, other: str, bits: float) -> PairedComparison | None:
         """How two families (labels, in any order) were compared at a target, None where they were not."""
         wanted = {one, other}
         return next((c for c in self.comparisons if c.bits == bits and {c.first, c.second} == wanted), None)
 
-    def compare(self, pairs: Sequence[tuple[str, str]]) -> tuple[Comparison, ...]:
+    def compare(self, pairs: Sequence[tuple[str, str]]) -> tuple[PairedComparison, ...]:
         """Configurations compared as they are, each at its own bits, with Holm's correction over the pairs.
 
         Args:
@@ -191,3 +195,30 @@ class SweepAnalysis:
         if self.table is None:
             return ()
         return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
+
+
+def drawn_families(analysis: SweepAnalysis) -> list[Family]:
+    """The families that have at least one point to draw."""
+    return [
+        family
+        for family in analysis.families
+        if any(
+            drawable(analysis.configurations[i].bits) and drawable(analysis.configurations[i].relative_variance)
+            for i in family.members
+        )
+    ]
+
+
+def drawable(value: float) -> bool:
+    """Whether a logarithmic axis can show it."""
+    return math.isfinite(value) and value > 0
+
+
+def fitted_at(analysis: SweepAnalysis) -> list[int]:
+    """The steps of a sweep whose data levels and codes were fitted on; empty where that is every step."""
+    refit = analysis.provenance.get("refit")
+    if refit == "once":
+        return [int(step) for step in analysis.steps[:1]]
+    if not isinstance(refit, (list, tuple)):
+        return []
+    return [step for step in analysis.steps.tolist() if step in refit]

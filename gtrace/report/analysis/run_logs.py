@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError
-from gtrace.report.analysis.runs import RankCosts, Run, ShadowCurve, known_mean
+from gtrace.report.analysis.runs import LoggedRun, RankCosts, ShadowCurve, known_mean
 from gtrace.report.analysis.seeds import BASELINE, SeedGroup, seed_groups
 from gtrace.report.names import count, listed
 from gtrace.report.statistics import FEWEST_SEEDS
@@ -91,7 +91,7 @@ class RunLogAnalysis:
     name: str
     task: str
     workers: int
-    runs: tuple[Run, ...]
+    runs: tuple[LoggedRun, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     study: dict[str, Any]
@@ -133,7 +133,7 @@ class RunLogAnalysis:
         """Whether any codec finished with more than one seed."""
         return any(len(group.seeds) > 1 for group in self.groups)
 
-    def baseline(self, run: Run) -> Run | None:
+    def baseline(self, run: LoggedRun) -> LoggedRun | None:
         """The uncompressed run with the same seed, None where there is none or ``run`` is it."""
         if run.spec == BASELINE:
             return None
@@ -183,7 +183,7 @@ def _world_size(study: Mapping[str, Any]) -> int:
     return max(world, 1) if isinstance(world, int) else 1
 
 
-def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, world: int, name: str) -> Run:
+def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, world: int, name: str) -> LoggedRun:
     steps = sorted((r for r in records if r["type"] == "step"), key=lambda r: _number(r, "step", name))
     evals = sorted((r for r in records if r["type"] == "eval"), key=lambda r: _number(r, "step", name))
     end = next((r for r in records if r["type"] == "end"), None)
@@ -204,7 +204,7 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
     if end is not None:
         ended = _number(end, "ratio", name)
         ratio = ended if math.isfinite(ended) else ratio
-    return Run(
+    return LoggedRun(
         spec=spec,
         seed=seed,
         steps=at.astype(np.int64),
@@ -267,7 +267,7 @@ def _shadow(records: list[Mapping[str, Any]], name: str) -> tuple[ShadowCurve, .
     )
 
 
-def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
+def _notes(runs: Sequence[LoggedRun]) -> tuple[str, ...]:
     if not runs:
         return ("The run log holds no training step yet.",)
     notes = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_SHADOWS = 8
 
 
-def worst_shadows(run: Run) -> list[ShadowCurve]:
+def worst_shadows(run: LoggedRun) -> list[ShadowCurve]:
     """The curves with the lowest mean cosine, in the order of the model; those that have none come last."""
 
     def order(curve: ShadowCurve) -> float:
@@ -43,7 +43,7 @@ def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
     return np.asarray((total[end] - total[start]) / (end - start), dtype=np.float64)
 
 
-def common_loss(runs: Sequence[Run]) -> float:
+def common_loss(runs: Sequence[LoggedRun]) -> float:
     """A training loss that every finished run reached: the highest of their final ones; NaN where there is none.
 
     Rounded up to three digits, so that it can be written down.
@@ -55,7 +55,7 @@ def common_loss(runs: Sequence[Run]) -> float:
     return float(f"{math.ceil(worst / unit) * unit:.3g}")
 
 
-def seconds_to_loss(run: Run, loss: float) -> float:
+def seconds_to_loss(run: LoggedRun, loss: float) -> float:
     """Simulated seconds until the running mean of the training loss, over a twentieth of the run, is at ``loss``.
 
     NaN where it never is, or where no time was simulated. The first steps, before a whole window, do not count.
@@ -66,7 +66,7 @@ def seconds_to_loss(run: Run, loss: float) -> float:
     return float(run.sim_seconds[known][window - 1 + reached[0]]) if reached.size else math.nan
 
 
-def chosen_bits(run: Run) -> str:
+def chosen_bits(run: LoggedRun) -> str:
     """The bits that a policy chose, with the step each began at: ``2, 3 from 15, 4 from 40``; empty without one."""
     bits = run.codec_bits[np.isfinite(run.codec_bits)].astype(int)
     if not bits.size:
@@ -123,7 +123,7 @@ class RankCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoggedRun:
     """One training run.
 
     Attributes:

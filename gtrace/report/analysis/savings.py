@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gtrace.costs import Cluster, Exchange, StepTime
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.run_logs import RunLogAnalysis
-    from gtrace.report.analysis.runs import Run
+    from gtrace.report.analysis.runs import LoggedRun
 
 
 #: how payloads travel, the better one where there are many ranks last
@@ -151,7 +151,7 @@ def savings_of_runs(log: RunLogAnalysis, cluster: Cluster) -> Savings | None:
     if log.neural or log.linear or not sizes or not runs:
         return None
     world, exchange = log.study.get("world_size"), log.study.get("exchange")
-    grouped: dict[str, list[Run]] = {}
+    grouped: dict[str, list[LoggedRun]] = {}
     for run in runs:
         grouped.setdefault(run.spec, []).append(run)
 

@@ -13,7 +13,7 @@ from gtrace.report.statistics import UNKNOWN, Interval, holm, t_interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.report.analysis.runs import Run
+    from gtrace.report.analysis.runs import LoggedRun
 
 
 Metric = Literal["test accuracy", "test loss", "training loss"]
@@ -56,12 +56,12 @@ class SeedGroup:
     ratio: float
 
 
-def seed_groups(runs: Sequence[Run]) -> tuple[SeedGroup, ...]:
+def seed_groups(runs: Sequence[LoggedRun]) -> tuple[SeedGroup, ...]:
     """Finished runs by codec, the uncompressed one first. Codecs without a finished run are left out.
 
     Of several runs with the same codec and seed the first counts: a run that is repeated is no second sample.
     """
-    finished: dict[str, dict[int, Run]] = {}
+    finished: dict[str, dict[int, LoggedRun]] = {}
     for run in sorted(runs, key=lambda run: run.spec != BASELINE):
         if run.finished:
             finished.setdefault(run.spec, {}).setdefault(run.seed, run)
@@ -73,7 +73,7 @@ def seed_groups(runs: Sequence[Run]) -> tuple[SeedGroup, ...]:
         "training loss",
     )
 
-    def values(found: dict[int, Run]) -> dict[int, float]:
+    def values(found: dict[int, LoggedRun]) -> dict[int, float]:
         return {seed: float(getattr(found[seed], _VALUES[metric])) for seed in sorted(found)}
 
     exact = values(finished.get(BASELINE, {}))

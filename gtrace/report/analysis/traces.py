@@ -23,6 +23,7 @@ from gtrace.sweep.laws import (
     judge,
     verdict_sentences,
 )
+from gtrace.trace import open_trace
 from gtrace.trace.choose import choose_infos, choose_steps, steps_of
 
 if TYPE_CHECKING:
@@ -300,9 +301,6 @@ def summarize_trace(path: Path, name: str) -> TraceSummary:
     Raises:
         TraceError: missing, not a trace, damaged, or from a newer version.
     """
-    # Zarr and HDF5 are slow to load; a report on a sweep alone does without.
-    from gtrace.trace import open_trace
-
     with open_trace(path) as trace:
         found = tuple(
             TensorSummary(

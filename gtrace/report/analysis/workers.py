@@ -26,7 +26,7 @@ CODED = {"fixed": "at fixed width", "huffman": "with Huffman codes", "entropy": 
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ErrorSplit:
     """Errors of cells in two parts, C configurations by K cells.
 
     Attributes:
@@ -49,14 +49,14 @@ class Split:
         return self.bias + self.variance / workers
 
 
-def per_step(table: CellTable) -> Split:
+def per_step(table: CellTable) -> ErrorSplit:
     """Errors of single steps. Where the bias is not known, all of the error counts as bias."""
     error = table.squared_error
     bias = np.fmin(table.relative_bias**2 * table.energy, error)
-    return Split(error, np.where(np.isfinite(bias), bias, error), table.energy)
+    return ErrorSplit(error, np.where(np.isfinite(bias), bias, error), table.energy)
 
 
-def over_windows(table: CellTable, steps: Split) -> Split:
+def over_windows(table: CellTable, steps: ErrorSplit) -> ErrorSplit:
     """Errors over windows of consecutive steps, at the cell where each window ends; NaN elsewhere.
 
     Draws of different steps are independent, so variances of the steps of a window add up. What is left of the
@@ -78,7 +78,7 @@ def over_windows(table: CellTable, steps: Split) -> Split:
     error[c, k], energy[c, k] = table.window_error[c, k], table.window_energy[c, k]
     # A draw of an unbiased codec is off by variance alone, by more or by less than what is expected.
     of_it[c, k] = np.where(bias == 0, 0.0, np.maximum(error[c, k] - variance, 0.0))
-    return Split(error, of_it, energy)
+    return ErrorSplit(error, of_it, energy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Basis:
 
 
 def ranked_by(
-    table: CellTable, steps: Split, windows: Split, partial: NDArray[np.bool_], workers: int, coder: Coder
-) -> tuple[CellTable, Split, Basis]:
+    table: CellTable, steps: ErrorSplit, windows: ErrorSplit, partial: NDArray[np.bool_], workers: int, coder: Coder
+) -> tuple[CellTable, ErrorSplit, Basis]:
     """The table with the errors and energies that methods are compared by, these in two parts, and what they are."""
     remembers = table.memory & ~partial & np.isfinite(windows.error).any(axis=1)
     split, span = steps, None

@@ -1,92 +1,26 @@
-"""Charts as plain data, and how they are drawn: what an experiment hands over instead of a figure."""
+"""Charts drawn: curves and bars on panels, with one legend beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from gtrace.report.figures.style import MUTED, PAPER, log_ticks, look, new_figure, series, styled
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from gtrace.report.charts import Chart, Panel
     from gtrace.report.figures.style import Look
 
 
-#: how a curve is drawn: a line with markers at its points, points alone (also in the place of bars), a line alone, or
-#: steps
-Form: TypeAlias = Literal["line", "points", "plain", "steps"]
 #: Inches of a panel, and of the list of names beside several.
 _WIDTH, _HEIGHT = 4.3, 3.4
 #: A curve of more points than this has markers at some of them only.
 _MARKED = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One curve.
-
-    Attributes:
-        label: its name in the legend.
-        x: positions; numbers, or names of categories, for bars.
-        y: values, as many; NaN where there is none.
-        low: lower ends of intervals around them; empty for none.
-        high: upper ends.
-        method: codec whose look it has; empty for the next of the palette.
-        form: how it is drawn.
-    """
-
-    label: str
-    x: tuple[float | str, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    method: str = ""
-    form: Form = "line"
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One pair of axes.
-
-    Attributes:
-        curves: in the order of the legend.
-        title: above it.
-        x_label: of the horizontal axis.
-        y_label: of the vertical one.
-        log_x: logarithmic.
-        log_y: logarithmic.
-        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
-        lines: horizontal lines, name to value, such as what full precision reaches.
-        marks: vertical lines, name to position, such as where the learning rate falls.
-    """
-
-    curves: tuple[Curve, ...]
-    title: str = ""
-    x_label: str = ""
-    y_label: str = ""
-    log_x: bool = False
-    log_y: bool = False
-    bars: bool = False
-    lines: tuple[tuple[str, float], ...] = ()
-    marks: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure of one or several panels.
-
-    Attributes:
-        panels: from left to right.
-        caption: one or two sentences that say what to see.
-        columns: panels in a row.
-    """
-
-    panels: tuple[Panel, ...]
-    caption: str
-    columns: int = 2
 
 
 def draw_chart(chart: Chart) -> Figure:
@@ -94,8 +28,6 @@ def draw_chart(chart: Chart) -> Figure:
 
     A name's look is fixed by its first appearance. One legend stands beside the panels.
     """
-    from gtrace.report.figures.style import new_figure, styled
-
     looks = _looks(chart)
     columns = min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
@@ -118,8 +50,6 @@ def draw_chart(chart: Chart) -> Figure:
 
 
 def _looks(chart: Chart) -> dict[str, Look]:
-    from gtrace.report.figures.style import look, series
-
     names = dict.fromkeys(curve.label for panel in chart.panels for curve in panel.curves)
     methods = {curve.label: curve.method for panel in chart.panels for curve in panel.curves if curve.method}
     free = iter(series(len(names)))
@@ -134,8 +64,6 @@ def _looks(chart: Chart) -> dict[str, Look]:
 
 
 def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
-    from gtrace.report.figures.style import log_ticks
-
     for curve in panel.curves:
         own = looks[curve.label]
         x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
@@ -159,8 +87,6 @@ def _curves(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
 
 
 def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
-    from gtrace.report.figures.style import log_ticks
-
     categories = list(dict.fromkeys(name for curve in panel.curves for name in curve.x))
     # Curves that share no category stand on it, not beside each other.
     alone = sum(len(curve.x) for curve in panel.curves) == len(categories)
@@ -192,8 +118,6 @@ def _bars(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
 
 
 def _reference(axes: Axes, name: str, value: float) -> None:
-    from gtrace.report.figures.style import MUTED, PAPER
-
     axes.axhline(value, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
     axes.annotate(
         name, (1.0, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
@@ -203,8 +127,6 @@ def _reference(axes: Axes, name: str, value: float) -> None:
 
 
 def _mark(axes: Axes, name: str, value: float) -> None:
-    from gtrace.report.figures.style import MUTED
-
     axes.axvline(value, color=MUTED, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     axes.annotate(
         name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(-2, -2), textcoords="offset points",

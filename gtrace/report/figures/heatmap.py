@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.colors import LogNorm
 
+from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.figures.style import MISSING_CELL, PAPER, log_ticks, new_figure, styled
 from gtrace.report.figures.sweep import VARIANCE, say_empty
 from gtrace.report.names import literal, number, shorten_all
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Longest names of columns and of rows, in characters.
 _NAME, _LAYER = 34, 40
-#: Rows that can each have a name of their own; more are named in groups, or every few.
-MOST_NAMED = 60
 #: Inches that all rows share, what one row takes at least and at most, and a line of text.
 _ROWS, _THINNEST, _THICKEST, _TEXT = 11.0, 0.04, 0.3, 0.15
 #: Inches that fit on a screen, that the rows of a map take at least, and that the formula beside it needs.

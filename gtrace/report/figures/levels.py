@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from gtrace.report.analysis.fits import common_count
+from gtrace.report.analysis.fits import common_count, levels_on
 from gtrace.report.figures.style import FRONT, GRID, INK, MUTED, Look, log_ticks, look, new_figure, plain_number, styled
 from gtrace.report.figures.sweep import family_looks
 from gtrace.report.names import count, literal, shorten
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
 
 
-#: Panels of a figure of several tensors.
-MOST_TENSORS = 4
 _NAME, _TENSOR = 26, 40
 #: The smallest values hold no energy and would squeeze the rest: the axis leaves out this part of the values,
 #: and what lies more octaves than this below every level.
@@ -56,17 +54,6 @@ class _Panel(NamedTuple):
     tensor: str
     density: Density
     rows: list[_Row]
-
-
-def tensors_with_levels(analysis: SweepAnalysis) -> list[TensorFit]:
-    """The tensors of which levels can be drawn, the largest first."""
-    n = common_count(analysis.fits)
-    return [fit for fit in analysis.fits if _panels(analysis, [fit], n)]
-
-
-def tensors_with_convergence(analysis: SweepAnalysis) -> list[TensorFit]:
-    """The tensors of which the way to the levels is known, the largest first."""
-    return [fit for fit in analysis.fits if fit.convergence is not None]
 
 
 def levels_over_density(analysis: SweepAnalysis, fits: Sequence[TensorFit]) -> Figure:
@@ -125,13 +112,12 @@ def _panels(analysis: SweepAnalysis, fits: Sequence[TensorFit], n: int) -> list[
     panels = []
     for fit in fits:
         for density in fit.densities:
-            sets = [s for s in fit.levels if s.law == density.law and len(s.levels) == n and s.spec in place]
-            sets.sort(key=lambda s: place[s.spec])
+            sets = sorted(levels_on(fit, density, place, n), key=lambda own: place[own.spec])
             rows = []
             for own in sets:
                 family = analysis.configurations[place[own.spec]].family
                 rows.append(_Row(shorten(literal(family), _NAME), looks[family], own.levels))
-            if rows and density.share.sum() > 0:
+            if rows:
                 panels.append(_Panel(_tensor(fit.tensor), density, rows))
     return panels
 

@@ -100,3 +100,9 @@ def _references(element: ET.Element) -> list[str]:
     found = [m for value in element.attrib.values() for m in _REFERENCE.findall(value)]
     link = element.get(f"{_XLINK}href", "")
     return [*found, link[1:]] if link.startswith("#") else found
+
+
+def variables() -> tuple[str, str]:
+    """CSS that gives every colour its value on a light screen, and on a dark one."""
+    light = "".join(f"{variable(colour)}:{colour};" for colour in DARK)
+    return light, "".join(f"{variable(colour)}:{other};" for colour, other in DARK.items())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from gtrace.report.analysis.results import drawable, fitted_at
 from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.figures.labels import Label, label_curves, list_curves, make_room
 from gtrace.report.figures.style import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.families import Family
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety
 
@@ -70,8 +70,8 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
         for family in analysis.families:
             own = looks[family.label]
-            points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
-            points = [c for c in points if _drawable(c.error)]
+            points = [analysis.configurations[i] for i in family.members if drawable(analysis.configurations[i].bits)]
+            points = [c for c in points if drawable(c.error)]
             x = np.array([c.bits for c in points])
             y = np.array([c.error for c in points])
             lines += axes.plot(x, y, **own.curve(), label=family.label)
@@ -80,7 +80,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             low, high = middle_of_steps(by_step[members])
             axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
         front = sorted(
-            (c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c.bits) and _drawable(c.error)
+            (c.bits, c.error) for c in analysis.configurations if c.pareto and drawable(c.bits) and drawable(c.error)
         )
         if front:
             x, y = np.array(front).T
@@ -148,16 +148,6 @@ def bits_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
         axes.set_ylabel(BITS)
         mark_updates(axes, np.array(fitted_at(analysis), dtype=np.float64))
         return figure
-
-
-def fitted_at(analysis: SweepAnalysis) -> list[int]:
-    """The steps of a sweep whose data levels and codes were fitted on; empty where that is every step."""
-    refit = analysis.provenance.get("refit")
-    if refit == "once":
-        return [int(step) for step in analysis.steps[:1]]
-    if not isinstance(refit, (list, tuple)):
-        return []
-    return [step for step in analysis.steps.tolist() if step in refit]
 
 
 def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
@@ -257,7 +247,7 @@ def wasserstein(analysis: SweepAnalysis) -> Figure:
                 sorted(
                     (c.relative_variance, c.w1_normalized)
                     for c in (analysis.configurations[i] for i in family.members)
-                    if _drawable(c.relative_variance) and _drawable(c.w1_normalized)
+                    if drawable(c.relative_variance) and drawable(c.w1_normalized)
                 )
             ).reshape(-1, 2)
             lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)
@@ -307,22 +297,6 @@ def family_looks(analysis: SweepAnalysis) -> dict[str, Look]:
         looks[family.label] = look(family.method, seen.get(family.method, 0))
         seen[family.method] = seen.get(family.method, 0) + 1
     return looks
-
-
-def drawn_families(analysis: SweepAnalysis) -> list[Family]:
-    """The families that have at least one point to draw."""
-    return [
-        family
-        for family in analysis.families
-        if any(
-            _drawable(analysis.configurations[i].bits) and _drawable(analysis.configurations[i].relative_variance)
-            for i in family.members
-        )
-    ]
-
-
-def _drawable(value: float) -> bool:
-    return math.isfinite(value) and value > 0
 
 
 def _frame(axes: Axes, *, empty: bool) -> None:

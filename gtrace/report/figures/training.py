@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import MOST_SHADOWS, WINDOW, running_mean, worst_shadows
+from gtrace.report.analysis.runs import WINDOW, running_mean, worst_shadows
 from gtrace.report.analysis.seeds import BASELINE
 from gtrace.report.figures.labels import Label, label_curves, make_room
 from gtrace.report.figures.style import MUTED, Look, log_ticks, look, new_figure, series, styled
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis
-    from gtrace.report.analysis.runs import Run
+    from gtrace.report.analysis.runs import LoggedRun
 
 
 _TENSOR_NAME = 24
 
 
-def weight_gradient_cosines(run: Run) -> Figure:
+def weight_gradient_cosines(run: LoggedRun) -> Figure:
     """Cosine of each weight gradient to the exact one over steps: its layer compressed alone, and all layers."""
     chosen = worst_shadows(run)
     looks = series(len(chosen))
@@ -51,11 +51,6 @@ def weight_gradient_cosines(run: Run) -> Figure:
                 label_curves(axes, labels)
         left.set_ylabel("cosine to the exact weight gradient")
         return figure
-
-
-def left_out(run: Run) -> str:
-    """What a caption says where some weight gradients are not drawn."""
-    return f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if len(run.shadow) > MOST_SHADOWS else ""
 
 
 Against = Literal["steps", "bits", "time"]
@@ -169,7 +164,7 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
         return figure
 
 
-def _progress(run: Run, against: Against) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _progress(run: LoggedRun, against: Against) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Where the steps of a run, and its tests, lie on the horizontal axis."""
     if against == "bits":
         return run.sent / 8, run.eval_sent / 8
@@ -196,7 +191,7 @@ def _curve(
     return x, smooth
 
 
-def _looks(analysis: RunLogAnalysis) -> list[tuple[Run, Look, str, str]]:
+def _looks(analysis: RunLogAnalysis) -> list[tuple[LoggedRun, Look, str, str]]:
     """Each run with its look, its name, and what is written beside its curve: seeds of one codec are named once.
 
     Runs of one method and different settings are told apart.

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.errors import OutputExistsError, UsageError
 from gtrace.planning.plan import PLAN_SUFFIXES
+from gtrace.report import figures
 from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX, Report, make_report
 from gtrace.report.names import count, listed
+from gtrace.report.render.html import to_html
 from gtrace.report.render.latex import to_latex
 from gtrace.report.render.markdown import to_markdown
 from gtrace.report.render.records import csv_tables, csv_text, to_csv, to_json_lines, to_parquet
+from gtrace.report.sections import draw, figure_names, figure_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,14 +36,7 @@ def write_figure(report: Report, name: str, output: Path, *, force: bool = False
         UsageError: no such figure, another suffix, or no such folder.
         OutputExistsError: the file exists and ``force`` is off.
     """
-
-    # matplotlib takes half a second to load; what is refused needs none of it.
-    def drawn() -> Figure:
-        from gtrace.report.figures.gallery import draw
-
-        return draw(report, name)
-
-    return write_drawing(output, drawn, force=force)
+    return write_drawing(output, lambda: draw(report, name), force=force)
 
 
 def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool = False) -> Path:
@@ -55,10 +51,9 @@ def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool = Fal
     if not output.parent.is_dir():
         raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
     refuse([output], force=force)
-    from gtrace.report.figures.svg import render
 
     kind: FigureKind = _FIGURE_SUFFIXES[output.suffix.lower()]
-    put(output, render(draw(), kind))
+    put(output, figures.svg.render(draw(), kind))
     return output
 
 
@@ -119,23 +114,20 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         refuse([output], force=force)
         put(output, _render(report, kind))
         return [output]
-    from gtrace.report.figures.gallery import report_specs
-
-    plates = report_specs(report)
+    specs = figure_specs(report)
     page = output / "report.html"
-    drawings = [output / f"{name}.{suffix}" for name in plates for suffix in FIGURE_KINDS]
+    drawings = [output / f"{name}.{suffix}" for name in specs for suffix in FIGURE_KINDS]
     texts = [page, *(page.with_suffix(kind) for kind in (".md", ".tex", ".jsonl"))]
     tables = {output / f"{name}.csv": rows for name, rows in csv_tables(report).items()}
     refuse([*texts, *tables, *drawings], force=force)
-    from gtrace.report.figures.svg import render
 
     # Rendering is what takes time and may be interrupted: the folder appears after it.
     contents = {path: _render(report, path.suffix) for path in texts}
     contents |= {path: csv_text(rows).encode() for path, rows in tables.items()}
-    for name, plate in plates.items():
-        figure = plate.draw()
+    for name, spec in specs.items():
+        figure = spec.draw()
         for suffix in FIGURE_KINDS:
-            contents[output / f"{name}.{suffix}"] = render(figure, suffix)
+            contents[output / f"{name}.{suffix}"] = figures.svg.render(figure, suffix)
     output.mkdir(exist_ok=True)
     for path, data in contents.items():
         put(path, data)
@@ -144,8 +136,6 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
 
 def folder_in_words(report: Report) -> str:
     """What a folder holds: ``5 figures, each as PNG, SVG and PDF``."""
-    from gtrace.report.figures.gallery import figure_names
-
     kinds = listed([kind.upper() for kind in FIGURE_KINDS])
     tables = "tables as Markdown, LaTeX, CSV and JSON lines"
     return f"{count(len(figure_names(report)), 'figure')}, each as {kinds}; {tables}"
@@ -187,9 +177,6 @@ def _render(report: Report, kind: str) -> bytes:
         return to_parquet(report)
     if kind == ".tex":
         return to_latex(report).encode()
-    # matplotlib takes half a second to load; tables do without.
-    from gtrace.report.render.html import to_html
-
     return to_html(report).encode()
 
 

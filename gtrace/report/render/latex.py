@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gtrace.report.names import literal
-from gtrace.report.sections.section import sections
+from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +76,7 @@ def _latin(text: str) -> str:
 def to_latex(report: Report) -> str:
     """Every table of the report; verdicts and notes as comments and small print."""
     lines = [latex_preamble(), latex_comment(report.title)]
-    for section in sections(report):
+    for section in (one for whole in sections(report) for one in whole.with_parts):
         lines += ["", f"% {literal(section.heading)}", *(f"% {literal(sentence)}" for sentence in section.sentences)]
         lines += [f"% note: {literal(note)}" for note in (*section.notes, *section.warnings)]
         for table in section.tables:

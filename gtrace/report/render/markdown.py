@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gtrace.report.names import literal
-from gtrace.report.sections.section import sections
+from gtrace.report.sections import sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>#!|~$&])")
 def to_markdown(report: Report) -> str:
     """Verdicts and tables for a pull request."""
     lines = [f"# {markdown_text(report.title)}", ""]
-    for section in sections(report):
+    for section in (one for whole in sections(report) for one in whole.with_parts):
         lines += _section(section.heading, section.sentences)
         for table in section.tables:
             lines += markdown_table(table)

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gtrace.report.names import MISSING, literal
-from gtrace.report.sections.section import sections
+from gtrace.report.sections import sections
 from gtrace.report.tables import PARETO, Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def print_report(report: Report, console: Console) -> None:
 def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:
     """Print some sections, as :func:`print_report` does; of ``several`` inputs each has its name above."""
     page = _Page(console)
-    for section in found:
-        page.heading(section.heading, shown=several or not section.kind)
+    for section in (one for whole in found for one in whole.with_parts):
+        page.heading(section.heading, shown=several or section.together)
         page.verdict(section.sentences)
         for table in section.tables:
             page.table(table)

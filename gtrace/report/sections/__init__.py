@@ -1,1 +1,94 @@
-"""The parts of a report: each with its words, tables and figures."""
+"""The sections of a report. A new one is a module of this package, and an entry of :data:`SECTIONS`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gtrace.errors import UsageError, suggest
+from gtrace.report.figures import FIGURES
+from gtrace.report.inputs import RUN_SUFFIX, SWEEP_SUFFIX
+from gtrace.report.sections import plans, savings, side_by_side, sweep, traces, training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from matplotlib.figure import Figure
+
+    from gtrace.report.inputs import Report
+    from gtrace.report.sections.section import FigureSpec, Section
+
+#: Name -> the sections of that name in a report, with so many lines of tables of layers (None: all). In their order.
+SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {
+    "sweeps": sweep.sections,
+    "side_by_side": side_by_side.sections,
+    "runs": training.sections,
+    "pooled_runs": training.pooled_sections,
+    "savings": savings.sections,
+    "traces": traces.sections,
+    "plans": plans.sections,
+}
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """The sections of a report in their order.
+
+    Args:
+        report: what to show.
+        most_layers: lines of the table of layers at most; None for all.
+    """
+    for found in SECTIONS.values():
+        yield from found(report, most_layers)
+
+
+def figure_names(report: Report | None = None) -> list[str]:
+    """Names of the figures that a report has something to draw for; without a report, of all there are."""
+    return list(FIGURES) if report is None else list(figure_specs(report))
+
+
+def draw(report: Report, name: str) -> Figure:
+    """One figure of a report, made by its name.
+
+    Args:
+        report: as ``load_report`` and ``make_report`` return it.
+        name: one of :func:`figure_names`; what stands before the figure's own name there may be left out
+            where one figure alone is meant (``distribution`` for ``weight-distribution``).
+
+    Raises:
+        UsageError: no figure has this name, this report has nothing to draw for it, or several are meant.
+    """
+    specs = figure_specs(report)
+    if name in specs:
+        return specs[name].draw()
+    several = [whole for whole in specs if whole.endswith(f"-{name}")] if name in FIGURES else []
+    if len(several) == 1:
+        return specs[several[0]].draw()
+    if several:
+        raise UsageError(f"figure '{name}': several of this report are called so; choose {', '.join(several)}")
+    if not specs:
+        raise UsageError(f"figure '{name}': these results have nothing to draw")
+    if name == "savings" and not report.savings:
+        raise UsageError("figure 'savings': needs --ranks, --network and --step-time, between which machines")
+    if name in FIGURES:
+        raise UsageError(f"figure '{name}': these results have nothing for it; they have {', '.join(specs)}")
+    raise UsageError(f"figure '{name}': no such figure; {suggest(name, specs)}")
+
+
+def figure_specs(report: Report) -> dict[str, FigureSpec]:
+    """Every figure of a report by its name; the input's name is before it if there are several of a sort."""
+    named: dict[str, FigureSpec] = {}
+    for found in SECTIONS.values():
+        own = list(found(report, None))
+        for section in own:
+            for figure in section.figures:
+                stem = f"{_slug(section.name)}-{figure.name}" if len(own) > 1 else figure.name
+                name, again = stem, 2
+                while name in named:
+                    name, again = f"{stem}-{again}", again + 1
+                named[name] = figure
+    return named
+
+
+def _slug(name: str) -> str:
+    stem = name.removesuffix(SWEEP_SUFFIX).removesuffix(RUN_SUFFIX)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._-") or "results"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gtrace.report.names import MISSING, number
-from gtrace.report.plain import flat
+from gtrace.report.plain import Record, flat
 from gtrace.report.sections.sweep_words import sweep_verdict
 from gtrace.report.tables import Cell, Column, Table, configuration_name
 
@@ -80,3 +80,18 @@ def group_json(group: TensorGroup) -> dict[str, Any]:
         "configurations": [flat(c) for c in group.analysis.configurations],
         "notes": list(group.analysis.notes),
     }
+
+
+def group_rows(groups: Sequence[TensorGroup]) -> list[Record]:
+    """One record per group and configuration."""
+    return [
+        {
+            "group": group.name,
+            "group_tensors": len(group.tensors),
+            "group_elements": group.elements,
+            "group_energy_share": group.energy_share,
+            **flat(c),
+        }
+        for group in groups
+        for c in group.analysis.configurations
+    ]

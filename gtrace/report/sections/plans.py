@@ -1,28 +1,33 @@
-"""Figures of a plan: against every single codec, and what every tensor gets."""
+"""A plan: what it costs, what it saves against one codec for all, how firm it is."""
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.planning.plan import WORTH
-from gtrace.report.figures.charts import Chart, Curve, Panel, draw_chart
+from gtrace.planning.plan import WORTH, to_plain
+from gtrace.report import figures
+from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import count, listed, natural_order, number
+from gtrace.report.sections.section import FigureSpec, Numbers, Section
 from gtrace.report.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from collections.abc import Iterator
 
     from gtrace.planning import Plan
     from gtrace.planning.plan import TensorPlan
+    from gtrace.report.inputs import Report
 
 
 #: Bars, and curves, that a figure has at most: of the tensors with the most elements.
 MOST_BARS, MOST_CURVES = 40, 8
 
 
-def frontier(plan: Plan) -> Figure:
+def frontier(plan: Plan) -> Chart:
     """Error against bits: plans of every budget, every single codec, and this plan."""
     curves = []
     methods = dict.fromkeys(one.codec.partition(":")[0] for one in plan.uniforms)
@@ -37,7 +42,7 @@ def frontier(plan: Plan) -> Figure:
     if plan.totals.error > 0:
         curves.append(Curve("this plan", (plan.totals.bits,), (plan.totals.error,), form="points"))
     panel = Panel(tuple(curves), x_label="measured bits per value", y_label="relative error", log_x=True, log_y=True)
-    return draw_chart(Chart((panel,), ""))
+    return Chart((panel,), "")
 
 
 def shown(plan: Plan, most: int) -> list[TensorPlan]:
@@ -47,7 +52,7 @@ def shown(plan: Plan, most: int) -> list[TensorPlan]:
     return [by_name[name] for name in natural_order(by_name)]
 
 
-def bits_per_tensor(plan: Plan) -> Figure:
+def bits_per_tensor(plan: Plan) -> Chart:
     """Bits of every tensor, one bar each, with their spread over resampled steps."""
     rows = shown(plan, MOST_BARS)
     names = tuple(row.tensor for row in rows)
@@ -63,10 +68,10 @@ def bits_per_tensor(plan: Plan) -> Figure:
         bars=True,
         lines=(("all tensors", plan.totals.bits),),
     )
-    return draw_chart(Chart((panel,), ""))
+    return Chart((panel,), "")
 
 
-def bits_by_budget(plan: Plan) -> Figure:
+def bits_by_budget(plan: Plan) -> Chart:
     """Bits of the largest tensors against those of the whole plan."""
     x = tuple(point.bits for point in plan.frontier)
     curves = tuple(Curve(row.tensor, x, row.at_frontier) for row in shown(plan, MOST_CURVES) if row.at_frontier)
@@ -78,7 +83,7 @@ def bits_by_budget(plan: Plan) -> Figure:
         log_y=True,
         marks=(("this plan", plan.totals.bits),),
     )
-    return draw_chart(Chart((panel,), ""))
+    return Chart((panel,), "")
 
 
 #: Share of the resamples in which a choice stays the same that counts as firm.
@@ -238,4 +243,62 @@ def budget_table(plan: Plan, most: int | None = None) -> Table | None:
         if k in kept and row.at_frontier
     )
     errors = ", ".join(f"{number(plan.frontier[p].error, 2)} at {number(plan.frontier[p].bits, 2)}" for p in places)
-    return Table("Bits of every tensor at other budgets", tuple(columns), rows, (f"Error by bits: {errors}.",))
+    return Table(
+        "Bits of every tensor at other budgets", tuple(columns), rows, (f"Error by bits: {errors}.",), folded=True
+    )
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """One section for each plan."""
+    for plan in report.plans:
+        changing = budget_table(plan, most_layers)
+        yield Section(
+            kind="Plan",
+            name=plan.name,
+            sentences=tuple(plan_verdict(plan)),
+            blocks=(
+                plan_table(plan, most_layers),
+                *plan_figures(plan),
+                *([] if changing is None else [changing]),
+            ),
+            provenance=plan.provenance,
+            numbers=partial(_numbers, plan),
+        )
+
+
+def _numbers(plan: Plan) -> Numbers:
+    totals = {"record": "plan", "results": plan.name, "budget": plan.budget, **dataclasses.asdict(plan.totals)}
+    rows = [{"record": "planned", "results": plan.name, **dataclasses.asdict(row)} for row in plan.tensors]
+    return Numbers({"plans": {"verdict": plan_verdict(plan), **to_plain(plan)}}, (totals, *rows))
+
+
+def plan_figures(plan: Plan) -> list[FigureSpec]:
+    """The figures of a plan."""
+    found = [
+        FigureSpec(
+            "plan-frontier",
+            "Plans against single codecs",
+            "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
+            "the same codecs; each point is one codec for all tensors.",
+            lambda: figures.charts.draw_chart(frontier(plan)),
+        ),
+        FigureSpec(
+            "plan-bits",
+            "Bits of every tensor",
+            "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
+            "the middle 90 % of what the price of a bit picks on resampled steps."
+            + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
+            lambda: figures.charts.draw_chart(bits_per_tensor(plan)),
+        ),
+    ]
+    if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
+        found.append(
+            FigureSpec(
+                "plan-budgets",
+                "What changes between budgets",
+                "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
+                "get what is added; 32 bits are exact.",
+                lambda: figures.charts.draw_chart(bits_by_budget(plan)),
+            )
+        )
+    return found

@@ -268,7 +268,9 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         notes.append(
             f"{count(len(analysis.tensors) - len(rows), 'tensor')} with less energy left out; -o FILE has all."
         )
-    return Table("Equivalent batch size per tensor", tuple(columns), rows, tuple(notes), "No tensor was measured.")
+    return Table(
+        "Equivalent batch size per tensor", tuple(columns), rows, tuple(notes), "No tensor was measured.", folded=True
+    )
 
 
 def _layer_cell(safety: Safety, i: int, t: int) -> Cell:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
+from gtrace.report import figures
 from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
-from gtrace.report.figures.charts import Chart, Curve, Panel
+from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import MISSING, count, duration, number, size
+from gtrace.report.sections.section import FigureSpec, Numbers, Section
 from gtrace.report.tables import VIEW_BITS, Cell, Column, Table
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gtrace.report.analysis.savings import Saving, Savings
+    from gtrace.report.inputs import Report
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
@@ -234,3 +238,42 @@ def savings_json(savings: Savings) -> dict[str, Any]:
         "rows": savings_records(savings),
         "notes": list(savings.notes),
     }
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """What codecs save, one section for the results that have any."""
+    for savings in report.savings:
+        yield savings_section(savings, most_layers)
+
+
+def savings_section(savings: Savings, most: int | None = None) -> Section:
+    """What codecs save between ranks; ``most`` as of :func:`savings_table`."""
+    said = tuple(savings_verdict(savings))
+    return Section(
+        kind=savings.title,
+        name=savings.name,
+        sentences=said,
+        blocks=(savings_table(savings, most), *savings_figures(savings)),
+        summary=said,
+        together=True,
+        numbers=partial(_numbers, savings),
+    )
+
+
+def _numbers(savings: Savings) -> Numbers:
+    rows = [{"results": savings.name, **row} for row in savings_records(savings)]
+    return Numbers(
+        {"savings": savings_json(savings)}, tuple({"record": "saving", **row} for row in rows), {"savings": rows}
+    )
+
+
+def savings_figures(savings: Savings) -> list[FigureSpec]:
+    """The figure of what codecs save between ranks, where their errors are known."""
+    chart = savings_chart(savings)
+    if not any(panel.curves for panel in chart.panels):
+        return []
+    return [
+        FigureSpec(
+            "savings", "Error against the time of a step", chart.caption, lambda: figures.charts.draw_chart(chart)
+        )
+    ]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gtrace.report.names import MISSING, count, listed, number
+from gtrace.report.plain import flat
+from gtrace.report.sections.section import Numbers, Section
 from gtrace.report.sections.sweep_tables import interval_cell, p_text
 from gtrace.report.tables import Cell, Column, Mark, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gtrace.report.analysis.side_by_side import SideBySide
+    from gtrace.report.inputs import Report
 
 
 def side_by_side_table(pair: SideBySide) -> Table:
@@ -79,3 +86,26 @@ def side_by_side_verdict(pair: SideBySide) -> list[str]:
         if specs:
             sentences.append(f"Only in {name}: {listed(specs)}.")
     return sentences
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """One section for each further sweep against the first."""
+    for pair in report.side_by_side:
+        yield Section(
+            kind="Sweep",
+            name=f"{pair.second} against {pair.first}",
+            sentences=tuple(side_by_side_verdict(pair)),
+            blocks=(side_by_side_table(pair),),
+            together=True,
+            numbers=partial(_numbers, pair),
+        )
+
+
+def _numbers(pair: SideBySide) -> Numbers:
+    shared = [flat(found) for found in pair.shared]
+    fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
+    common = {"first_results": pair.first, "same_trace": pair.same_trace}
+    return Numbers(
+        {"side_by_side": {**fields, "verdict": side_by_side_verdict(pair), "shared": shared}},
+        tuple({"record": "side_by_side", "results": pair.second, **common, **row} for row in shared),
+    )

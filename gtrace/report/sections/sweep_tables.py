@@ -14,7 +14,7 @@ from gtrace.report.analysis.notes import whose_gradient
 from gtrace.report.analysis.results import decisive_target, leaders, lossless, ranking
 from gtrace.report.analysis.workers import CODED
 from gtrace.report.names import MISSING, count, listed, number, percent, sparkline
-from gtrace.report.render import markup
+from gtrace.report.sections.section import LayerTables
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
 from gtrace.report.tables import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.bd_rate import BDRate
     from gtrace.report.analysis.equal_bits import AtBits
-    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.families import Configuration, Family
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.statistics import Interval
@@ -46,16 +46,16 @@ _BITS = Column("bits", "measured bits per value of this tensor")
 _VARIANCE = Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps")
 
 
-def layer_sections(analysis: SweepAnalysis) -> list[str]:
-    """One folded table per layer with what each method makes of it; nothing where nothing was measured."""
+def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
+    """One folded table per layer with what each method makes of it; None if nothing was measured."""
     chosen = [i for i in (analysis.nearest(f, VIEW_BITS) for f in analysis.families) if i >= 0][:MOST_METHODS]
     values = analysis.per_tensor[chosen]
     known = np.flatnonzero((values > 0).any(axis=0))
     if not len(known):
-        return []
+        return None
     share = np.nan_to_num(analysis.energy_share)
     kept = set(known[np.argsort(-share[known], kind="stable")][:MOST_LAYERS].tolist())
-    parts = ['<div class="layers" role="group" aria-label="Layers">']
+    tables = []
     for k in sorted(kept):
         named = [f"{analysis.elements[k]:,} elements"]
         if math.isfinite(analysis.energy_share[k]):
@@ -65,12 +65,10 @@ def layer_sections(analysis: SweepAnalysis) -> list[str]:
             named.append(f"least error at {rate}: {analysis.layer_best[k]}")
         else:
             content = _listed(analysis, chosen, k)
-        parts += markup.details(analysis.tensors[k], markup.table(content, notes=False), beside=", ".join(named))
-    parts.append("</div>")
+        tables.append((content, ", ".join(named)))
     left_out = len(known) - len(kept)
-    if left_out:
-        parts.append(f'<p class="facts">{left_out:,} layers with less energy are in the table below alone.</p>')
-    return parts
+    note = f"{left_out:,} layers with less energy are in the table below alone." if left_out else ""
+    return LayerTables("Layer by layer", tuple(tables), note)
 
 
 def _ranked(analysis: SweepAnalysis, k: int) -> Table:
@@ -116,7 +114,7 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
     return pairs_table(title, here, (note,) if here else ())
 
 
-def pairs_table(title: str, comparisons: Sequence[Comparison], notes: tuple[str, ...] = ()) -> Table:
+def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
     """One line per pair: ratio of errors, with its interval."""
     columns = (
         Column("first / second", "error of the first over that of the second", numeric=False),
@@ -283,6 +281,7 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         tuple(rows),
         tuple(notes),
         "No configuration to compare.",
+        headline=True,
     )
 
 
@@ -480,4 +479,11 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         notes.append(
             f"{len(analysis.tensors) - len(rows)} tensors with less energy are left out; -o FILE has them all."
         )
-    return Table("Relative variance per tensor", tuple(columns), tuple(rows), tuple(notes), "No tensor was measured.")
+    return Table(
+        "Relative variance per tensor",
+        tuple(columns),
+        tuple(rows),
+        tuple(notes),
+        "No tensor was measured.",
+        folded=True,
+    )

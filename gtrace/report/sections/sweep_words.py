@@ -15,7 +15,7 @@ from gtrace.report.names import MISSING, count, listed, number, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gtrace.report.analysis.evidence import Comparison
+    from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.families import Configuration, Family
     from gtrace.report.analysis.results import SweepAnalysis
 
@@ -164,7 +164,7 @@ def _doubt(analysis: SweepAnalysis, level: Sequence[Family], k: int) -> str:
     return f"the differences are within the noise of {count(found[0].by_elements.count, 'step')}"
 
 
-def compared_in_words(compared: Comparison) -> str:
+def compared_in_words(compared: PairedComparison) -> str:
     """``0.54 times the error of zipml (95%: 0.46 to 0.63)``, or why there is no interval."""
     ratio, low, high = compared.by_elements.exp()
     said = f"{number(ratio, 2)} times the error of {compared.second}"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
+from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
+from gtrace.report.sections.section import FigureSpec, Numbers, Section
 from gtrace.report.tables import Cell, Column, Mark, Table
 from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gtrace.report.analysis.traces import LawSection, TraceSummary
+    from gtrace.report.inputs import Report
 
 
 def section_json(section: LawSection) -> dict[str, Any]:
@@ -78,19 +85,13 @@ def trace_table(summary: TraceSummary) -> Table:
         )
         for t in summary.tensors
     )
-    return Table("Recorded tensors", columns, rows, (), "The trace holds no tensor.")
+    return Table("Recorded tensors", columns, rows, (), "The trace holds no tensor.", folded=True)
 
 
 #: How early a narrow terminal drops a law.
 _RANKS = {"lognormal": 0, "normal": 1, "loglaplace": 2, "half-normal": 3, "half-laplace": 3}
 #: A layer that loses more than this is marked.
 _MUCH_FLUSHED = 0.25
-
-
-def law_tables(section: LawSection) -> list[Table]:
-    """Distances per layer, formats per layer, sparsity per rule, cosine per allocation: those that have a line."""
-    tables = [law_table(section), format_table(section), sparsity_table(section), cosine_table(section)]
-    return [table for table in tables if table.rows]
 
 
 def law_table(section: LawSection) -> Table:
@@ -235,3 +236,97 @@ def cosine_table(section: LawSection) -> Table:
         "Homogeneous: every layer at the same sparsity. Heterogeneous: shared out for the largest mean cosine.",
     )
     return Table("Cosine after pruning, per allocation", columns, tuple(rows), notes)
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """One section for each trace, with a part for each kind of gradient."""
+    for trace in report.traces:
+        yield Section(
+            kind="Trace",
+            name=trace.name,
+            sentences=(trace.sentence,),
+            blocks=(trace_table(trace),),
+            parts=tuple(law_section(laws) for laws in trace.laws),
+            numbers=partial(_numbers, trace),
+        )
+
+
+def _numbers(trace: TraceSummary) -> Numbers:
+    tensors = [dataclasses.asdict(tensor) for tensor in trace.tensors]
+    found = {"name": trace.name, "tensors": tensors, "laws": [section_json(laws) for laws in trace.laws]}
+    return Numbers(
+        {"traces": found}, tuple({"record": "tensor", "results": trace.name, **tensor} for tensor in tensors)
+    )
+
+
+def law_section(laws: LawSection) -> Section:
+    """One kind of gradient in a trace; each table is before the figures that show the same."""
+    shown = (
+        (law_table(laws), _law_figures(laws)),
+        (format_table(laws), _format_figures(laws)),
+        (sparsity_table(laws), _sparsity_figures(laws)),
+        (cosine_table(laws), []),
+    )
+    blocks = tuple(block for table, drawn in shown if table.rows for block in (table, *drawn))
+    return Section("", laws.title, tuple(laws.sentences), blocks, together=True)
+
+
+def _law_figures(section: LawSection) -> list[FigureSpec]:
+    found = []
+    picture = section.picture
+    if picture is not None:
+        found.append(
+            FigureSpec(
+                f"{section.kind}-distribution",
+                f"One gradient as an example: {picture.tensor} at step {picture.step:,}",
+                "The largest tensor at the last step looked at, its zeros left out. Grey: the data. On the Q-Q plots, "
+                "points on the dashed line follow the law.",
+                lambda: figures.laws.distribution(picture),
+            )
+        )
+    if section.verdict.cells:
+        found += [
+            FigureSpec(
+                f"{section.kind}-distances-over-steps",
+                "Distance to each law over training",
+                "Lower is a better fit; the thick curve is the law that fits best on average.",
+                lambda: figures.laws.distances_over_steps(section),
+            ),
+            FigureSpec(
+                f"{section.kind}-mu-and-sigma",
+                "Fitted mu and sigma over training",
+                "One octave is a factor of two. sigma says how many exponent bits a float format needs, mu how its "
+                "scale has to follow.",
+                lambda: figures.laws.spread_over_steps(section),
+            ),
+        ]
+    return found
+
+
+def _format_figures(section: LawSection) -> list[FigureSpec]:
+    if not section.verdict.cells:
+        return []
+    return [
+        FigureSpec(
+            f"{section.kind}-format-errors",
+            "Expected error of each float format",
+            "Lower is better. Thick and named: where a format is best under scale=max, the largest of 10,000 "
+            "lognormal values just fitting. Dotted: the best that any format reaches when the scale is set for the "
+            "least error instead, which clips the largest values. Ticks below: this trace's layers and steps.",
+            lambda: figures.laws.format_errors(section),
+        )
+    ]
+
+
+def _sparsity_figures(section: LawSection) -> list[FigureSpec]:
+    if not section.cells:
+        return []
+    return [
+        FigureSpec(
+            f"{section.kind}-sparsity",
+            "Sparsity: required, achieved, and what it costs",
+            "Left: a rule on the dashed line prunes as much as it was told to; gradients that are half zero "
+            "already are left out. Right: higher is better.",
+            lambda: figures.laws.sparsity(section),
+        )
+    ]

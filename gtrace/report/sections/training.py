@@ -2,25 +2,83 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gtrace.report import figures
 from gtrace.report.analysis.evidence import SIGNIFICANT
-from gtrace.report.analysis.runs import chosen_bits, common_loss, known_mean, seconds_to_loss
+from gtrace.report.analysis.runs import MOST_SHADOWS, RankCosts, chosen_bits, common_loss, known_mean, seconds_to_loss
 from gtrace.report.analysis.seeds import BASELINE
 from gtrace.report.names import MISSING, count, number, size
+from gtrace.report.plain import Record, flat
+from gtrace.report.sections.section import FigureSpec, Numbers, Section
 from gtrace.report.statistics import FEWEST_SEEDS
 from gtrace.report.tables import Cell, Column, Mark, Table, cosine_cell, value_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from gtrace.report.analysis.run_logs import RunLogAnalysis
-    from gtrace.report.analysis.runs import RankCosts, Run
+    from matplotlib.figure import Figure
+
+    from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
+    from gtrace.report.analysis.runs import LoggedRun
     from gtrace.report.analysis.seeds import SeedGroup
+    from gtrace.report.inputs import Report
     from gtrace.report.statistics import Interval
+
+
+#: What runs between ranks cost; missing for others.
+RANK_FIELDS = tuple(field.name for field in dataclasses.fields(RankCosts))
+
+
+def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """One section for each run log."""
+    for log in report.runs:
+        facts = [log.task, log.averaged]
+        if isinstance(log.study.get("parameters"), int):
+            facts.append(count(log.study["parameters"], "parameter"))
+        said = tuple(runs_verdict(log))
+        study = {key: value for key, value in log.study.items() if key not in ("type", "tensors")}
+        yield Section(
+            kind="Training",
+            name=log.name,
+            sentences=said,
+            blocks=(*_tables(log), *run_figures(log)),
+            notes=log.notes,
+            warnings=log.warnings,
+            summary=said,
+            facts=", ".join(filter(None, facts)),
+            provenance={"results": log.name, **study},
+            numbers=partial(_numbers, log),
+        )
+
+
+def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
+    """One section for each task with several run logs."""
+    for pool in report.pools:
+        yield Section(
+            kind="Training",
+            name=f"put together: {', '.join(pool.logs)}",
+            sentences=tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
+            blocks=(seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
+            together=True,
+            numbers=partial(_pooled_numbers, pool),
+        )
+
+
+def _tables(log: RunLogAnalysis) -> Iterator[Table]:
+    if log.runs:
+        yield run_table(log)
+    if log.several_seeds:
+        yield seed_table(log.groups, log.averaged, neural=log.neural)
+    if log.has_ranks:
+        yield rank_table(log)
+    if log.has_shadow:
+        yield shadow_table(log)
 
 
 def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, notes: Sequence[str] = ()) -> Table:
@@ -208,7 +266,7 @@ def shadow_table(analysis: RunLogAnalysis) -> Table:
     return Table("Weight gradients under compressed neural gradients", columns, rows, notes, "No shadow pass was made.")
 
 
-def _seconds(run: Run) -> str:
+def _seconds(run: LoggedRun) -> str:
     known = run.sim_seconds[np.isfinite(run.sim_seconds)]
     return _in_seconds(float(known[-1]) if len(known) else math.nan)
 
@@ -308,14 +366,139 @@ def _sent(*, neural: bool) -> str:
     return "for the neural gradients" if neural else "sent up"
 
 
-def _comparable(run: Run, baseline: Run) -> bool:
+def _comparable(run: LoggedRun, baseline: LoggedRun) -> bool:
     return math.isfinite(run.final_accuracy) == math.isfinite(baseline.final_accuracy)
 
 
-def _reached(run: Run, *, name: bool = True) -> str:
+def _reached(run: LoggedRun, *, name: bool = True) -> str:
     if math.isfinite(run.final_accuracy):
         return f"test accuracy {run.final_accuracy:.2%}" if name else f"{run.final_accuracy:.2%}"
     for word, value in (("test loss", run.final_eval_loss), ("training loss", run.final_loss)):
         if math.isfinite(value):
             return f"{word} {number(value)}" if name else number(value)
     return "no finite loss"
+
+
+def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
+    """The figures of a run log that have something to show."""
+    neural = analysis.neural
+    found = []
+    if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
+        found += [
+            FigureSpec(
+                "training-over-steps",
+                "Training against steps",
+                "Faint: every step. Does the codec cost steps?",
+                lambda: figures.training.training_over_steps(analysis),
+            ),
+            FigureSpec(
+                "training-over-bits",
+                "Training against bytes encoded" if neural else "Training against bytes sent",
+                f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
+                "payload and shared bytes: further left is cheaper.",
+                lambda: figures.training.training_over_bits(analysis),
+            ),
+        ]
+    if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
+        found.append(
+            FigureSpec(
+                "training-over-time",
+                "Training against simulated time",
+                "The same curves against the time that steps would take with the simulated network: further left is "
+                "sooner.",
+                lambda: figures.training.training_over_time(analysis),
+            )
+        )
+    if any((run.bits > 0).any() for run in analysis.runs):
+        found.append(
+            FigureSpec(
+                "training-bits",
+                "Bits over training",
+                f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
+                "bytes. Ticks on a curve: its levels or codes were fitted anew.",
+                lambda: figures.training.bits_over_steps(analysis),
+            )
+        )
+    if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
+        found.append(
+            FigureSpec(
+                "neural-gradients" if neural else "averaged-gradient",
+                "Error of the neural gradients" if neural else "Error of the averaged gradient",
+                "The codec's error on the gradients that enter the layers' backward passes, all layers together."
+                if neural
+                else "What is left of the codec's error after the workers' decoded gradients are averaged.",
+                lambda: figures.training.averaged_gradient_error(analysis),
+            )
+        )
+    for k, run in enumerate(run for run in analysis.runs if run.shadow):
+        found.append(
+            FigureSpec(
+                f"weight-gradients{f'-{k + 1}' if k else ''}",
+                f"Weight gradients with {run.spec}",
+                "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
+                "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
+                f"first layer.{_left_out(run)}",
+                partial(_draw_cosines, run),
+            )
+        )
+    return found
+
+
+def _draw_cosines(run: LoggedRun) -> Figure:
+    return figures.training.weight_gradient_cosines(run)
+
+
+def _left_out(run: LoggedRun) -> str:
+    """What a caption says if some weight gradients are not drawn."""
+    return f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if len(run.shadow) > MOST_SHADOWS else ""
+
+
+def _numbers(log: RunLogAnalysis) -> Numbers:
+    common = {"results": log.name, "workers": log.workers, "averaged": log.averaged}
+    records = [{"record": "run", **common, **run_row(run)} for run in log.runs]
+    records += [{"record": "seeds", **common, **flat(group)} for group in log.groups]
+    rows = [{"results": log.name, **run_row(run)} for run in log.runs]
+    return Numbers({"runs": _run_log_json(log)}, tuple(records), {"runs": rows})
+
+
+def _pooled_numbers(pool: RunPool) -> Numbers:
+    groups = [flat(group) for group in pool.groups]
+    common = {"results": list(pool.logs), "workers": pool.workers, "averaged": pool.averaged}
+    return Numbers(
+        {"pooled_runs": {**dataclasses.asdict(pool), "groups": groups}},
+        tuple({"record": "pooled_seeds", **common, **group} for group in groups),
+    )
+
+
+def run_row(run: LoggedRun) -> Record:
+    """The ends of a training run."""
+    return {
+        "run": run.spec,
+        "seed": run.seed,
+        "steps_done": len(run.steps),
+        "final_loss": run.final_loss,
+        "final_accuracy": run.final_accuracy,
+        "final_eval_loss": run.final_eval_loss,
+        "mean_relative_variance": run.mean_relative_variance,
+        "bits_per_worker": float(run.sent[-1]) if len(run.sent) else float("nan"),
+        "ratio": run.ratio,
+        "finished": run.finished,
+        "diverged": run.diverged,
+        "simulated_seconds": float(run.sim_seconds[-1]) if len(run.sim_seconds) else math.nan,
+        **{f"rank_{name}": getattr(run.ranks, name, math.nan) for name in RANK_FIELDS},
+    }
+
+
+def _run_log_json(analysis: RunLogAnalysis) -> dict[str, Any]:
+    return {
+        "name": analysis.name,
+        "verdict": runs_verdict(analysis),
+        "task": analysis.task,
+        "workers": analysis.workers,
+        "averaged": analysis.averaged,
+        "runs": [{**run_row(run), **dataclasses.asdict(run)} for run in analysis.runs],
+        "notes": list(analysis.notes),
+        "warnings": list(analysis.warnings),
+        "study": analysis.study,
+        "seeds": [flat(group) for group in analysis.groups],
+    }

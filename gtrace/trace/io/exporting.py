@@ -52,16 +52,31 @@ class Exported:
     files: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExportChoice:
+    """What of a trace is exported.
+
+    Attributes:
+        tensors: only those with names like one of these shell patterns.
+        steps: only these, None for all.
+        kind: ``weight`` or ``neural``; weight gradients where there are some.
+        optimizer: only tensors that it steps.
+        rank: only this process.
+    """
+
+    tensors: Sequence[str] = ()
+    steps: Sequence[int] | None = None
+    kind: str | None = None
+    optimizer: int | None = None
+    rank: int | None = None
+
+
 def export_trace(
     trace: Trace,
     output: str | os.PathLike[str],
     to: str,
+    choice: ExportChoice | None = None,
     *,
-    tensors: Sequence[str] = (),
-    steps: Sequence[int] | None = None,
-    kind: str | None = None,
-    optimizer: int | None = None,
-    rank: int | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
@@ -76,11 +91,7 @@ def export_trace(
         trace: what to export.
         output: the file or folder; it appears when it is complete.
         to: ``npz``, ``safetensors`` or ``parquet``.
-        tensors: only those with names like one of these shell patterns.
-        steps: only these.
-        kind: ``weight`` or ``neural``; weight gradients where there are some.
-        optimizer: only tensors that it steps.
-        rank: only this process.
+        choice: everything, where it is None.
         force: replace what is there: a file, or a folder of an earlier export.
         progress: called with the number of steps done and of all steps.
 
@@ -91,13 +102,15 @@ def export_trace(
     """
     if to not in FORMATS:
         raise UsageError(f"--to {printable(to)}: npz, safetensors or parquet")
+    choice = choice or ExportChoice()
+    kind = choice.kind
     if kind is None and any(info.kind == "weight" for info in trace.tensors):
         kind = "weight"
-    infos = choose_infos(trace, tensors, kind=kind, optimizer=optimizer, rank=rank)
+    infos = choose_infos(trace, choice.tensors, kind=kind, optimizer=choice.optimizer, rank=choice.rank)
     if not infos:
         raise UsageError(f"{trace.path}: holds no gradient to export")
     _check_names(infos, to)
-    chosen = sorted(choose_steps(trace, infos, _every(trace, infos) if steps is None else steps))
+    chosen = sorted(choose_steps(trace, infos, _every(trace, infos) if choice.steps is None else choice.steps))
     rows = _Rows(trace, infos, chosen)
     place = Path(os.path.realpath(output))
     check_place(place, force=force, is_trace=_is_export)

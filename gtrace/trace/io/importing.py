@@ -314,16 +314,33 @@ class _Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rules:
-    """How files are read."""
+class ImportRules:
+    """How files are read.
 
-    openers: Mapping[str, Opener]
-    step_axis: bool
-    tensors: tuple[str, ...]
-    steps: frozenset[int] | None
+    Attributes:
+        pattern: what names say, as in ``{step}/{tensor}.npy``; see :func:`place_by_pattern`.
+        step_axis: the first axis of every array counts steps.
+        steps: only these, None for all.
+        tensors: only those with names like one of these shell patterns.
+        kind: ``weight`` or ``neural``.
+        openers: suffix -> function that opens such a file, for more formats.
+    """
+
+    pattern: str | None = None
+    step_axis: bool = False
+    steps: Collection[int] | None = None
+    tensors: Sequence[str] = ()
+    kind: str = "weight"
+    openers: Mapping[str, Opener] = field(default_factory=dict)
+
+    @property
+    def every_opener(self) -> Mapping[str, Opener]:
+        """Those of this module too."""
+        return {**OPENERS, ZARR: ZarrStore, **self.openers}
 
     def open(self, file: Placed) -> contextlib.closing[TensorFile]:
-        return contextlib.closing(self.openers[file.suffix](file.path))
+        """A file, in a block that closes it."""
+        return contextlib.closing(self.every_opener[file.suffix](file.path))
 
     def gradients(self, file: Placed, opened: TensorFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
         """Tensor names and arrays of a file that are gradients of chosen tensors."""
@@ -349,14 +366,9 @@ def _stem(file: Placed) -> str:
 def import_trace(
     sources: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
+    rules: ImportRules | None = None,
     *,
-    pattern: str | None = None,
-    step_axis: bool = False,
-    steps: Collection[int] | None = None,
-    tensors: Sequence[str] = (),
-    kind: str = "weight",
     force: bool = False,
-    openers: Mapping[str, Opener] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Imported:
     """Make a trace of ``.npy``, ``.npz`` and ``.safetensors`` files and Zarr stores.
@@ -370,13 +382,8 @@ def import_trace(
             ``docs/importing.md``.
         output: the new trace, ``.zarr``, ``.h5`` or ``.hdf5``; it appears when it is complete. An interrupt leaves
             the steps that were done.
-        pattern: what names say, as in ``{step}/{tensor}.npy``; see ``place_by_pattern``.
-        step_axis: the first axis of every array counts steps.
-        steps: only these.
-        tensors: only those with names like one of these shell patterns.
-        kind: ``weight`` or ``neural``.
+        rules: how files are read; all gradients of weights, told by names, by default.
         force: replace a trace that is there.
-        openers: suffix -> function that opens such a file, for more formats.
         progress: called with the number of steps done and of all steps.
 
     Raises:
@@ -387,22 +394,21 @@ def import_trace(
     place = Path(os.path.realpath(output))
     if place.suffix not in (ZARR, ".h5", ".hdf5"):
         raise UsageError(f"{output}: a trace ends in .zarr, .h5 or .hdf5")
-    if kind not in KINDS:
-        raise UsageError(f"kind '{printable(kind)}': weight or neural")
+    rules = rules or ImportRules()
+    if rules.kind not in KINDS:
+        raise UsageError(f"kind '{printable(rules.kind)}': weight or neural")
     check_place(place, force=force, is_trace=is_gtrace_zarr)
-    every: dict[str, Opener] = {**OPENERS, ZARR: ZarrStore, **(openers or {})}
-    rules = _Rules(every, step_axis, tuple(tensors), None if steps is None else frozenset(steps))
-    found, ignored = find_files([Path(source) for source in sources], every)
-    if pattern is None:
-        placed, told = place_by_name(found, step_axis=step_axis)
+    found, ignored = find_files([Path(source) for source in sources], rules.every_opener)
+    if rules.pattern is None:
+        placed, told = place_by_name(found, step_axis=rules.step_axis)
     else:
-        placed, told = place_by_pattern(found, pattern)
-    survey = _survey(placed, told, rules, kind)
+        placed, told = place_by_pattern(found, rules.pattern)
+    survey = _survey(placed, told, rules)
     provenance = {
         "sources": [os.fspath(source) for source in sources],
         "files": len(placed),
         "steps": sorted(survey.numbering),
-        "pattern": pattern,
+        "pattern": rules.pattern,
         "numpy": np.__version__,
     }
     clear_leftovers(place)
@@ -416,7 +422,7 @@ def import_trace(
     try:
         try:
             with create_trace(new, attrs={"imported": provenance}) as writer:
-                _write(writer, survey, rules, kind, folder, progress)
+                _write(writer, survey, rules, folder, progress)
         except KeyboardInterrupt:
             # What is done is kept, as everywhere; the trace says that it was interrupted.
             move_in(new, place, force=force)
@@ -437,7 +443,7 @@ def import_trace(
     )
 
 
-def _survey(placed: Sequence[Placed], told: str, rules: _Rules, kind: str) -> _Survey:
+def _survey(placed: Sequence[Placed], told: str, rules: ImportRules) -> _Survey:
     """Open every file once: which steps and tensors there are, and whether they fit together."""
     survey = _Survey()
     shared = _shared_steps(placed, rules)
@@ -462,7 +468,7 @@ def _survey(placed: Sequence[Placed], told: str, rules: _Rules, kind: str) -> _S
                 survey.groups[step][file.rank].append((file, row))
         for name, entry in taken:
             size = entry.size // (entry.shape[0] or 1) if rows is not None else entry.size
-            _note_size(survey.sizes, name, size * (2 if entry.is_complex else 1), file, kind)
+            _note_size(survey.sizes, name, size * (2 if entry.is_complex else 1), file, rules.kind)
     _check_groups(survey, names)
     if not survey.groups:
         asked = " with such names and steps" if rules.tensors or rules.steps is not None else ""
@@ -503,7 +509,7 @@ def _note_size(sizes: dict[str, tuple[int, Placed]], name: str, size: int, file:
     sizes[name] = max(known, size), file
 
 
-def _shared_steps(placed: Sequence[Placed], rules: _Rules) -> dict[int, NDArray[np.int64]]:
+def _shared_steps(placed: Sequence[Placed], rules: ImportRules) -> dict[int, NDArray[np.int64]]:
     """Rank -> the steps of its files with a step axis, where a file of its own holds them."""
     out = {}
     for file in placed:
@@ -524,7 +530,7 @@ def _step_numbers(file: Placed, opened: TensorFile, entry: Entry) -> NDArray[np.
 
 
 def _rows_of(
-    file: Placed, opened: TensorFile, shared: NDArray[np.int64] | None, told: str, rules: _Rules
+    file: Placed, opened: TensorFile, shared: NDArray[np.int64] | None, told: str, rules: ImportRules
 ) -> tuple[dict[int, int] | None, str]:
     """Step -> row of a file whose first axis counts steps, None for one of a single step; who said so."""
     gradients = [entry for _, entry in rules.gradients(file, opened, rows=True)]
@@ -556,8 +562,7 @@ def _rows_of(
 def _write(
     writer: TraceWriter,
     survey: _Survey,
-    rules: _Rules,
-    kind: str,
+    rules: ImportRules,
     folder: Path,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -568,12 +573,12 @@ def _write(
                 for file, row in files:
                     if row is None:
                         with rules.open(file) as opened:
-                            _append(writer, survey, rules, (step, rank, kind), file, opened, None)
+                            _append(writer, survey, rules, (step, rank), file, opened, None)
                         continue
                     if file.path not in opened_rows:
                         opened_rows[file.path] = kept.enter_context(rules.open(file))
                         opened_rows[file.path].prepare_rows(Path(tempfile.mkdtemp(dir=scratch)))
-                    _append(writer, survey, rules, (step, rank, kind), file, opened_rows[file.path], row)
+                    _append(writer, survey, rules, (step, rank), file, opened_rows[file.path], row)
             # When the recorded run came here is not known.
             writer.commit(step, time=math.nan)
             # A folder that was touched lately is no leftover of a killed import.
@@ -585,13 +590,13 @@ def _write(
 def _append(
     writer: TraceWriter,
     survey: _Survey,
-    rules: _Rules,
-    at: tuple[int, int, str],
+    rules: ImportRules,
+    at: tuple[int, int],
     file: Placed,
     opened: TensorFile,
     row: int | None,
 ) -> None:
-    step, rank, kind = at
+    step, rank = at
     for name, entry in rules.gradients(file, opened, rows=row is not None):
         values = opened.read(entry, row)
         if np.iscomplexobj(values):
@@ -601,9 +606,9 @@ def _append(
             step,
             name,
             values,
-            kind=kind,
+            kind=rules.kind,
             rank=rank,
-            capacity=max(survey.sizes[name][0], 1) if kind == "neural" else None,
+            capacity=max(survey.sizes[name][0], 1) if rules.kind == "neural" else None,
             dtype=entry.dtype,
         )
 

@@ -69,9 +69,11 @@ def stem_of(path: str | os.PathLike[str]) -> str:
     return place.stem if isinstance(place, Path) else Path(unquote(urlsplit(place).path) or place).stem
 
 
-def is_hdf5(address: str) -> bool:
+def is_hdf5(place: Path | str) -> bool:
     """Whether the name of a trace says that it is one file."""
-    return urlsplit(address).path.lower().endswith(_SUFFIXES_HDF5)
+    if isinstance(place, Path):
+        return place.suffix in _SUFFIXES_HDF5
+    return urlsplit(place).path.lower().endswith(_SUFFIXES_HDF5)
 
 
 class RemoteFile(NamedTuple):
@@ -281,7 +283,7 @@ def _gathered(address: str, data: bytes) -> Mapping[str, Any] | None:
     try:
         document = json.loads(data)
         found = document["consolidated_metadata"]["metadata"]
-        complete = document["attributes"][layout.STATUS] == "complete"
+        complete = document["attributes"]["status"] == "complete"
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(found, dict) or not all(isinstance(item, dict) for item in found.values()):

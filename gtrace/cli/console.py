@@ -1,14 +1,18 @@
-"""Tables of one line per tensor that fit a terminal: columns make room for others, nothing is cut."""
+"""What commands show on a terminal: tables of one line per tensor, progress, and the width of a pipe."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console
+
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "_.-:=+*#"
@@ -18,9 +22,11 @@ _NAME_WIDTH = 20
 _GAP = 2
 #: Columns of a pipe, which has no width to respect: whoever reads it wants every column.
 _PIPE_WIDTH = 100_000
+#: Columns of a report in a pipe or a file, where nothing says how wide it is.
+REPORT_WIDTH = 160
 
 
-class Column(NamedTuple):
+class TensorColumn(NamedTuple):
     """A column of a table; the higher its rank, the earlier it makes room for others."""
 
     heading: str
@@ -37,8 +43,17 @@ def stdout_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
+def wide_console(*, err: bool = False) -> Console:
+    """Standard output, or error, as rich sees it; where it is no terminal, wide enough for every column."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else REPORT_WIDTH
+    return Console(width=width, highlight=False, emoji=False, markup=False, stderr=err)
+
+
 def print_columns(
-    columns: Sequence[Column], console: Console, style: Callable[[int, str], str] = lambda _row, _heading: ""
+    columns: Sequence[TensorColumn], console: Console, style: Callable[[int, str], str] = lambda _row, _heading: ""
 ) -> None:
     """Print a table, and which columns did not fit the console's width.
 
@@ -94,3 +109,18 @@ def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
         return blocks[0] * width
     top = len(blocks) - 1
     return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)
+
+
+@contextlib.contextmanager
+def step_progress(what: str, *, quiet: bool, unit: str = "steps") -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, nothing in a pipe or when ``quiet``; yields a function of (done, total)."""
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

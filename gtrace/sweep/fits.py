@@ -196,6 +196,10 @@ class Fits:
                 return Ready(state, shared, 0, fitted)
         return Ready(state, shared, len(shared), fitted)
 
+    def expecting_state(self, codec: Codec, index: int, size: int) -> State:
+        """The state of which a step's expectation is."""
+        return self.ready(codec, EXPECTATION, index, size).state
+
     def settle(
         self,
         codec: Codec,

@@ -114,7 +114,7 @@ class Replay:
         groups, rest = self._together.split(wanted) if self._source.in_tables else ([], wanted)
         tables = [self._table(group, index, common, times) for group in groups]
         for codec, draws in rest:
-            stretch = self._source.stretch(codec, index, self._fits)
+            stretch = self._source.stretch(codec, index, partial(self._fits.expecting_state, codec, index))
             for row, spent in self._rows(codec, draws, index, reference, common):
                 rows.append(row if stretch is None else stretch(row))
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())

@@ -22,7 +22,6 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.metrics import Reference, ratio, relative, snr_db
 from gtrace.sketch import MomentSketch
-from gtrace.sweep.schema import EXPECTATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec
-    from gtrace.sweep.fits import Fits
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job, Totals, Whole
     from gtrace.sweep.store import Row
     from gtrace.trace.rows import BlockSample
-    from gtrace.types import SummarySpec
+    from gtrace.types import State, SummarySpec
 
 #: Parts of a sample whose scatter tells the error of an estimate, and the fewest that tell anything.
 _GROUPS, _FEWEST_GROUPS = 16, 4
@@ -79,8 +77,11 @@ class Source(Protocol):
     def weigh(self, index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
         """Weighted sketches of the step that was looked at last; None if its second moments are not known."""
 
-    def stretch(self, codec: Codec, index: int, fits: Fits) -> Callable[[Row], Row] | None:
-        """What makes rows about a part stand for the whole tensor; None if they are about all of it."""
+    def stretch(self, codec: Codec, index: int, ready: Callable[[int], State]) -> Callable[[Row], Row] | None:
+        """What makes rows about a part stand for the whole tensor; None if they are about all of it.
+
+        ``ready``: the codec's state before it encodes so many values of the step.
+        """
 
 
 def source_of(gradients: Gradients, job: Job) -> Source:
@@ -136,7 +137,7 @@ class Values:
         made = {spec: MomentSketch.from_spec(reference.values, spec, weights=reference.weights) for spec in specs}
         return Weighed(reference.weighted_energy, made)
 
-    def stretch(self, _codec: Codec, _index: int, _fits: Fits) -> Callable[[Row], Row] | None:
+    def stretch(self, _codec: Codec, _index: int, _ready: Callable[[int], State]) -> Callable[[Row], Row] | None:
         """See :class:`Source`."""
         return None
 
@@ -189,22 +190,22 @@ class Sample(Values):
         super().__init__(gradients, job)
         self._sample = sample
 
-    def stretch(self, codec: Codec, index: int, fits: Fits) -> Callable[[Row], Row]:
+    def stretch(self, codec: Codec, index: int, ready: Callable[[int], State]) -> Callable[[Row], Row]:
         """See :class:`Source`."""
         whole = self._gradients.whole(self._tensor, self._steps[index])
-        scatter, stored = self._scatter(codec, index, fits), self.values(index)[0].size
+        scatter, stored = self._scatter(codec, index, ready), self.values(index)[0].size
         return partial(
             _stretched, sample=self._sample, whole=whole, scatter=scatter, stored=stored, dtype_bits=self._dtype_bits
         )
 
-    def _scatter(self, codec: Codec, index: int, fits: Fits) -> _Scatter:
+    def _scatter(self, codec: Codec, index: int, ready: Callable[[int], State]) -> _Scatter:
         """A line through the errors and energies of groups of blocks, weighted by their elements."""
         sample = self._sample
         groups = min(_GROUPS, sample.kept)
         if groups < _FEWEST_GROUPS or codec.needs is None or not expecting(codec):
             return _Scatter(0.0, math.nan)
         values, _ = self.values(index)
-        state = fits.ready(codec, EXPECTATION, index, values.size).state
+        state = ready(values.size)
         found = np.empty((groups, 3))
         for group in range(groups):
             part = _every(values, sample, group, groups)

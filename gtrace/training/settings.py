@@ -271,11 +271,10 @@ def timed_network(network: Network | None, policies: Sequence[PolicySpec]) -> Ne
 def run_name(codec: Coding, policy: PolicySpec | None = None, weights: WeightLevels | None = None) -> str:
     """What a run is called: its codec's spec, behind an @ the policy that chooses its bits, then its levels of weights.
 
-        >>> from gtrace.codecs import codec
-        >>> from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
-    from gtrace.training.policies import FIXED, PolicySpec
-        >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
-        'ef:minmax@adaptive'
+    >>> from gtrace.codecs import codec
+    >>> from gtrace.training.policies import PolicySpec
+    >>> run_name(codec("ef:minmax:bits=4"), PolicySpec("adaptive"))
+    'ef:minmax@adaptive'
     """
     name = str(codec)
     if policy is not None and policy.chooses:

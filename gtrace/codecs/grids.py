@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,19 @@ _KERNELS = {
     "search": _rounding.SEARCH,
     "powers": _rounding.POWERS,
 }
-_NO_SYMBOLS, _NO_BYTES = np.empty(0, np.uint16), np.empty(0, np.uint8)
 _NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((_rounding.TALLIES, 0), np.int64)
+
+
+class _Sink(NamedTuple):
+    """Where symbols go; the kernel takes every array and fills those of its kind."""
+
+    kind: int
+    symbols: NDArray[np.uint16] = np.empty(0, np.uint16)
+    width: int = 0
+    packed: NDArray[np.uint8] = np.empty(0, np.uint8)
+    values: NDArray[np.float32] = _NO_VALUES
+    decoded: NDArray[np.float32] = _NO_VALUES
+    tallies: NDArray[np.int64] = _NO_TALLIES
 
 
 def _no_levels() -> NDArray[np.float32]:
@@ -75,7 +86,7 @@ class Rule:
         ``start`` is the place of the first value in its tensor, from which the random numbers are counted.
         """
         out = np.empty(x.size, np.uint16)
-        self._quantize(x, bucket, scales, key, start, _rounding.SYMBOLS, symbols=out)
+        self._quantize(x, bucket, scales, key, start, _Sink(_rounding.SYMBOLS, symbols=out))
         return out
 
     def packed(
@@ -89,7 +100,7 @@ class Rule:
     ) -> bytes:
         """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, without the symbols in between."""
         out = packed_room(x.size, width)
-        self._quantize(x, bucket, scales, key, start, _rounding.PACKED, width=width, packed=out)
+        self._quantize(x, bucket, scales, key, start, _Sink(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(x.size, width)].tobytes()
 
     def simulate(
@@ -109,7 +120,8 @@ class Rule:
             how often each symbol occurs, int64[m]; without ``count`` it is empty.
         """
         tallies = np.zeros((_rounding.TALLIES, values.size), np.int64) if count else _NO_TALLIES
-        self._quantize(x, bucket, scales, key, 0, _rounding.VALUES, values=values, decoded=out, tallies=tallies)
+        sink = _Sink(_rounding.VALUES, values=values, decoded=out, tallies=tallies)
+        self._quantize(x, bucket, scales, key, 0, sink)
         found: NDArray[np.int64] = tallies.sum(axis=0)
         return found
 
@@ -120,14 +132,7 @@ class Rule:
         scales: NDArray[np.float32],
         key: tuple[int, int],
         start: int,
-        sink: int,
-        *,
-        symbols: NDArray[np.uint16] = _NO_SYMBOLS,
-        width: int = 0,
-        packed: NDArray[np.uint8] = _NO_BYTES,
-        values: NDArray[np.float32] = _NO_VALUES,
-        decoded: NDArray[np.float32] = _NO_VALUES,
-        tallies: NDArray[np.int64] = _NO_TALLIES,
+        sink: _Sink,
     ) -> None:
         high, low = np.uint64(key[0]), np.uint64(key[1])
         _rounding.quantize(
@@ -141,13 +146,7 @@ class Rule:
             high,
             low,
             start,
-            sink,
-            symbols,
-            width,
-            packed,
-            values,
-            decoded,
-            tallies,
+            *sink,
         )
 
 

@@ -317,6 +317,10 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         if sum(1 for _ in _inside(value)) >= MOST_FACTS:
             raise TraceError(f"{where}: holds more than {MOST_FACTS} values; no plan does")
         return dict(value)
+    return _read_scalar(kind, value, where)
+
+
+def _read_scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is str:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise _wrong(where, value, "text")

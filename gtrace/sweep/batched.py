@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.level_sets import Judged
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
-    from gtrace.sweep.store import Row, Table
+    from gtrace.sweep.store import Row, RowTable
     from gtrace.types import SummarySpec
 
 #: what the table of times says instead of a codec where many share the time
@@ -91,7 +91,7 @@ class Together:
         optimum: Callable[[LevelCodec, int], float | None] | None,
         dtype_bits: int,
         weighed: tuple[MomentSketch, float] | None = None,
-    ) -> Table:
+    ) -> RowTable:
         """The rows of a group.
 
         Args:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec, TensorSums
     from gtrace.codecs.assignment import Coding
-    from gtrace.sweep.store import Row, Table
+    from gtrace.sweep.store import Row, RowTable
     from gtrace.trace.rows import BlockSample
     from gtrace.types import SummarySpec
 
@@ -119,7 +119,7 @@ class Block:
     times: list[Timing]
     warnings: list[str] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[RowTable] = field(default_factory=list)
 
     def named(self, names: Mapping[str, tuple[Name, ...]]) -> Block:
         """The same rows under all names that they are wanted under: one encoding serves a codec and its plans."""
@@ -134,7 +134,7 @@ class Block:
         return replace(self, rows=rows, times=times, tables=[_named(table, names) for table in self.tables])
 
 
-def _named(table: Table, names: Mapping[str, tuple[Name, ...]]) -> Table:
+def _named(table: RowTable, names: Mapping[str, tuple[Name, ...]]) -> RowTable:
     whose = [
         (place, {**own, **name})
         for place, own in enumerate(table.identities)

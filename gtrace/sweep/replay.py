@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Totals, Wanted
     from gtrace.sweep.sources import Weighed
-    from gtrace.sweep.store import Row, Table
+    from gtrace.sweep.store import Row, RowTable
     from gtrace.types import SummarySpec
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
@@ -125,7 +125,7 @@ class Replay:
             details.append((job.tensor, step, NOISE, noise._asdict()))
         return Block(rows, times, warnings, details, tables)
 
-    def _table(self, group: Group, index: int, common: Row, times: list[Timing]) -> Table:
+    def _table(self, group: Group, index: int, common: Row, times: list[Timing]) -> RowTable:
         """Expectations that are worked out together, from the sketch that they share."""
         needs = group.sets.needs
         clock = time.perf_counter()

@@ -17,7 +17,7 @@ from gtrace.fitting import alq_levels
 from gtrace.metrics import Comparison, ratio, relative, snr_db
 from gtrace.noise import noise_ratio
 from gtrace.sweep.schema import COLUMNS, EXPECTATION
-from gtrace.sweep.store import Table
+from gtrace.sweep.store import RowTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -119,7 +119,7 @@ def expectation_table(
     optima: Sequence[float | None] | None,
     dtype_bits: int,
     update: tuple[NDArray[np.float64], float] | None = None,
-) -> Table:
+) -> RowTable:
     """Many rows of closed forms at once: what :func:`expectation_row` makes of each codec.
 
     Args:
@@ -164,7 +164,7 @@ def expectation_table(
         "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
     }
     assert all(column.shape == (count,) for column in numbers.values())
-    return Table(common["tensor"], common["step"], EXPECTATION, identities, same, numbers, {"fitted_on": fitted_on})
+    return RowTable(common["tensor"], common["step"], EXPECTATION, identities, same, numbers, {"fitted_on": fitted_on})
 
 
 def _ratio(numerator: float | NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -236,7 +236,7 @@ def drawn_bias(codec: Codec, expected: Expectation | None, row: Row) -> float | 
     return relative(bias, math.sqrt(row["energy"]))
 
 
-def relate_to_noise(rows: list[Row], tables: list[Table], wanted: Wanted, noise: Noise) -> None:
+def relate_to_noise(rows: list[Row], tables: list[RowTable], wanted: Wanted, noise: Noise) -> None:
     """Set the noise ratio of a step's rows, and of its tables, where bias and variance can be told apart.
 
     Expectations know the bias, and so do draws that are unbiased or leave nothing to chance. Of other draws nobody can

@@ -340,7 +340,7 @@ def _runner(
     tensors: Sequence[str] | None,
     gradients: Gradients,
     settings: Settings,
-    asked: Mapping[str, Sequence[Asked]],
+    asked: Mapping[str, Sequence[Chosen]],
     chunk: int,
     jobs: int | None,
 ) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
@@ -357,7 +357,7 @@ def _runner(
     return partial(run_on_cluster, client, session)
 
 
-class Asked(NamedTuple):
+class Chosen(NamedTuple):
     """A codec that a tensor is swept with.
 
     Attributes:
@@ -371,7 +371,7 @@ class Asked(NamedTuple):
     names: tuple[Name, ...]
 
 
-def _asked(gradients: Gradients, given: Iterable[Coding]) -> dict[str, list[Asked]]:
+def _asked(gradients: Gradients, given: Iterable[Coding]) -> dict[str, list[Chosen]]:
     """What each tensor, and the whole model, is swept with."""
     sizes = {info.name: info.size for info in gradients.infos}
     found: dict[str, dict[tuple[Codec, Among], list[Name]]] = {name: {} for name in (WHOLE_MODEL, *sizes)}
@@ -386,7 +386,7 @@ def _asked(gradients: Gradients, given: Iterable[Coding]) -> dict[str, list[Aske
                 name = {column: identity(chosen)[column] for column in ("codec", *OF_CODEC)}
             found[tensor].setdefault((chosen, among), []).append(name)
     return {
-        tensor: [Asked(chosen, among, tuple(names)) for (chosen, among), names in items.items()]
+        tensor: [Chosen(chosen, among, tuple(names)) for (chosen, among), names in items.items()]
         for tensor, items in found.items()
     }
 
@@ -421,7 +421,7 @@ def _digest(value: Any) -> str:
 def _plan(
     gradients: Gradients,
     steps: frozenset[int],
-    asked: Mapping[str, Sequence[Asked]],
+    asked: Mapping[str, Sequence[Chosen]],
     draws: int,
     done: Mapping[tuple[str, int, str, int], int | None],
     limits: Limits,
@@ -446,7 +446,7 @@ def _plan(
         jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done, there[job.tensor]))
         jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done, there[job.tensor]))
 
-    def named(job: Job, items: Sequence[Asked]) -> Job:
+    def named(job: Job, items: Sequence[Chosen]) -> Job:
         return replace(job, among=items[0].among, names={str(item.codec): item.names for item in items})
 
     if asked[WHOLE_MODEL]:

@@ -140,7 +140,7 @@ class SweepResult:
         return pd.DataFrame(self.columns)
 
 
-class Table(NamedTuple):
+class RowTable(NamedTuple):
     """Rows of one tensor at one step as columns.
 
     Attributes:
@@ -283,7 +283,7 @@ class ResultStore:
         times: Iterable[tuple[str, int, str, int, str, float]] = (),
         warnings: Iterable[str] = (),
         details: Iterable[tuple[str, int, str, object]] = (),
-        tables: Iterable[Table] = (),
+        tables: Iterable[RowTable] = (),
     ) -> None:
         """Commit rows (dictionaries by column name, absent ones NULL), and rows in columns, in one transaction.
 
@@ -364,7 +364,7 @@ class ResultStore:
             statement, _ = self._statement(given)
             self._connection.executemany(statement, cells)
 
-    def _add_table(self, table: Table) -> None:
+    def _add_table(self, table: RowTable) -> None:
         # SQLite takes NaN as NULL.
         numbers = [np.where(np.isfinite(column), column, np.nan).tolist() for column in table.numbers.values()]
         codecs = [self._codec(identity) for identity in table.identities]

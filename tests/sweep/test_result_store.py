@@ -9,7 +9,7 @@ from helpers_sweep import rows_of
 import gtrace
 from gtrace.errors import TraceError
 from gtrace.sweep import COLUMNS, ResultStore
-from gtrace.sweep.store import Table
+from gtrace.sweep.store import RowTable
 from gtrace.trace import Trace
 
 
@@ -51,7 +51,7 @@ def test_columns_have_the_types_of_what_they_hold(tmp_path):
     store = ResultStore.create(tmp_path / "a.db", {}, "f", force=False)
     codecs = [{"codec": name, "method": name, "bits": bits, "params": "{}"} for name, bits in (("b", 3), ("a", None))]
     infinite = np.array([1.0, np.inf])
-    store.add([], tables=[Table("w", 2**40, -1, codecs, {"n": 7}, {"snr_db": infinite}, {"note": ["x", None]})])
+    store.add([], tables=[RowTable("w", 2**40, -1, codecs, {"n": 7}, {"snr_db": infinite}, {"note": ["x", None]})])
     store.add([{"tensor": "w", "step": 3, "draw": 0, **codecs[0], "n": 8, "cosine": np.float32(0.5), "w1": np.nan}])
     store.close()
     found = ResultStore.load(tmp_path / "a.db")

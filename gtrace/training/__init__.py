@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from gtrace.schedule import RefitSchedule
     from gtrace.training.comparison import Study, train
     from gtrace.training.compression import Compression, compress
-    from gtrace.training.ddp import State, ddp_comm_hook
+    from gtrace.training.ddp import RankOptions, State, ddp_comm_hook
     from gtrace.training.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
     from gtrace.training.mqgrad import MQGrad
     from gtrace.training.plain import PlainTraining
     from gtrace.training.policies import ParameterServerClock
     from gtrace.training.run import RunResult
+    from gtrace.training.settings import StudyOptions
     from gtrace.training.tasks import load_task, task_names
     from gtrace.training.tasks.base import Evaluation, Recipe, Task
 
@@ -43,6 +44,7 @@ _HOMES = {
     "ParameterServerClock": "policies",
     "Recipe": "tasks.base",
     "RefitSchedule": "gtrace.schedule",
+    "StudyOptions": "settings",
     "Tally": "exchange",
     "Task": "tasks.base",
     "load_task": "tasks",
@@ -51,6 +53,7 @@ _HOMES = {
 _TORCH_HOMES = {
     "Compression": "compression",
     "PlainTraining": "plain",
+    "RankOptions": "ddp",
     "RunResult": "run",
     "State": "ddp",
     "Study": "comparison",
@@ -69,11 +72,13 @@ __all__ = [
     "NonfiniteGradientError",
     "ParameterServerClock",
     "PlainTraining",
+    "RankOptions",
     "Recipe",
     "RefitSchedule",
     "RunResult",
     "State",
     "Study",
+    "StudyOptions",
     "Tally",
     "Task",
     "compress",

@@ -211,6 +211,11 @@ def test_what_a_code_was_fitted_on_is_said(trace):
             assert (shared[1:] == 0).all()
 
 
+def test_codecs_with_memory_are_fitted_at_the_steps_of_a_list_up_to_the_last(trace):
+    found = gtrace.run_sweep(trace, ["ef:qsgdinf:bits=3"], tensors=["conv.weight"], refit=[0, 2], jobs=1, draws=1)
+    assert found["fitted_on"].tolist() == ["itself", "previous", "itself", "previous"]
+
+
 def test_nonfinite_gradients_are_counted_and_not_quantized(tmp_path):
     path = tmp_path / "bad.zarr"
     with gtrace.create_trace(path) as writer:

@@ -157,7 +157,7 @@ class Composed(Codec):
         return seal(body, codec=self.name, size=x.size, shared=self.shared(state), flags=flags)
 
     def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
-        """Undo :meth:`encode`."""
+        """Undo ``encode``."""
         body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         return self.read(shared, body, flags, size)
 
@@ -199,7 +199,7 @@ class Machine(Composed, PartwiseCodec):
         return grid.values(symbols, scale.read(body[:head]), scale.over(size), size)
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As :meth:`encode` and :meth:`decode`, without bytes where the coder can count them."""
+        """As ``encode`` and ``decode``, without bytes where the coder can count them."""
         scale, grid, x = self.parts.scale, self._grid, self.given(state, values)
         scales, symbols = self.rounded(state, x, key, 0)
         head, found = 8 * len(scale.pack(scales)), self._coder.measure(symbols, grid)
@@ -218,7 +218,7 @@ class Machine(Composed, PartwiseCodec):
         return state if whole is None else state.with_arrays(scale=whole)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The part as :meth:`encode` does it; a scale of the whole tensor counts with the first part."""
+        """The part as ``encode`` does it; a scale of the whole tensor counts with the first part."""
         x = checked_values(state, values)
         scales, symbols = self.rounded(state, x, key, start)
         head = self.parts.scale.pack(scales)
@@ -467,7 +467,7 @@ class LevelCodec(Composed, PartwiseCodec, ExpectingCodec):
         return state.with_arrays(lengths=unpack_code(code, self.alphabet(state))) if code else state
 
     def simulate(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Simulated:
-        """As :meth:`encode` and :meth:`decode` in one pass, the payload's length from how often each symbol occurs."""
+        """As ``encode`` and ``decode`` in one pass, the payload's length from how often each symbol occurs."""
         x = self._scale.clipped(self.given(state, values))
         split, signed = self.quantized(x.size), self.signed_values(state)
         scales, bucket = self._scale.measure(x[:split], state), self._scale.over(split)
@@ -488,7 +488,7 @@ class LevelCodec(Composed, PartwiseCodec, ExpectingCodec):
         return state if whole is None else state.with_arrays(scale=whole)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """The part as :meth:`encode` does it; one norm of the whole tensor counts with the first part."""
+        """The part as ``encode`` does it; one norm of the whole tensor counts with the first part."""
         x = checked_values(state, values)
         split = self.quantized(x.size)
         scales = self._scale.measure(x[:split], state)

@@ -172,7 +172,7 @@ def run_sweep(
             What was left out is in the provenance under ``left_out`` (kind -> number of tensors).
         draws: keyed encodings per (tensor, step, codec); 0 for expectations alone.
         seed: of the encodings.
-        refit: which steps' summaries fit a codec, see :class:`~gtrace.sweep.replay.Settings`.
+        refit: which steps' summaries fit a codec, see :class:`~gtrace.sweep.jobs.Settings`.
         nonfinite: what happens to a tensor with NaN or infinite gradients.
         optimal: where a codec with fitted levels takes part, set every level codec beside the best levels of the
             same number.

@@ -442,7 +442,7 @@ def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
         elif block is not None and block.size:
             if block.shape == array.chunks:
                 # Without a detour through the library's cache.
-                dataset.id.write_direct_chunk((start, 0), block.data)
+                dataset.id.write_direct_chunk((start, 0), np.ascontiguousarray(block).data)
             else:
                 dataset[start : start + len(block), : block.shape[1]] = block
     return dataset

@@ -14,7 +14,7 @@ import gtrace
 from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.sweep import EXPECTATION, ResultStore, expand
-from gtrace.sweep.jobs import Settings
+from gtrace.sweep.jobs import Fitting, Settings
 from gtrace.types import Key, SummarySpec
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "nuqsgd:bits=4", "terngrad", "natural"]
@@ -181,7 +181,8 @@ def test_refit_schedules():
     spec = SummarySpec("l2", 64)
 
     def sources(refit, spec=spec):
-        return [Settings(refit=refit).source(k, steps, spec) for k in range(4)]
+        found = [Settings(refit=refit).source(k, steps, spec) for k in range(4)]
+        return [tuple(fit.steps) if fit.pooled else fit.steps[0] for fit in found]
 
     assert sources("previous") == [0, 0, 1, 2]
     assert sources("each") == [0, 1, 2, 3]
@@ -190,7 +191,7 @@ def test_refit_schedules():
     assert sources("pooled") == [0, (0,), (0, 1), (0, 1, 2)]
     # One scale or threshold: it follows the step before.
     assert sources("pooled", SummarySpec("none", None)) == sources("pooled", None) == sources("previous")
-    assert Settings().source(13, steps, spec) == tuple(range(13 - WINDOW, 13))
+    assert Settings().source(13, steps, spec) == Fitting(tuple(range(13 - WINDOW, 13)), pooled=True)
     assert WINDOW == 10
 
 

@@ -45,6 +45,7 @@ _TEMPLATES = Environment(
     finalize=_shown,
     trim_blocks=True,
     lstrip_blocks=True,
+    keep_trailing_newline=True,
 )
 #: The macros of ``pieces.html``: table, heading, verdict, figure, section and others. Each returns escaped HTML.
 pieces: Any = _TEMPLATES.get_template("pieces.html").module

@@ -8,14 +8,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 417,
-    "lines": 72_600,
-    "functions above 8 parameters outside kernels": 29,
-    "worst complexity (C901)": 18,
-    "imports inside functions": 318,
-    "cycles inside packages": 10,
-    "class names used twice": 29,
-    "definitions of encode and decode in codecs": 41,
+    "files": 263,
+    "lines": 63_400,
+    "functions of one statement": 1_011,
+    "of these below 100 lines, codecs and commands aside": 4,
+    # run_sweep, alq_levels and what they call take their settings one by one.
+    "functions above 8 parameters outside kernels": 6,
+    # The kernel that rounds; everything else is at most 12.
+    "worst complexity (C901)": 16,
+    "imports inside functions": 235,
+    "cycles inside packages": 0,
+    # State, of a codec and of a DDP hook, as the public names are.
+    "class names used twice": 1,
+    "definitions of encode and decode in codecs": 17,
     "modules that loop over fit, encode and update": 4,
 }
 

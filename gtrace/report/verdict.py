@@ -1,0 +1,313 @@
+"""The answer: whether to compress, with what, what that saves and costs, and how sure it is.
+
+The rule, in this order:
+
+1. A configuration is a candidate if it was measured on all tensors and steps and its cost is below a limit. The cost is
+   the noise ratio, and candidates are those judged safe (:mod:`gtrace.report.analysis.safety`). If the gradient noise
+   is not known, or how much of an error is bias, as with memory, the limit is on the error instead: at most
+   :data:`ERROR_LIMIT` of the gradient's energy, after averaging over the user's workers, and over windows of steps if
+   codecs with memory take part.
+2. Without a network the candidate with the fewest measured bits wins; with one, the candidate with the shortest step.
+   float32 and bf16 take part: they need no codec.
+3. Within :data:`CLOSE` of the best the simplest wins (float32, bf16 and fp16, fixed grids, fitted grids, sparsifiers,
+   then anything wrapped), and of equally simple ones the one with the least error.
+4. If the winner needs no codec, the answer is not to compress.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from gtrace.report.analysis.families import FITTED
+from gtrace.report.names import count, listed, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gtrace.report.analysis.families import Configuration
+    from gtrace.report.analysis.results import SweepAnalysis
+    from gtrace.report.analysis.safety import Judgement
+    from gtrace.report.analysis.savings import Saving, Savings
+
+Answer = Literal["compress", "do not compress", "not measured", "nothing is safe"]
+#: Share of the gradient's energy that a codec may lose when its cost in batch size is not known.
+ERROR_LIMIT = 0.05
+#: Bits or steps that differ by less than this part are the same.
+CLOSE = 0.02
+_SPARSE = ("ratio", "sparsity", "amount")
+_PLAIN = {"none": 32.0, "bf16": 16.0, "fp16": 16.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration as the rule sees it.
+
+    Attributes:
+        name: in words, e.g. ``qsgdinf at 4 bits``.
+        codec: its spec.
+        method: its codec's name with everything around it.
+        bits: measured bits per value.
+        error: share of the gradient's energy that is lost for the user's workers; NaN if not measured.
+        within: whether its cost is below the limit.
+        seconds: of a step on the user's network; NaN without one.
+        simplicity: the smaller, the simpler.
+    """
+
+    name: str
+    codec: str
+    method: str
+    bits: float
+    error: float
+    within: bool
+    seconds: float = math.nan
+    simplicity: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the rule chose.
+
+    Attributes:
+        answer: of the four that there are.
+        chosen: the winner; None if nothing is safe or nothing was measured.
+        close: other codecs too close to call: as few bits or as short a step, and as little error.
+        best: the one with the fewest bits or the shortest step.
+    """
+
+    answer: Answer
+    chosen: Candidate | None = None
+    close: tuple[Candidate, ...] = ()
+    best: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer in four lines, and as numbers.
+
+    Attributes:
+        answer: what kind of an answer it is.
+        recommendation: what to do.
+        saves: bytes, and time if the network is known.
+        costs: error, and batch if the gradient noise is known.
+        confidence: what it rests on, and which command would make it surer.
+        codec: spec of the recommended codec; None for none.
+        bits: its measured bits per value; None for none.
+        error: its error as the report's tables have it; None for none.
+    """
+
+    answer: Answer
+    recommendation: str
+    saves: str
+    costs: str
+    confidence: str
+    codec: str | None = None
+    bits: float | None = None
+    error: float | None = None
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """The four lines with their names."""
+        return (
+            ("Recommendation", self.recommendation),
+            ("Saves", self.saves),
+            ("Costs", self.costs),
+            ("Confidence", self.confidence),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
+    """Apply the rule of this module.
+
+    Args:
+        candidates: every configuration, and float32 and bf16.
+        network: whether ``seconds`` decide, and not ``bits``.
+    """
+
+    def price(one: Candidate) -> float:
+        return one.seconds if network else one.bits
+
+    if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
+        return Choice("not measured")
+    fit = [one for one in candidates if one.within and math.isfinite(price(one))]
+    if all(one.method in _PLAIN for one in fit) and not network:
+        return Choice("nothing is safe", best=min(fit, key=price, default=None))
+    best = min(fit, key=price)
+    near = [one for one in fit if price(one) <= price(best) * (1 + CLOSE)]
+    near.sort(key=lambda one: (one.simplicity, one.error, one.bits))
+    chosen, *others = near
+    close = tuple(one for one in others if one.method != chosen.method and one.error <= chosen.error * (1 + CLOSE))
+    return Choice("do not compress" if chosen.method in _PLAIN else "compress", chosen, close, best)
+
+
+def simplicity(method: str, setting: str) -> tuple[int, ...]:
+    """How simple a codec is to run and to explain: wrappers count most, then what it is."""
+    if method in _PLAIN:
+        return (0, 0 if method == "none" else 1)
+    kind = 4 if setting.startswith(_SPARSE) else 3 if method in FITTED else 2
+    return (method.count(":"), kind)
+
+
+def verdict_of(analysis: SweepAnalysis, savings: Savings | None) -> Verdict:
+    """The verdict on a sweep.
+
+    Args:
+        analysis: of the sweep, with the user's workers and coder.
+        savings: step times on the user's network; None without one.
+    """
+    judged = dict(zip((c.spec for c in analysis.configurations), analysis.safety.judged, strict=False))
+    steps = {} if savings is None else {c.spec: savings.best(c.spec) for c in analysis.configurations}
+    found = []
+    for c in analysis.configurations:
+        step = steps.get(c.spec)
+        seconds = math.nan if step is None else step.step.seconds
+        found.append(
+            Candidate(
+                _in_words(c),
+                c.spec,
+                c.method,
+                c.bits,
+                _error(c),
+                not c.partial and _within(c, judged.get(c.spec)),
+                seconds,
+                simplicity(c.method, c.setting),
+            )
+        )
+    for place, spec in enumerate(("none", "bf16")):
+        if all(one.method != spec for one in found):
+            seconds = math.nan if savings is None else savings.plain[place].step.seconds
+            found.append(Candidate(spec, spec, spec, _PLAIN[spec], math.nan, True, seconds, simplicity(spec, "")))
+    choice = choose(found, network=savings is not None)
+    return _written(choice, analysis, savings, judged)
+
+
+def _error(c: Configuration) -> float:
+    return c.error if math.isfinite(c.error) else c.relative_variance
+
+
+def _within(c: Configuration, judgement: Judgement | None) -> bool:
+    if judgement is None or (judgement.verdict == "cannot tell" and not judgement.ratio.known):
+        return _error(c) <= ERROR_LIMIT
+    return judgement.verdict == "safe"
+
+
+def _in_words(c: Configuration) -> str:
+    if math.isfinite(c.nominal_bits) and c.setting.startswith("b"):
+        return f"{c.family} at {c.nominal_bits:g} bits"
+    return f"{c.family} with {c.setting}" if c.setting else c.family
+
+
+def _written(
+    choice: Choice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
+) -> Verdict:
+    """The choice in four lines."""
+    confidence = _confidence(choice, analysis, savings)
+    chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
+    if choice.answer == "not measured":
+        sentence = "none: this sweep has no measured error of any codec"
+        return Verdict(choice.answer, sentence, "not measured", "not measured", confidence)
+    if choice.answer == "nothing is safe" or chosen is None:
+        limit = "the noise limit" if analysis.safety.known else f"{ERROR_LIMIT:.0%} of gradient energy"
+        kept = "" if savings is None else f"; bf16 saves {_saved(plain['bf16'], plain['none'])}"
+        sentence = f"don't compress: none of {_codecs(analysis)} stays below {limit}"
+        return Verdict(choice.answer, sentence, f"nothing{kept}", "nothing", confidence)
+    configuration = next((c for c in analysis.configurations if c.spec == chosen.codec), None)
+    if choice.answer == "do not compress":
+        return _uncompressed(choice, chosen, savings, configuration, confidence)
+    sentence = chosen.name
+    if choice.close:
+        sentence += f" (too close to call: {listed([one.name for one in choice.close], 3)})"
+    saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32, {16 / chosen.bits:.1f}x than bf16"
+    if savings is not None and (best := savings.best(chosen.codec)) is not None:
+        saves += f"; {_saved(best, plain['bf16'])} with {savings.cluster.ranks} ranks"
+    workers = analysis.basis.workers
+    averaged = f" after averaging {workers} workers" if workers > 1 else ""
+    costs = f"loses {_share(chosen.error)} of gradient energy{averaged}; {_batch(analysis, judged.get(chosen.codec))}"
+    return Verdict(choice.answer, sentence, saves, costs, confidence, chosen.codec, chosen.bits, chosen.error)
+
+
+def _uncompressed(
+    choice: Choice,
+    chosen: Candidate,
+    savings: Savings | None,
+    configuration: Configuration | None,
+    confidence: str,
+) -> Verdict:
+    """The answer that float32, bf16 or fp16 are enough."""
+    name = "float32" if chosen.method == "none" else chosen.method
+    best = choice.best
+    if best is None or best.codec == chosen.codec:
+        sentence = f"don't compress: no safe codec here is better than {name}"
+    else:
+        sentence = f"don't compress: {name} is within {CLOSE:.0%} of the best codec here ({best.name})"
+    plain = None if savings is None else {row.spec: row for row in savings.plain}.get(chosen.method)
+    saves = f"{32 / chosen.bits:.1f}x fewer bytes than float32" if chosen.bits < 32 else "nothing"
+    if plain is not None and savings is not None and chosen.bits < 32:
+        saves += f"; {_saved(plain, savings.plain[0])}"
+    measured = configuration is not None and math.isfinite(chosen.error)
+    unknown = "nothing" if chosen.method == "none" else "bf16's error is not measured here: add bf16 to --methods"
+    costs = f"loses {_share(chosen.error)} of gradient energy" if measured else unknown
+    spec, error = (chosen.codec, chosen.error) if measured else (None, None)
+    return Verdict("do not compress", sentence, saves, costs, confidence, spec, chosen.bits, error)
+
+
+def _saved(row: Saving, reference: Saving) -> str:
+    """How much of a step one exchange saves against another."""
+    share = 1 - row.step.seconds / reference.step.seconds
+    name = "float32" if reference.spec == "none" else reference.spec
+    return f"{share:.0%} of a step with {name}" if share >= 0.005 else f"no time against {name}"
+
+
+def _share(error: float) -> str:
+    return f"{number(100 * error)}%"
+
+
+def _batch(analysis: SweepAnalysis, judgement: Judgement | None) -> str:
+    safety = analysis.safety
+    if judgement is None or not safety.known:
+        return "cost in batch size not measured"
+    size, low, high = safety.equivalent(judgement.ratio)
+    if not math.isfinite(size) or not math.isfinite(low):
+        return f"{judgement.verdict}: {judgement.reason}"
+    whole = number(safety.stated_batch)
+    return f"equivalent batch {number(size)} of {whole} ({number(low)} to {number(high)}): {judgement.verdict}"
+
+
+def _codecs(analysis: SweepAnalysis) -> str:
+    return count(len({c.spec for c in analysis.configurations if c.method not in _PLAIN}), "codec")
+
+
+def _confidence(choice: Choice, analysis: SweepAnalysis, savings: Savings | None) -> str:
+    """What the answer rests on, and what would make it surer."""
+    said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
+    if choice.chosen is not None and choice.answer == "compress":
+        said[0] += _over_training(choice.chosen, analysis)
+    missing = []
+    if not analysis.safety.known:
+        missing.append("gradient noise (gtrace capture --noise)")
+    if savings is None:
+        missing.append("step time (gtrace report --ranks 8 --network 25Gbit/s --step-time 180ms)")
+    if missing:
+        said.append(f"not measured: {listed(missing)}")
+    return "; ".join(said)
+
+
+def _over_training(chosen: Candidate, analysis: SweepAnalysis) -> str:
+    """Whether early, middle and late steps agree that the error is below its limit."""
+    place = next(k for k, c in enumerate(analysis.configurations) if c.spec == chosen.codec)
+    errors = [value for value in analysis.per_step[place].tolist() if math.isfinite(value)]
+    if len(errors) < 3:
+        return " (too few to see a trend)"
+    third = max(1, len(errors) // 3)
+    parts = {"early": errors[:third], "middle": errors[third:-third], "late": errors[-third:]}
+    means = {name: sum(values) / len(values) for name, values in parts.items()}
+    most, least = max(means.values()), min(means.values())
+    if most <= 2 * least:
+        return " (early, middle and late agree)"
+    worst = max(means, key=lambda name: means[name])
+    return f" ({worst} steps lose {number(most / least, 2)} times as much as others)"

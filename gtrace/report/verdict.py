@@ -135,7 +135,7 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
     if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
         return Choice("not measured")
     fit = [one for one in candidates if one.within and math.isfinite(price(one))]
-    if all(one.method in _PLAIN for one in fit) and not network:
+    if all(one.method in _PLAIN for one in fit):
         return Choice("nothing is safe", best=min(fit, key=price, default=None))
     best = min(fit, key=price)
     near = [one for one in fit if price(one) <= price(best) * (1 + CLOSE)]

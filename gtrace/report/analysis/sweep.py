@@ -11,7 +11,7 @@ elements*: every element of the model counts alike. *By layers*, each layer coun
 layers' relative variances. All configurations are summed over the same cells.
 
 What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
-when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.workers`.
+when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.basis`.
 For one worker, without windows, it is the relative variance.
 """
 
@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.report.analysis.bd_rate import bd_rates
+from gtrace.report.analysis.basis import over_windows, per_step, ranked_by, sweep_notes, workers_of
 from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, all_at_bits, choose_targets, pareto_front
+from gtrace.report.analysis.equal_bits import (
+    PREFERRED_BITS,
+    AtBits,
+    all_at_bits,
+    bd_rates,
+    choose_targets,
+    pareto_front,
+)
 from gtrace.report.analysis.evidence import (
     KEY,
     Phase,
@@ -34,13 +41,11 @@ from gtrace.report.analysis.evidence import (
     compare_layers,
     log_of_mean,
 )
-from gtrace.report.analysis.families import Configuration, Family, Labels, Leader, decisive, label
+from gtrace.report.analysis.families import SUMMED, Configuration, Family, Labels, Leader, Measure, decisive, label
 from gtrace.report.analysis.fits import read_fits
-from gtrace.report.analysis.notes import sweep_notes
 from gtrace.report.analysis.results import SweepAnalysis
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.analysis.safety import judge
-from gtrace.report.analysis.workers import over_windows, per_step, ranked_by, workers_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
 
 if TYPE_CHECKING:
@@ -248,23 +253,21 @@ def _configurations(
     labels = label(table.specs, table.methods, table.parameters)
     variance = sums.relative_variance()
     bits = sums.ratio(table.bits, table.n, strict=True)
-    others = {
-        name: sums.ratio(getattr(table, name), table.n, strict=False)
-        for name in ("bits_fixed", "bits_entropy", "bits_huffman", "cosine", "update_error")
-    }
-    # w1 over mean |g|: numerator and denominator are summed apart, as for the whole model's gradient.
-    magnitudes = table.mean_abs * table.n
-    w1 = sums.ratio(table.w1_normalized, magnitudes, strict=False)
-    absolute = sums.ratio(divide(table.mean_abs_error, table.mean_abs, table.mean_abs > 0), magnitudes, strict=False)
-    # What one cell lacks would make the sums of different cells, so nothing is left out here.
-    optimal = sums.ratio(table.optimal_variance, table.energy, strict=True)
-    model = sums.ratio(table.model_variance, table.energy, strict=True)
-    times = divide(variance, optimal, optimal > 0)
-    step_ratio = sums.step_ratio()
+    numbers = {name: _summed(name, measure, table, sums) for name, measure in SUMMED.items()}
+    optimal = numbers["optimal_variance"]
     layer_logs = _log(sums.relative_variance_by(table.tensor, len(table.tensors)))
+    numbers |= {
+        "relative_variance": variance,
+        "times_optimal": divide(variance, optimal, optimal > 0),
+        "layers_variance": np.array([math.exp(known_mean(logs)) for logs in layer_logs]),
+        "bits": bits,
+        "bits_measured": sums.ratio(measured, table.n, strict=True),
+        "ratio_float32": divide(np.full(len(bits), 32.0), bits, bits > 0),
+        "step_ratio_float32": sums.step_ratio(),
+        **parts._asdict(),
+    }
     top, bottom = (sums.totals(v, table.step, len(table.steps)) for v in (table.squared_error, table.energy))
     in_steps = _in_steps(top, bottom, weights)
-    own_bits = sums.ratio(measured, table.n, strict=True)
     compared = np.where(partial, np.nan, parts.error)
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
@@ -287,32 +290,29 @@ def _configurations(
             nominal_bits=table.nominal_bits[c],
             cells=int(sums.cells[c]),
             partial=bool(partial[c]),
-            relative_variance=float(variance[c]),
             error_source=error_source[c],
-            bits=float(bits[c]),
             bits_source=bits_source[c],
-            bits_fixed=float(others["bits_fixed"][c]),
-            bits_entropy=float(others["bits_entropy"][c]),
-            bits_huffman=float(others["bits_huffman"][c]),
-            ratio_float32=32 / float(bits[c]) if bits[c] > 0 else math.nan,
-            step_ratio_float32=float(step_ratio[c]),
-            cosine=float(others["cosine"][c]),
-            w1_normalized=float(w1[c]),
-            optimal_variance=float(optimal[c]),
-            times_optimal=float(times[c]),
-            model_variance=float(model[c]),
             fitted_on=table.fitted_on[c],
             pareto=bool(front[c]),
-            mean_abs_error=float(absolute[c]),
-            layers_variance=math.exp(known_mean(layer_logs[c])),
             in_steps=bootstrap(in_steps[c], weights, KEY),
-            update_error=float(others["update_error"][c]),
-            bits_measured=float(own_bits[c]),
-            **{name: values[c].item() for name, values in parts._asdict().items()},
+            **{name: values[c].item() for name, values in numbers.items()},
         )
         for c in order
     )
     return np.array(order, dtype=np.int64), labels, configurations
+
+
+def _summed(name: str, measure: Measure, table: CellTable, sums: Sums) -> NDArray[np.float64]:
+    """(C,) the mean of a column over the cells in use."""
+    values = table.columns[name]
+    if measure.absolute:
+        values = divide(values, table.mean_abs, table.mean_abs > 0)
+    if measure.of == "energy":
+        # What one cell lacks would make the sums of different cells, so nothing is left out here.
+        return sums.ratio(values, table.energy, strict=True)
+    # Numerator and denominator are summed apart, as for the whole model's gradient.
+    weights = table.mean_abs * table.n if measure.of == "magnitude" else table.n
+    return sums.ratio(values, weights, strict=False)
 
 
 def _in_steps(

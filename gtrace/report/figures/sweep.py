@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gtrace.report.analysis.results import drawable, fitted_at
 from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.figures.labels import Label, label_curves, list_curves, make_room
 from gtrace.report.figures.style import (
@@ -24,7 +23,6 @@ from gtrace.report.figures.style import (
     styled,
 )
 from gtrace.report.names import literal, number, shorten
-from gtrace.report.tables import VIEW_BITS, configuration_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +58,11 @@ _DASHED = (0, (4, 2))
 Values = TypeVar("Values", float, "NDArray[np.float64]")
 
 
+def _drawable(value: float) -> bool:
+    """Whether a logarithmic axis can show it."""
+    return math.isfinite(value) and value > 0
+
+
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
     """Error against measured bits, one curve per method, with the Pareto front."""
     with styled():
@@ -70,8 +73,8 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
         for family in analysis.families:
             own = looks[family.label]
-            points = [analysis.configurations[i] for i in family.members if drawable(analysis.configurations[i].bits)]
-            points = [c for c in points if drawable(c.error)]
+            points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
+            points = [c for c in points if _drawable(c.error)]
             x = np.array([c.bits for c in points])
             y = np.array([c.error for c in points])
             lines += axes.plot(x, y, **own.curve(), label=family.label)
@@ -80,7 +83,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             low, high = middle_of_steps(by_step[members])
             axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
         front = sorted(
-            (c.bits, c.error) for c in analysis.configurations if c.pareto and drawable(c.bits) and drawable(c.error)
+            (c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c.bits) and _drawable(c.error)
         )
         if front:
             x, y = np.array(front).T
@@ -119,34 +122,34 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         return figure
 
 
-def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
-    """Relative variance over training steps, of each method's configuration nearest to ``near`` bits."""
+def variance_over_steps(analysis: SweepAnalysis) -> Figure:
+    """Relative variance over training steps, of each method's configuration nearest to three bits."""
     with styled():
         noise = _noise_levels(analysis.safety.noise_per_step, analysis.safety)
-        figure, axes = _over_steps(analysis, analysis.per_step, near, noise)
+        figure, axes = _over_steps(analysis, analysis.per_step, noise)
         axes.set_ylabel(VARIANCE)
         return figure
 
 
-def equivalent_batch_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
-    """Predicted equivalent batch size over training steps, of each method's configuration nearest to ``near`` bits."""
+def equivalent_batch_over_steps(analysis: SweepAnalysis) -> Figure:
+    """Predicted equivalent batch size over training steps, of each method's configuration nearest to three bits."""
     with styled():
         safety = analysis.safety
         told = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
         sizes = np.where(told, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
         full = np.full(len(analysis.steps), safety.stated_batch)
-        figure, axes = _over_steps(analysis, sizes, near, [("full precision", full)])
+        figure, axes = _over_steps(analysis, sizes, [("full precision", full)])
         known = math.isfinite(safety.batch)
         axes.set_ylabel("predicted equivalent batch size" if known else f"predicted batch, of {safety.stated_batch:g}")
         return figure
 
 
-def bits_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+def bits_over_steps(analysis: SweepAnalysis) -> Figure:
     """Measured bits per coordinate over training steps, with the steps at which levels and codes were fitted anew."""
     with styled():
-        figure, axes = _over_steps(analysis, analysis.bits_per_step, near)
+        figure, axes = _over_steps(analysis, analysis.bits_per_step)
         axes.set_ylabel(BITS)
-        mark_updates(axes, np.array(fitted_at(analysis), dtype=np.float64))
+        mark_updates(axes, np.array(analysis.fitted_at, dtype=np.float64))
         return figure
 
 
@@ -188,10 +191,9 @@ def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, 
 def _over_steps(
     analysis: SweepAnalysis,
     values: NDArray[np.float64],
-    near: float,
     others: Sequence[tuple[str, NDArray[np.float64]]] = (),
 ) -> tuple[Figure, Axes]:
-    """``values`` (configurations, steps) of each family's configuration nearest to ``near`` bits, on a log axis.
+    """``values`` (configurations, steps) of each family's configuration nearest to three bits, on a log axis.
 
     ``others`` are named curves (steps,) of no family.
     """
@@ -200,7 +202,7 @@ def _over_steps(
     looks = family_looks(analysis)
     labels, lines = [], []
     for family in analysis.families:
-        i = analysis.nearest(family, near)
+        i = analysis.nearest(family)
         if i < 0:
             continue
         own = looks[family.label]
@@ -216,7 +218,7 @@ def _over_steps(
             label=family.label,
         )
         chosen = analysis.configurations[i]
-        name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
+        name = f"{shorten(literal(chosen.name), _NAME)}, {number(chosen.bits, 2)} bits"
         labels.append(Label(name, own.text, x, y))
     for name, curve in others:
         known = np.isfinite(curve) & (curve > 0)
@@ -247,7 +249,7 @@ def wasserstein(analysis: SweepAnalysis) -> Figure:
                 sorted(
                     (c.relative_variance, c.w1_normalized)
                     for c in (analysis.configurations[i] for i in family.members)
-                    if drawable(c.relative_variance) and drawable(c.w1_normalized)
+                    if _drawable(c.relative_variance) and _drawable(c.w1_normalized)
                 )
             ).reshape(-1, 2)
             lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import WINDOW, running_mean, worst_shadows
-from gtrace.report.analysis.seeds import BASELINE
+from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
 from gtrace.report.figures.labels import Label, label_curves, make_room
 from gtrace.report.figures.style import MUTED, Look, log_ticks, look, new_figure, series, styled
 from gtrace.report.figures.sweep import log_values

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.families import Configuration, Family
@@ -46,6 +45,10 @@ OUTCOMES: dict[Outcome, str] = {
     "lossless": "a bracketing configuration has no error at all, so that no logarithm can be taken",
     "unmeasured": "no configuration of this method has both a measured error and bits",
 }
+
+
+#: bits of the configurations of a method, and their errors
+Rates: TypeAlias = tuple[Sequence[float], Sequence[float]]
 
 
 def _sorted_points(bits: Sequence[float], variance: Sequence[float]) -> list[tuple[float, float, int]]:
@@ -137,7 +140,7 @@ def _best_below(points: list[tuple[float, float, int]], target: float) -> AtBits
     return None if best is None else AtBits(target, best[1], "fewer", best[2], best[2], best[0])
 
 
-def all_at_bits(curves: Sequence[tuple[Sequence[float], Sequence[float]]], target: float) -> list[AtBits]:
+def all_at_bits(curves: Sequence[Rates], target: float) -> list[AtBits]:
     """:func:`at_bits` of several methods, each as (bits, error) of its configurations, held against each other.
 
     A method that was not measured at the target takes part all the same when it has, at fewer bits, less error than
@@ -152,7 +155,7 @@ def all_at_bits(curves: Sequence[tuple[Sequence[float], Sequence[float]]], targe
     return found
 
 
-def choose_targets(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, ...]:
+def choose_targets(curves: Sequence[Rates]) -> tuple[float, ...]:
     """Up to four bit rates at which the most methods can be compared, ascending; () where nothing was measured.
 
     Rates where three methods were measured come before those where two were, and round numbers before others. A rate

@@ -7,11 +7,15 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Outcome
+import numpy as np
+
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Outcome, Rates, all_at_bits
 from gtrace.report.section import Column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from gtrace.report.statistics import Interval
 
@@ -327,3 +331,17 @@ class Family:
     method: str
     members: tuple[int, ...]
     at: tuple[AtBits, ...]
+
+
+def curves_of(families: Sequence[Family], bits: NDArray[np.float64], errors: NDArray[np.float64]) -> list[Rates]:
+    """Bits and errors of the members of each family, from those (configurations,) of all."""
+    return [(bits[[*f.members]].tolist(), errors[[*f.members]].tolist()) for f in families]
+
+
+def errors_at(
+    families: Sequence[Family], bits: NDArray[np.float64], errors: NDArray[np.float64], targets: Sequence[float]
+) -> NDArray[np.float64]:
+    """(families, targets) errors at equal bits, NaN where a family cannot be compared."""
+    curves = curves_of(families, bits, errors)
+    found = [[at.variance for at in all_at_bits(curves, target)] for target in targets]
+    return np.array(found, dtype=np.float64).reshape(len(targets), len(families)).T

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 from gtrace.report.analysis.results import MOST_NAMED
-from gtrace.report.figures.style import MISSING_CELL, PAPER, log_ticks, new_figure, styled
-from gtrace.report.figures.sweep import VARIANCE, say_empty
+from gtrace.report.figures.style import MISSING_CELL, PAPER, log_ticks, new_figure, say_empty, styled
+from gtrace.report.figures.sweep import VARIANCE
 from gtrace.report.names import literal, number, shorten_all
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gtrace.report.analysis.safety import SAFE_BIAS
-from gtrace.report.figures.labels import Label, label_curves, list_curves, make_room
+from gtrace.report.figures.labels import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
     INK,
@@ -19,7 +19,9 @@ from gtrace.report.figures.style import (
     log_ticks,
     look,
     new_figure,
+    note,
     plain_number,
+    say_empty,
     styled,
 )
 from gtrace.report.names import literal, number, shorten
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.transforms import Transform
     from numpy.typing import NDArray
 
@@ -104,21 +107,9 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
             if len(analysis.steps) >= _FEWEST_STEPS:
                 notes.append("bars: the middle 80 % of the steps")
-            axes.text(
-                1,
-                1,
-                "\n".join(notes),
-                transform=axes.transAxes,
-                ha="right",
-                va="top",
-                fontsize=7.5,
-                color=MUTED,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
-            )
-        if len(labels) > _FEW:
-            list_curves(axes, list(zip(lines, labels, strict=True)))
-        else:
-            label_curves(axes, labels)
+            box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
+            note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
+        _name_curves(axes, lines, labels, room=False)
         return figure
 
 
@@ -158,16 +149,7 @@ def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
     if len(steps):
         place = axes.get_xaxis_transform()
         axes.plot(steps, np.zeros(len(steps)), "|", color=INK, markersize=12, mew=1.3, transform=place, label="updates")
-        axes.text(
-            1,
-            1,
-            "ticks on the axis: levels and codes fitted anew",
-            transform=axes.transAxes,
-            ha="right",
-            va="bottom",
-            fontsize=7.5,
-            color=MUTED,
-        )
+        note(axes, 1, 1, "ticks on the axis: levels and codes fitted anew", ha="right", va="bottom")
 
 
 def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
@@ -183,9 +165,7 @@ def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
 def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, rotation: float = 0) -> None:
     box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     aligned = "left" if rotation else "right"
-    axes.text(
-        x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", fontsize=7.5, color=INK, bbox=box
-    )
+    note(axes, x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", color=INK, bbox=box)
 
 
 def _over_steps(
@@ -228,11 +208,7 @@ def _over_steps(
     axes.set_xlabel("training step")
     _frame(axes, empty=not any(len(label.x) for label in labels))
     step_axis(axes, analysis.steps)
-    if len(labels) > _FEW:
-        list_curves(axes, list(zip(lines, labels, strict=True)))
-    elif labels:
-        make_room(axes, labels)
-        label_curves(axes, labels)
+    _name_curves(axes, lines, labels)
     return figure, axes
 
 
@@ -266,12 +242,16 @@ def wasserstein(analysis: SweepAnalysis) -> Figure:
             axes.margins(x=0.08)
             axes.autoscale_view()
             log_ticks(axes.xaxis)
-        if len(labels) > _FEW:
-            list_curves(axes, list(zip(lines, labels, strict=True)))
-        elif not empty:
-            make_room(axes, labels)
-            label_curves(axes, labels)
+        _name_curves(axes, lines, [] if empty else labels)
         return figure
+
+
+def _name_curves(axes: Axes, lines: Sequence[Line2D], labels: Sequence[Label], *, room: bool = True) -> None:
+    """Names at the ends of a few curves, and beside the axes of many."""
+    if len(labels) > _FEW:
+        list_curves(axes, list(zip(lines, labels, strict=True)))
+    else:
+        label_curves(axes, labels, room=room)
 
 
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -329,13 +309,6 @@ def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
         log_ticks(axes.xaxis)
     else:
         axes.set_xlim(0, 1.16 * (high or 1.0))
-
-
-def say_empty(axes: Axes) -> None:
-    """Axes without data say so, instead of standing there with ticks from 0 to 1."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
 def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:

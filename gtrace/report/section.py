@@ -244,6 +244,49 @@ def _no_numbers() -> Numbers:
     return Numbers({})
 
 
+#: What a verdict may say.
+Answer: TypeAlias = Literal["compress", "do not compress", "not measured", "nothing is safe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer in four lines, and as numbers.
+
+    Attributes:
+        answer: what kind of an answer it is.
+        recommendation: what to do.
+        saves: bytes, and time if the network is known.
+        costs: error, and batch if the gradient noise is known.
+        confidence: what it rests on, and which command would make it surer.
+        codec: spec of the recommended codec; None for none.
+        bits: its measured bits per value; None for none.
+        error: its error as the report's tables have it; None for none.
+    """
+
+    answer: Answer
+    recommendation: str
+    saves: str
+    costs: str
+    confidence: str
+    codec: str | None = None
+    bits: float | None = None
+    error: float | None = None
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """The four lines with their names."""
+        return (
+            ("Recommendation", self.recommendation),
+            ("Saves", self.saves),
+            ("Costs", self.costs),
+            ("Confidence", self.confidence),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return dataclasses.asdict(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of a report.
@@ -261,6 +304,7 @@ class Section:
         together: it is about several inputs, or a part, so it has a heading even if there is one input.
         parts: sections inside it.
         numbers: makes what other programs read.
+        verdict: what to do; None if it does not say.
     """
 
     kind: str
@@ -275,6 +319,7 @@ class Section:
     together: bool = False
     parts: tuple[Section, ...] = ()
     numbers: Callable[[], Numbers] = _no_numbers
+    verdict: Verdict | None = None
 
     @property
     def heading(self) -> str:

@@ -17,11 +17,12 @@ The rule, in this order:
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.families import FITTED
 from gtrace.report.names import count, listed, number
+from gtrace.report.section import Answer, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.safety import Judgement
     from gtrace.report.analysis.savings import Saving, Savings
 
-Answer = Literal["compress", "do not compress", "not measured", "nothing is safe"]
 #: Share of the gradient's energy that a codec may lose when its cost in batch size is not known.
 ERROR_LIMIT = 0.05
 #: Bits or steps that differ by less than this part are the same.
@@ -82,45 +82,6 @@ class Choice:
     best: Candidate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer in four lines, and as numbers.
-
-    Attributes:
-        answer: what kind of an answer it is.
-        recommendation: what to do.
-        saves: bytes, and time if the network is known.
-        costs: error, and batch if the gradient noise is known.
-        confidence: what it rests on, and which command would make it surer.
-        codec: spec of the recommended codec; None for none.
-        bits: its measured bits per value; None for none.
-        error: its error as the report's tables have it; None for none.
-    """
-
-    answer: Answer
-    recommendation: str
-    saves: str
-    costs: str
-    confidence: str
-    codec: str | None = None
-    bits: float | None = None
-    error: float | None = None
-
-    @property
-    def lines(self) -> tuple[tuple[str, str], ...]:
-        """The four lines with their names."""
-        return (
-            ("Recommendation", self.recommendation),
-            ("Saves", self.saves),
-            ("Costs", self.costs),
-            ("Confidence", self.confidence),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-
 def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
     """Apply the rule of this module.
 
@@ -141,8 +102,12 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
     near = [one for one in fit if price(one) <= price(best) * (1 + CLOSE)]
     near.sort(key=lambda one: (one.simplicity, one.error, one.bits))
     chosen, *others = near
-    close = tuple(one for one in others if one.method != chosen.method and one.error <= chosen.error * (1 + CLOSE))
-    return Choice("do not compress" if chosen.method in _PLAIN else "compress", chosen, close, best)
+    close = {chosen.method: chosen}
+    for one in others:
+        if one.error <= chosen.error * (1 + CLOSE):
+            close.setdefault(one.method, one)
+    answer: Answer = "do not compress" if chosen.method in _PLAIN else "compress"
+    return Choice(answer, chosen, tuple(close.values())[1:], best)
 
 
 def simplicity(method: str, setting: str) -> tuple[int, ...]:
@@ -202,9 +167,7 @@ def _in_words(c: Configuration) -> str:
     return f"{c.family} with {c.setting}" if c.setting else c.family
 
 
-def _written(
-    choice: Choice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
-) -> Verdict:
+def _written(choice: Choice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]) -> Verdict:
     """The choice in four lines."""
     confidence = _confidence(choice, analysis, savings)
     chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}

@@ -58,7 +58,8 @@ def to_html(report: Report) -> str:
         for k, section in enumerate(sections(report))
     ]
     summary = [sentence for one in found for sentence in one.summary]
-    header = [pieces.heading(report.title, 1), pieces.verdict(summary), pieces.contents(found)]
+    answers = [pieces.answer(one.section.verdict) for one in found if one.section.verdict is not None]
+    header = [pieces.heading(report.title, 1), *answers, pieces.verdict(summary), pieces.contents(found)]
     return document(report.title, header, [pieces.section(one) for one in found])
 
 

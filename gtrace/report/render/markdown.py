@@ -23,6 +23,9 @@ def to_markdown(report: Report) -> str:
     lines = [f"# {markdown_text(report.title)}", ""]
     for section in (one for whole in sections(report) for one in whole.with_parts):
         lines += _section(section.heading, section.sentences)
+        if section.verdict is not None:
+            lines += [f"- **{name}**: {markdown_text(text)}" for name, text in section.verdict.lines]
+            lines.append("")
         for table in section.tables:
             lines += markdown_table(table)
         lines += _notes([*section.notes, *(f"Warning: {w}" for w in section.warnings)])

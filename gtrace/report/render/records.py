@@ -110,16 +110,23 @@ def all_records(report: Report) -> Iterator[Record]:
     """Everything that a report says, the verdicts first."""
     found = list(sections(report))
     for section in (one for whole in found for one in whole.with_parts):
-        yield {"record": "verdict", "results": section.name, "sentences": list(section.sentences)}
+        answer = {} if section.verdict is None else section.verdict.to_json()
+        yield {"record": "verdict", "results": section.name, **answer, "sentences": list(section.sentences)}
     for section in found:
         for record in section.numbers().records:
             yield {"record": record["record"], "results": section.name, **record}
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Every number of the report at full precision, in dictionaries, lists and arrays; NaN for missing."""
-    found: dict[str, Any] = {"title": report.title, **{name: [] for name in (*SECTIONS, "groups", "pairs")}}
-    for section in sections(report):
+    """Every number of the report at full precision, in dictionaries, lists and arrays; NaN for missing.
+
+    ``verdict`` is that of the first sweep; those of others are with their results.
+    """
+    shown = list(sections(report))
+    verdict = next((section.verdict.to_json() for section in shown if section.verdict is not None), None)
+    found: dict[str, Any] = {"title": report.title, "verdict": verdict}
+    found |= {name: [] for name in (*SECTIONS, "groups", "pairs")}
+    for section in shown:
         for name, entry in section.numbers().json.items():
             found[name].append(entry)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Section
+    from gtrace.report.section import Section, Verdict
 
 
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
@@ -44,7 +45,13 @@ def print_report(report: Report, console: Console) -> None:
         report: what to print.
         console: its width, colours and encoding are respected.
     """
-    print_sections(sections(report, MOST_LAYERS), console, several=report.sections > 1)
+    found = list(sections(report, MOST_LAYERS))
+    first = next((k for k, section in enumerate(found) if section.verdict is not None), None)
+    if first is not None:
+        # The answer comes before any heading.
+        _Page(console).answer(found[first].verdict)
+        found[first] = dataclasses.replace(found[first], verdict=None)
+    print_sections(found, console, several=report.sections > 1)
 
 
 def print_sections(found: Iterable[Section], console: Console, *, several: bool = False) -> None:
@@ -52,6 +59,7 @@ def print_sections(found: Iterable[Section], console: Console, *, several: bool 
     page = _Page(console)
     for section in (one for whole in found for one in whole.with_parts):
         page.heading(section.heading, shown=several or section.together)
+        page.answer(section.verdict)
         page.verdict(section.sentences)
         for table in section.tables:
             page.table(table)
@@ -93,6 +101,14 @@ class _Page:
         if shown:
             self._console.print()
             self._console.print(Text(self.safe(text), style="bold underline"))
+
+    def answer(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        grid = RichTable.grid(padding=(0, 3, 0, 0))
+        for place, (name, text) in enumerate(verdict.lines):
+            grid.add_row(Text(name, style="dim"), Text(self.safe(text), style="bold" if place == 0 else ""))
+        self._console.print(grid)
 
     def verdict(self, sentences: Iterable[str]) -> None:
         self._console.print()

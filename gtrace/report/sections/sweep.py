@@ -27,6 +27,7 @@ from gtrace.report.sections.sweep_tables import (
     phase_table,
 )
 from gtrace.report.sections.sweep_words import compared_in_words, groups_in_words, sweep_verdict
+from gtrace.report.verdict import verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             facts=_facts(analysis),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
+            verdict=verdict_of(analysis, report.savings_of(analysis)),
         )
 
 

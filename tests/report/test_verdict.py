@@ -1,10 +1,18 @@
 """The rule behind the verdict, case by case, on made candidates; its words, on a small sweep."""
 
+import html
+import io
 import math
 
+import numpy as np
 import pytest
+from rich.console import Console
 
-from gtrace.report.verdict import CLOSE, Candidate, choose, simplicity
+import gtrace
+from gtrace.costs import Cluster, Network
+from gtrace.report import load_report, print_report, to_html, to_json, to_markdown
+from gtrace.report.inputs import Asked
+from gtrace.report.verdict import CLOSE, ERROR_LIMIT, Candidate, choose, simplicity
 
 
 def candidate(name, bits, error=0.01, seconds=math.nan, within=True, setting=""):
@@ -84,3 +92,55 @@ def test_the_order_of_candidates_does_not_matter():
 )
 def test_simpler_codecs_come_first(simpler, other):
     assert simplicity(*simpler) < simplicity(*other)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of one tensor whose gradient noise is not known."""
+    path = tmp_path_factory.mktemp("verdict") / "one.zarr"
+    rng = np.random.default_rng(0)
+    with gtrace.create_trace(path) as writer:
+        for step in (0, 10, 20):
+            writer.append(step, "w", rng.standard_normal(5000).astype(np.float32))
+            writer.commit(step)
+    results = path.with_suffix(".sweep.db")
+    gtrace.run_sweep(path, ["qsgdinf:bits=4", "qsgdinf:bits=2", "alq:bits=4", "bf16"], output=results)
+    return results
+
+
+def report_of(path, **asked):
+    return load_report([path], asked=Asked(**asked))
+
+
+def test_every_way_out_begins_with_the_same_verdict(swept):
+    report = report_of(swept)
+    found = to_json(report)
+    verdict = found["verdict"]
+    configuration = next(c for c in found["sweeps"][0]["configurations"] if c["spec"] == verdict["codec"])
+    assert verdict["answer"] == "compress"
+    assert (verdict["bits"], verdict["error"]) == (configuration["bits"], configuration["error"])
+    assert verdict["error"] <= ERROR_LIMIT
+    console = Console(width=80, file=io.StringIO())
+    print_report(report, console)
+    assert console.file.getvalue().startswith(f"Recommendation   {verdict['recommendation'][:20]}")
+    page, markdown = to_html(report), to_markdown(report)
+    for line in ("recommendation", "saves", "costs", "confidence"):
+        assert html.escape(verdict[line]) in page.replace("&#39;", "&#x27;")
+        assert f"**{line.capitalize()}**: " in markdown
+
+
+@pytest.mark.parametrize(("network", "answer"), [("1Mbit/s", "compress"), ("1Tbit/s", "do not compress")])
+def test_the_network_decides(swept, network, answer):
+    cluster = Cluster(Network.parse(network), ranks=8, step_time=0.01)
+    verdict = to_json(report_of(swept, cluster=cluster, workers=8))["verdict"]
+    assert verdict["answer"] == answer
+    if answer == "do not compress":
+        assert verdict["recommendation"].startswith("don't compress: float32 is within 2% of the best codec here")
+
+
+def test_a_report_without_sweeps_has_no_verdict(tmp_path):
+    path = tmp_path / "one.zarr"
+    with gtrace.create_trace(path) as writer:
+        writer.append(0, "w", np.ones(10, np.float32))
+        writer.commit(0)
+    assert to_json(report_of(path))["verdict"] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +136,12 @@ class ScriptLog:
     ) -> None:
         """One optimizer step and what was exchanged for it."""
         self._loss = step.loss
-        measured = {} if comparison is None else asdict(comparison)
+        measured: dict[str, float] = {}
         if not summary.exchanged:
-            measured = {"relative_variance": tally.relative_variance}
+            measured["relative_variance"] = tally.relative_variance
+        elif comparison is not None:
+            names = ("relative_variance", "bf16_variance", "bf16_seconds", "float32_seconds")
+            measured = {name: getattr(comparison, name) for name in names}
         record = {
             "type": "step",
             **self._label,

@@ -29,7 +29,7 @@ from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, pr
 from gtrace.torch_hooks.sharded import local_part
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
-from gtrace.training.ddp import AllReduceComparison, State, ddp_comm_hook
+from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
@@ -87,7 +87,7 @@ class ScriptTraining:
         self._names: Any = WeakTensorKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._wrapped: Any = WeakTensorKeyDictionary()
-        self._states: list[State] = []
+        self._states: list[RankExchange] = []
         self._arrived: dict[int, Tally] = {}
         self._step: OptimizerStep | None = None
         self._pending = Tally()
@@ -144,7 +144,7 @@ class ScriptTraining:
 
     def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
         options = self._options
-        state = State(
+        state = RankExchange(
             self._rules,
             wrapper.process_group,
             model=wrapper.module,
@@ -174,7 +174,7 @@ class ScriptTraining:
 
         return register_comm_hook
 
-    def _ranks_stepped(self, state: State) -> None:
+    def _ranks_stepped(self, state: RankExchange) -> None:
         self._arrived.setdefault(id(state), Tally()).add(state.last)
         if state.comparison is not None:
             self._comparison = state.comparison

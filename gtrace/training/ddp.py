@@ -237,7 +237,8 @@ class RankExchange:
         start, waited, before = time.thread_time(), wire.seconds, wire.sent
         pieces: list[Piece] = []
         sent: list[Values] = []
-        for name, array, shape in zip(names, values, shapes or [None] * len(names), strict=True):
+        known: Sequence[tuple[int, ...] | None] = shapes or [None] * len(names)
+        for name, array, shape in zip(names, values, known, strict=True):
             place = array.device if isinstance(array, torch.Tensor) else None
             pieces.append(Piece(name, self.rules.choose(name, len(array)), len(array), place, shape))
             count = vectors.count_nonfinite(array)

@@ -135,7 +135,7 @@ def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
     """Undo :func:`concatenated`."""
     if isinstance(whole, np.ndarray):
         return list(np.split(whole, np.cumsum(sizes)[:-1]))
-    return list(whole.split(list(sizes)))
+    return list(sys.modules["torch"].split(whole, list(sizes)))
 
 
 def _device() -> Any:

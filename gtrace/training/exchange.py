@@ -135,6 +135,19 @@ class Tally:
         """Squared error of single workers' gradients over their energy."""
         return relative(self.worker_squared_error, self.worker_energy)
 
+    def record(self) -> dict[str, Any]:
+        """What every run log says of a step."""
+        return {
+            "bits": self.bits,
+            "bits_float32": self.float32_bits,
+            "shared_bits": self.shared_bits,
+            "envelope_bits": self.envelope_bits,
+            "worker_variance": self.worker_variance,
+            "nonfinite": self.nonfinite,
+            "codec_seconds": self.codec_seconds,
+            "fit_seconds": self.fit_seconds,
+        }
+
     def add_sent(self, exact: Vector, decoded: Vector) -> None:
         """Count how far off one worker's values arrived."""
         energy, error = vectors.error_of(exact, decoded)

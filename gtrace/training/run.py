@@ -255,16 +255,9 @@ class TrainingRun:
             "step": step,
             "loss": loss,
             "lr": lr,
-            "bits": tally.bits,
-            "bits_float32": tally.float32_bits,
-            "shared_bits": tally.shared_bits,
-            "envelope_bits": tally.envelope_bits,
+            **tally.record(),
             "relative_variance": tally.relative_variance,
-            "worker_variance": tally.worker_variance,
-            "nonfinite": tally.nonfinite,
             "seconds": seconds,
-            "codec_seconds": tally.codec_seconds,
-            "fit_seconds": tally.fit_seconds,
             **chosen,
         }
         if self._settings.down:

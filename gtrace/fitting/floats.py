@@ -22,7 +22,9 @@ from gtrace.errors import UsageError
 from gtrace.kernels import floats as _floats
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from gtrace.kernels import Floats, Singles, Symbols
 
 #: widest exponent: the numbers of wider ones are no float32
 LARGEST_EXPONENT = 7
@@ -126,16 +128,16 @@ class FloatFormat:
         return 2.0 ** (1 - self.bias - self.mantissa)
 
     @property
-    def levels(self) -> NDArray[np.float32]:
+    def levels(self) -> Singles:
         """MagnitudeLaw by code, float32[top + 1]: ascending, 0 first."""
         return self.exact_levels.astype(np.float32)
 
     @property
-    def exact_levels(self) -> NDArray[np.float64]:
+    def exact_levels(self) -> Floats:
         """The same as float64, for sums; read-only."""
         return _levels(self)
 
-    def encode(self, x: ArrayLike, key: tuple[int, int] | None = None) -> NDArray[np.uint16]:
+    def encode(self, x: ArrayLike, key: tuple[int, int] | None = None) -> Symbols:
         """Codes sign, exponent, mantissa (uint16[n]) of the nearest numbers, ties to the even code.
 
         Args:
@@ -151,13 +153,8 @@ class FloatFormat:
         return self.encode_blocks(values, max(1, values.size), _ONE[: values.size], key)
 
     def encode_blocks(
-        self,
-        values: NDArray[np.float32],
-        block: int,
-        factors: NDArray[np.float64],
-        key: tuple[int, int] | None = None,
-        start: int = 0,
-    ) -> NDArray[np.uint16]:
+        self, values: Singles, block: int, factors: Floats, key: tuple[int, int] | None = None, start: int = 0
+    ) -> Symbols:
         """As :meth:`encode`, for float32[n] without NaN, each block times a factor of its own.
 
         Powers of two multiply exactly; other factors must be float32, and the products are rounded to float32.
@@ -173,7 +170,7 @@ class FloatFormat:
             _floats.encode_stochastic(values, block, factors, single, *form, *words, out)
         return out
 
-    def decode(self, codes: ArrayLike) -> NDArray[np.float32]:
+    def decode(self, codes: ArrayLike) -> Singles:
         """The numbers of codes, float32[n].
 
         Raises:
@@ -185,13 +182,13 @@ class FloatFormat:
             raise UsageError(f"float format {self}: a code stands for no number")
         return self.decode_blocks(given.astype(np.uint16), max(1, given.size), _ONE[: given.size])
 
-    def decode_blocks(self, codes: NDArray[np.uint16], block: int, scales: NDArray[np.float64]) -> NDArray[np.float32]:
+    def decode_blocks(self, codes: Symbols, block: int, scales: Floats) -> Singles:
         """Numbers of valid codes, each block times its own scale, at most the largest float32; float32[n]."""
         out = np.empty(codes.size, np.float32)
         _floats.restore(codes, block, scales, _signed_levels(self), float(np.finfo(np.float32).max), out)
         return out
 
-    def round(self, x: ArrayLike, key: tuple[int, int] | None = None) -> NDArray[np.float32]:
+    def round(self, x: ArrayLike, key: tuple[int, int] | None = None) -> Singles:
         """The nearest numbers of the format, float32[n]; see :meth:`encode`.
 
         >>> [float(v) for v in FloatFormat(3, 0).round([1.5, 3.0, 1000.0, -0.0])]
@@ -218,9 +215,7 @@ class FloatFormat:
             raise UsageError(f"relative error: mu={mu:g}, sigma={sigma:g}; give finite numbers, sigma not negative")
         return float(self.relative_errors(np.array([float(mu)]), float(sigma), stochastic=stochastic, law=law)[0])
 
-    def relative_errors(
-        self, mu: NDArray[np.float64], sigma: float, *, stochastic: bool, law: LawName
-    ) -> NDArray[np.float64]:
+    def relative_errors(self, mu: Floats, sigma: float, *, stochastic: bool, law: LawName) -> Floats:
         """As :meth:`expected_relative_error`, unchecked, for several means of log2 x at once (float64[n] to [n])."""
         if sigma < 1e-9 and law == "lognormal":
             return point_error(self.exact_levels, 2.0**mu, stochastic=stochastic)
@@ -253,8 +248,8 @@ def _scaled_erfc(x: float) -> float:
 
 
 @cache
-def _levels(form: FloatFormat) -> NDArray[np.float64]:
-    out: NDArray[np.float64]
+def _levels(form: FloatFormat) -> Floats:
+    out: Floats
     code = np.arange(form.top + 1)
     field, fraction = code >> form.mantissa, code & ((1 << form.mantissa) - 1)
     significand = np.where(field > 0, fraction + (1 << form.mantissa), fraction)
@@ -264,7 +259,7 @@ def _levels(form: FloatFormat) -> NDArray[np.float64]:
 
 
 @cache
-def _signed_levels(form: FloatFormat) -> NDArray[np.float64]:
+def _signed_levels(form: FloatFormat) -> Floats:
     out = np.zeros(2 << (form.exponent + form.mantissa))
     out[: form.top + 1] = form.exact_levels
     out[out.size // 2 : out.size // 2 + form.top + 1] = -form.exact_levels
@@ -293,12 +288,10 @@ NORMAL_SIGMA = math.pi / (2.0 * _ROOT_2 * _LN2)
 class MagnitudeLaw(Protocol):
     """A law of |x|, or one for each of several shifts; points are float64[p], results float64[shifts, p]."""
 
-    def mass(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
 
-    def ratio(
-        self, power: int, unit: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high], power 1 or -1."""
 
 
@@ -311,21 +304,19 @@ class LogNormalMagnitudes:
         sigma: its standard deviation, positive.
     """
 
-    mu: NDArray[np.float64]
+    mu: Floats
     sigma: float
 
-    def mass(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high), from the tail that is nearer."""
         from scipy.special import ndtr
 
         a, b = self._standard(low), self._standard(high)
         right = a > 0
-        out: NDArray[np.float64] = ndtr(np.where(right, -a, b)) - ndtr(np.where(right, -b, a))
+        out: Floats = ndtr(np.where(right, -a, b)) - ndtr(np.where(right, -b, a))
         return out
 
-    def ratio(
-        self, power: int, unit: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high]."""
         spread = self.sigma * _LN2
         at_low, at_high = self._tail(power, unit, low), self._tail(power, unit, high)
@@ -336,12 +327,12 @@ class LogNormalMagnitudes:
         middle = np.exp(exponent) - at_low - at_high
         return np.where(right, at_low - at_high, np.where(left, at_high - at_low, middle))
 
-    def _standard(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _standard(self, points: Floats) -> Floats:
         with np.errstate(divide="ignore"):
-            out: NDArray[np.float64] = (np.log2(points) - self.mu) / self.sigma
+            out: Floats = (np.log2(points) - self.mu) / self.sigma
         return out
 
-    def _tail(self, power: int, unit: NDArray[np.float64], point: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _tail(self, power: int, unit: Floats, point: Floats) -> Floats:
         """The part of E[(x / unit)^power] beyond ``point``, seen from the tilted law's peak; 0 at 0 and infinity."""
         from scipy.special import erfcx
 
@@ -361,38 +352,36 @@ class HalfNormalMagnitudes:
         deviation: float64[shifts, 1], its standard deviations.
     """
 
-    deviation: NDArray[np.float64]
+    deviation: Floats
 
-    def mass(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
         from scipy.special import erf, erfc
 
         a, b = low / (self.deviation * _ROOT_2), high / (self.deviation * _ROOT_2)
-        out: NDArray[np.float64] = np.where(a > 0.5, erfc(a) - erfc(b), erf(b) - erf(a))
+        out: Floats = np.where(a > 0.5, erfc(a) - erfc(b), erf(b) - erf(a))
         return out
 
-    def ratio(
-        self, power: int, unit: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high]; with power -1 low must be positive."""
         from scipy.special import exp1
 
         a, b = 0.5 * (low / self.deviation) ** 2, 0.5 * (high / self.deviation) ** 2
         if power > 0:
-            out: NDArray[np.float64] = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
+            out: Floats = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
             return out
-        inverse: NDArray[np.float64] = unit / (self.deviation * math.sqrt(2 * math.pi)) * (exp1(a) - exp1(b))
+        inverse: Floats = unit / (self.deviation * math.sqrt(2 * math.pi)) * (exp1(a) - exp1(b))
         return inverse
 
 
-def magnitude_law(law: LawName, mu: NDArray[np.float64], sigma: float) -> MagnitudeLaw:
+def magnitude_law(law: LawName, mu: Floats, sigma: float) -> MagnitudeLaw:
     """The law with these means of log2 x (float64[shifts]); ``normal`` has no spread of its own to choose."""
     if law == "normal":
         return HalfNormalMagnitudes(2.0 ** (mu[:, None] - NORMAL_MU))
     return LogNormalMagnitudes(mu[:, None], sigma)
 
 
-def nearest_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[np.float64]:
+def nearest_error(levels: Floats, law: MagnitudeLaw) -> Floats:
     """E |Q(x) - x| / x for rounding to the nearest of ``levels`` (float64[m], 0 first); float64[shifts]."""
     own = levels[1:]
     low = (levels[:-1] + own) / 2
@@ -400,11 +389,11 @@ def nearest_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[np.
     above = law.mass(own, high) - law.ratio(-1, own, own, high)
     below = law.ratio(-1, own, low, own) - law.mass(low, own)
     flushed = law.mass(np.zeros(1), low[:1])
-    out: NDArray[np.float64] = (above + below).sum(axis=1) + flushed[:, 0]
+    out: Floats = (above + below).sum(axis=1) + flushed[:, 0]
     return out
 
 
-def stochastic_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[np.float64]:
+def stochastic_error(levels: Floats, law: MagnitudeLaw) -> Floats:
     """E |Q(x) - x| / x for unbiased rounding to a neighbour, saturating above the last level; float64[shifts]."""
     low, high, top = levels[1:-1], levels[2:], levels[-1:]
     width = (high - low) / high
@@ -412,14 +401,14 @@ def stochastic_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[
     first, zero, end = levels[1:2], np.zeros(1), np.full(1, np.inf)
     bottom = 2 * (law.mass(zero, first) - law.ratio(1, first, zero, first))
     clipped = law.mass(top, end) - law.ratio(-1, top, top, end)
-    out: NDArray[np.float64] = (2 * inner / width).sum(axis=1) + bottom[:, 0] + clipped[:, 0]
+    out: Floats = (2 * inner / width).sum(axis=1) + bottom[:, 0] + clipped[:, 0]
     return out
 
 
-def point_error(levels: NDArray[np.float64], x: NDArray[np.float64], *, stochastic: bool) -> NDArray[np.float64]:
+def point_error(levels: Floats, x: Floats, *, stochastic: bool) -> Floats:
     """E |Q(x) - x| / x at single magnitudes, float64[n]: the laws without spread."""
     cell = np.clip(np.searchsorted(levels, x, side="right") - 1, 0, levels.size - 2)
     down, up = x - levels[cell], levels[cell + 1] - x
     inside = 2 * down * up / (down + up) if stochastic else np.minimum(down, up)
-    out: NDArray[np.float64] = np.where(up < 0, -up, inside) / x
+    out: Floats = np.where(up < 0, -up, inside) / x
     return out

@@ -21,12 +21,11 @@ from gtrace.fitting.floats import LARGEST_BITS, LARGEST_EXPONENT, LARGEST_MANTIS
 from gtrace.kernels.floats import rounding_error
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from gtrace.kernels import Flags, Floats
     from gtrace.sketch import MomentSketch
 
-    _Sums = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-    _Found = tuple[float, float, NDArray[np.float64]]
+    _Sums = tuple[Floats, Floats, Floats]
+    _Found = tuple[float, float, Floats]
 
 ScaleRule: TypeAlias = Literal["max", "mean", "error", "absmax"]
 RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
@@ -249,7 +248,7 @@ class Rounded(NamedTuple):
 
     squared_error: float
     squared_bias: float
-    counts: NDArray[np.float64]
+    counts: Floats
     saturated: float
 
 
@@ -317,13 +316,7 @@ def _best_placement(form: FloatFormat, sketch: MomentSketch, stochastic: bool, e
     return best
 
 
-def _nearest(
-    grid: NDArray[np.float64],
-    decoded: NDArray[np.float64],
-    low: NDArray[np.float64],
-    sums: _Sums,
-    on_edge: NDArray[np.bool_],
-) -> _Found:
+def _nearest(grid: Floats, decoded: Floats, low: Floats, sums: _Sums, on_edge: Flags) -> _Found:
     count, first, second = sums
     middle = (grid[:-1] + grid[1:]) / 2
     code = np.searchsorted(middle, low, side="right")
@@ -336,13 +329,7 @@ def _nearest(
     return error, error, np.bincount(code, count, grid.size).astype(np.float64)
 
 
-def _stochastic(
-    grid: NDArray[np.float64],
-    decoded: NDArray[np.float64],
-    low: NDArray[np.float64],
-    sums: _Sums,
-    on_edge: NDArray[np.bool_],
-) -> _Found:
+def _stochastic(grid: Floats, decoded: Floats, low: Floats, sums: _Sums, on_edge: Flags) -> _Found:
     del on_edge
     count, first, second = sums
     code = np.searchsorted(grid, low, side="right") - 1
@@ -354,7 +341,7 @@ def _stochastic(
     below, above = low - grid[code], grid[code + 1] - low
     error = float(np.sum(below * above * count + (above - below) * first - second))
     up = (below * count + first) / (grid[code + 1] - grid[code])
-    counts: NDArray[np.float64] = np.bincount(code, count - up, grid.size).astype(np.float64)
+    counts: Floats = np.bincount(code, count - up, grid.size).astype(np.float64)
     counts += np.bincount(code + 1, up, grid.size)
     counts[top] += float(sums[0].sum() - count.sum())
     return error + clipped, clipped, counts

@@ -143,7 +143,7 @@ class Rule:
             _KERNELS[self.kind],
             self.mirrored,
             self.steps,
-            np.require(self.levels, requirements="W"),  # read-only ones would be compiled for a second time
+            np.require(self.levels, requirements=["W"]),  # read-only ones would be compiled for a second time
             high,
             low,
             start,

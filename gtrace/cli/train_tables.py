@@ -11,6 +11,8 @@ import click
 import numpy as np
 from scipy import special
 
+from gtrace.cli.console import plain_table
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -121,12 +123,11 @@ _NUMBERS: dict[str, Callable[[RunResult], float | None]] = {
 def print_seeds(study: Study) -> None:
     """The table on stdout, with what its numbers mean."""
     from rich.console import Console
-    from rich.table import Table
 
     entries = summarize(study)
     accurate = any(math.isfinite(entry["accuracy"]) for entry in entries)
     timed = any(math.isfinite(entry["step_seconds"]) for entry in entries)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("codec", overflow="fold", min_width=10)
     headers = ["accuracy", "against none"] if accurate else ["loss", "against none"]
     quantized = ["weights"] if study.quantized else []
@@ -176,14 +177,13 @@ def _with(value: float, spread_of: float, scale: float, form: str) -> str:
 def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> None:
     """The table of one seed on stdout, with what its numbers mean."""
     from rich.console import Console
-    from rich.table import Table
 
     from gtrace.report.analysis.runs import seconds_to_loss
 
     settings, results = study.settings, study.results
     has_accuracy = any(result.accuracy is not None for result in results)
     neural, has_shadow = settings.kind == "neural", any(result.shadow.steps for result in results)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("codec", overflow="fold", min_width=10)
     accuracy = ["accuracy"] if has_accuracy else []
     cosine = ["cosine", "worst"] if has_shadow else []

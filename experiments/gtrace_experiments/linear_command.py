@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shlex
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean as mean
 from typing import TYPE_CHECKING, Any
@@ -14,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.completion import complete_spec, complete_specs
-from gtrace.cli.options import check_output, file_name, load_plugins, print_json
+from gtrace.cli.console import plain_table, step_progress
+from gtrace.cli.options import (
+    PLUGIN,
+    arguments,
+    check_output,
+    codec_with,
+    file_name,
+    load_plugins,
+    options,
+    pick,
+    print_json,
+)
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
-from gtrace_experiments.linear import LINEAR_TASKS
+from gtrace.settings import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from gtrace.cli.train_tables import Spread
     from gtrace_experiments.linear import LinearResult, LinearStudy
@@ -29,88 +38,101 @@ if TYPE_CHECKING:
 _NAME = 18
 #: losses from here on are those of models that blew up
 _HUGE = 1e5
-#: options that are parameters of a precision
-_PRECISION = ("bits", "quantize", "levels", "chebyshev", "radius", "refetch", "failure")
-_SAMPLINGS = ("naive", "nearest", "double", "symmetrized")
+#: tasks of linear models, with one line about each
+LINEAR_TASKS = {
+    "linear": "linear regression at low precision, end to end",
+    "lssvm": "least-squares support vector machine, labels of -1 and 1, ridge term",
+    "logistic": "logistic regression",
+    "svm": "support vector machine with the hinge loss",
+}
 _TASKS = "".join(f"  {name:17}{line}\n" for name, line in LINEAR_TASKS.items())
 
 
+@dataclass(frozen=True)
+class LinearSettings:
+    """The options of ``gtrace linear``.
+
+    ``call`` marks what :class:`~gtrace_experiments.linear.LinearStudy` (``study``) and a
+    :class:`~gtrace_experiments.linear.Precision` (``precision``) take under its own name.
+    """
+
+    task: str = option("linear", choices=tuple(LINEAR_TASKS), help="See below.")
+    data: str = option(
+        "synthetic-100",
+        call=("study",),
+        metavar="DATA",
+        help="synthetic-100 (features; add x60000 for that number of samples), heavy-8, or a .csv, .libsvm or .npz "
+        "file.",
+    )
+    target: str | None = option(
+        None, call=("study",), metavar="NAME", help="Column of the CSV file to predict.  [default: the last]"
+    )
+    quantize: str | None = option(
+        None,
+        call=("precision",),
+        metavar="PARTS",
+        help="samples, model, gradients, or several with commas.  [default: samples]",
+    )
+    bits: int | None = option(
+        None, call=("precision",), help="Nominal bits of what is quantized, or of a codec that has them."
+    )
+    sampling: str | None = option(
+        None,
+        choices=("naive", "nearest", "double", "symmetrized"),
+        help="How often a sample is quantized for one gradient.  [default: double; naive with --refetch]",
+    )
+    levels: str | None = option(
+        None,
+        call=("precision",),
+        choices=("uniform", "optimal"),
+        help="Where the samples' levels lie.  [default: uniform]",
+    )
+    codec: str | None = option(
+        None, shell_complete=complete_spec, help="A codec for the gradients, e.g. qsgdinf:bits=3,bucket_size=512."
+    )
+    sparsity: float | None = option(None, help="Sparsity of a codec that has it, e.g. 0.8.")
+    compare: str | None = option(
+        None,
+        metavar="ITEMS",
+        shell_complete=complete_specs,
+        help="Several precisions or codecs instead of one, e.g. naive,double:bits=4,alq:bits=3.",
+    )
+    chebyshev: int | None = option(
+        None,
+        call=("precision",),
+        minimum=1,
+        metavar="DEGREE",
+        help="For logistic and svm: a polynomial instead of the derivative, estimated without bias.",
+    )
+    radius: float | None = option(
+        None, call=("precision",), help="Margins up to which the polynomial holds.  [default: 16]"
+    )
+    refetch: str | None = option(
+        None,
+        call=("precision",),
+        choices=("l1", "jl"),
+        help="For svm: fetch the exact sample if bounds (l1) or random projections (jl) do not decide the side of the "
+        "hinge.",
+    )
+    failure: float | None = option(
+        None, call=("precision",), help="Probability of the wrong side with jl.  [default: 0.01]"
+    )
+    prox: str | None = option(None, metavar="TERM", help="l1=0.01, l2=0.01, ball=10 or none beside the loss.")
+    epochs: int | None = option(None, minimum=1, help="Passes over the training set.  [default: 30]")
+    batch_size: int = option(1, call=("study",), minimum=1, help="Samples of a step.")
+    lr: float | None = option(None, help="Step size of the first epoch.  [default: what suits the data]")
+    seed: int = option(0, call=("study",), minimum=0, help="Random seed for data, order and rounding.")
+    seeds: int = option(1, call=("study",), minimum=1, metavar="N", help="Train with N seeds, one after the other.")
+    refit: str = option(DEFAULT_REFIT, call=("study",), help="Steps at which a codec's levels are fitted.")
+    plugin: tuple[Path, ...] = option((), **PLUGIN)
+    output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: TASK-PRECISION.jsonl]")
+    force: bool = option(False, help="Overwrite an existing run log.")
+    as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of a table.")
+
+
 @click.command("linear", epilog=f"\b\nTasks:\n{_TASKS}")
-@click.option("--task", type=click.Choice(tuple(LINEAR_TASKS)), default="linear", show_default=True, help="See below.")
-@click.option(
-    "--data",
-    metavar="DATA",
-    default="synthetic-100",
-    show_default=True,
-    help="synthetic-100 (features; add x60000 for that number of samples), heavy-8, or a .csv, .libsvm or .npz file.",
-)
-@click.option("--target", metavar="NAME", help="Column of the CSV file to predict.  [default: the last]")
-@click.option(
-    "--quantize",
-    metavar="PARTS",
-    help="samples, model, gradients, or several with commas.  [default: samples]",
-)
-@click.option("--bits", type=int, help="Nominal bits of what is quantized, or of a codec that has them.")
-@click.option(
-    "--sampling",
-    type=click.Choice(_SAMPLINGS),
-    help="How often a sample is quantized for one gradient.  [default: double; naive with --refetch]",
-)
-@click.option(
-    "--levels",
-    type=click.Choice(["uniform", "optimal"]),
-    help="Where the samples' levels lie.  [default: uniform]",
-)
-@click.option(
-    "--codec", shell_complete=complete_spec, help="A codec for the gradients, e.g. qsgdinf:bits=3,bucket_size=512."
-)
-@click.option("--sparsity", type=float, help="Sparsity of a codec that has it, e.g. 0.8.")
-@click.option(
-    "--compare",
-    metavar="ITEMS",
-    shell_complete=complete_specs,
-    help="Several precisions or codecs instead of one, e.g. naive,double:bits=4,alq:bits=3.",
-)
-@click.option(
-    "--chebyshev",
-    type=click.IntRange(min=1),
-    metavar="DEGREE",
-    help="For logistic and svm: a polynomial instead of the derivative, estimated without bias.",
-)
-@click.option("--radius", type=float, help="Margins up to which the polynomial holds.  [default: 16]")
-@click.option(
-    "--refetch",
-    type=click.Choice(["l1", "jl"]),
-    help="For svm: fetch the exact sample if bounds (l1) or random projections (jl) do not decide the side of the "
-    "hinge.",
-)
-@click.option("--failure", type=float, help="Probability of the wrong side with jl.  [default: 0.01]")
-@click.option("--prox", metavar="TERM", help="l1=0.01, l2=0.01, ball=10 or none beside the loss.")
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the training set.  [default: 30]")
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of a step.")
-@click.option("--lr", type=float, help="Step size of the first epoch.  [default: what suits the data]")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Random seed for data, order and rounding."
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Train with N seeds, one after the other.",
-)
-@click.option("--refit", default=DEFAULT_REFIT, show_default=True, help="Steps at which a codec's levels are fitted.")
-@click.option(
-    "--plugin",
-    type=click.Path(path_type=Path, dir_okay=False),
-    multiple=True,
-    help="A Python file with codecs of your own; it is run.",
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Run log.  [default: TASK-PRECISION.jsonl]")
-@click.option("--force", is_flag=True, help="Overwrite an existing run log.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON summary instead of a table.")
-def command(*, task: str, output: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+@options(LinearSettings)
+def command(settings: LinearSettings) -> None:
     """Train a linear model at low precision, as ZipML does, with full precision beside it.
 
     Samples, model and gradients can be quantized, alone or together; a gradient codec can be used instead.
@@ -121,43 +143,51 @@ def command(*, task: str, output: Path | None, force: bool, as_json: bool, **opt
       gtrace linear --task svm --compare naive,naive:refetch=l1 --bits 8
       gtrace linear --task logistic --codec qsgd:bits=4 --batch-size 16
     """
-    load_plugins(options["plugin"])
+    load_plugins(settings.plugin)
 
     from gtrace_experiments.linear import LinearStudy, Prox
 
-    items = _precisions(options)
-    path = output or Path(f"{task}-{file_name(str(items[0])) if len(items) == 1 else 'compare'}.jsonl")
-    check_output(path, force=force)
+    items = _precisions(settings)
+    named = file_name(str(items[0])) if len(items) == 1 else "compare"
+    path = settings.output or Path(f"{settings.task}-{named}.jsonl")
+    check_output(path, force=settings.force)
     study = LinearStudy(
-        task,
+        settings.task,
         items,
-        data=options["data"],
-        target=options["target"],
-        batch_size=options["batch_size"],
-        rate=options["lr"],
-        prox=None if options["prox"] is None else Prox.parse(options["prox"]),
-        seed=options["seed"],
-        seeds=options["seeds"],
-        refit=options["refit"],
-        **({} if options["epochs"] is None else {"epochs": options["epochs"]}),
+        rate=settings.lr,
+        prox=None if settings.prox is None else Prox.parse(settings.prox),
+        **({} if settings.epochs is None else {"epochs": settings.epochs}),
+        **arguments(settings, "study"),
     )
     try:
-        with _progress(study, as_json=as_json) as on_record:
-            study.run(path, force=force, on_record=on_record)
+        with step_progress("train", quiet=settings.as_json, unit="epochs") as show:
+            study.run(path, force=settings.force, on_record=_following(study, show))
     except KeyboardInterrupt:
         if study.results[0].losses:
-            _show(study, path, as_json=as_json)
+            _show(study, path, as_json=settings.as_json)
         raise
-    _show(study, path, as_json=as_json)
+    _show(study, path, as_json=settings.as_json)
 
 
-def _precisions(options: dict[str, Any]) -> list[Any]:
-    from gtrace.cli.train import codec_with
+def _following(study: LinearStudy, show: Callable[..., None] | None) -> Callable[[dict[str, Any]], None] | None:
+    """What keeps a bar and the loss beside it up to date; None without a bar."""
+    if show is None:
+        return None
+
+    def update(record: dict[str, Any]) -> None:
+        if record["type"] == "step":
+            done = (record["seed"] - study.seeds[0]) * study.epochs + record["step"] + 1
+            show(done, study.epochs * len(study.seeds), f"loss of {record['run']} {record['loss']:.4g}")
+
+    return update
+
+
+def _precisions(settings: LinearSettings) -> list[Any]:
     from gtrace.codecs import split_specs
     from gtrace_experiments.linear import Precision
 
-    given = {name: options[name] for name in _PRECISION if options[name] is not None}
-    spec, several, sampling = options["codec"], options["compare"], options["sampling"]
+    given = {name: value for name, value in arguments(settings, "precision").items() if value is not None}
+    spec, several, sampling = settings.codec, settings.compare, settings.sampling
     if several is not None:
         if spec is not None or sampling is not None:
             raise UsageError(f"--compare names what is compared; leave out --{'codec' if spec else 'sampling'}")
@@ -165,9 +195,9 @@ def _precisions(options: dict[str, Any]) -> list[Any]:
             given["quantize"] = _parts(given["quantize"])
         return [Precision.parse(item, **given) for item in split_specs(several)]
     if spec is not None and sampling is None and not set(given) - {"bits"}:
-        chosen = codec_with(spec, {"bits": given.get("bits"), "sparsity": options["sparsity"]})
+        chosen = codec_with(spec, {"bits": given.get("bits"), "sparsity": settings.sparsity})
         return [Precision.parse(str(chosen))]
-    if options["sparsity"] is not None:
+    if settings.sparsity is not None:
         raise UsageError("--sparsity is of a --codec that has it")
     parts = _parts(given.pop("quantize", "samples"))
     if "samples" not in parts:
@@ -175,7 +205,7 @@ def _precisions(options: dict[str, Any]) -> list[Any]:
             raise UsageError(f"--sampling {sampling} quantizes samples; add them to --quantize")
         sampling = "full"
     codec = {} if spec is None else {"codec": codec_with(spec, {})}
-    usual = "naive" if options["refetch"] else "double"
+    usual = "naive" if settings.refetch else "double"
     return [Precision.parse(sampling or usual, **given, **codec, quantize=parts)]
 
 
@@ -207,34 +237,21 @@ def _show(study: LinearStudy, path: Path, *, as_json: bool) -> None:
 def _as_dict(study: LinearStudy, result: LinearResult) -> dict[str, Any]:
     samples, model, gradients = study.bits_per_value(result)
     return {
-        "run": result.run,
-        "seed": result.seed,
+        **pick(result, "run", "seed", "finished", "loss", "optimum", "gap", "losses", "test_loss", "accuracy"),
         "epochs": len(result.losses),
-        "finished": result.finished,
         "diverged": bool(result.diverged),
-        "loss": result.loss,
-        "optimum": result.optimum,
-        "gap": result.gap,
-        "losses": result.losses,
-        "test_loss": result.test_loss,
-        "accuracy": result.accuracy,
         "sample_bits_per_value": samples,
         "model_bits_per_value": model,
         "gradient_bits_per_value": gradients,
         "bits": result.traffic.total,
         "shared_bits": result.traffic.shared,
-        "ratio": result.ratio,
         "sample_variance": result.variance,
-        "fetched": result.fetched,
-        "flipped": result.flipped,
-        "seconds": result.seconds,
-        "codec_seconds": result.codec_seconds,
+        **pick(result, "ratio", "fetched", "flipped", "seconds", "codec_seconds"),
     }
 
 
 def _print_table(study: LinearStudy) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from gtrace.cli.train_tables import spread
 
@@ -243,7 +260,7 @@ def _print_table(study: LinearStudy) -> None:
     has_gap = math.isfinite(study.results[0].optimum)
     labels, hinge = study.problem.labels, study.problem.hinge
     fetched = any(item.refetch != "none" for item in study.precisions)
-    table = Table(box=None, pad_edge=False, padding=(0, 1 if hinge else 2, 0, 0))
+    table = plain_table(1 if hinge else 2)
     table.add_column("precision", overflow="fold", min_width=_NAME + 2)
     headers = ["loss", "above optimum" if has_gap else "above none", "accuracy" if labels else "test loss", "bits"]
     headers += ["smaller"] * (not hinge) + ["fetched"] * fetched + ["flipped"] * hinge
@@ -296,30 +313,3 @@ def _number(value: float, form: str) -> str:
     if not math.isfinite(value):
         return "-"
     return form.format(value) if abs(value) < _HUGE else f"{value:.2g}"
-
-
-@contextlib.contextmanager
-def _progress(study: LinearStudy, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A bar with the losses on a terminal, nothing in a pipe."""
-    if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("train"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("epochs  {task.description}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=study.epochs * len(study.seeds))
-
-        def update(record: dict[str, Any]) -> None:
-            if record["type"] == "step":
-                done = (record["seed"] - study.seeds[0]) * study.epochs + record["step"] + 1
-                bar.update(task, completed=done, description=f"loss of {record['run']} {record['loss']:.4g}")
-
-        yield update

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.completion import complete_spec, complete_specs
-from gtrace.cli.console import plain_table, step_progress
+from gtrace.cli.console import print_results, step_progress
 from gtrace.cli.options import (
     PLUGIN,
     arguments,
@@ -146,6 +146,7 @@ def command(settings: LinearSettings) -> None:
     load_plugins(settings.plugin)
 
     from gtrace_experiments.linear import LinearStudy, Prox
+    from gtrace_experiments.linear.study import EPOCHS
 
     items = _precisions(settings)
     named = file_name(str(items[0])) if len(items) == 1 else "compare"
@@ -156,7 +157,7 @@ def command(settings: LinearSettings) -> None:
         items,
         rate=settings.lr,
         prox=None if settings.prox is None else Prox.parse(settings.prox),
-        **({} if settings.epochs is None else {"epochs": settings.epochs}),
+        epochs=settings.epochs or EPOCHS,
         **arguments(settings, "study"),
     )
     try:
@@ -251,41 +252,41 @@ def _as_dict(study: LinearStudy, result: LinearResult) -> dict[str, Any]:
 
 
 def _print_table(study: LinearStudy) -> None:
-    from rich.console import Console
-
     from gtrace.cli.train_tables import spread
 
-    seeds = len(study.seeds)
     by_run = {str(item): [r for r in study.results if r.run == str(item)] for item in study.precisions}
     has_gap = math.isfinite(study.results[0].optimum)
     labels, hinge = study.problem.labels, study.problem.hinge
     fetched = any(item.refetch != "none" for item in study.precisions)
-    table = plain_table(1 if hinge else 2)
-    table.add_column("precision", overflow="fold", min_width=_NAME + 2)
-    headers = ["loss", "above optimum" if has_gap else "above none", "accuracy" if labels else "test loss", "bits"]
-    headers += ["smaller"] * (not hinge) + ["fetched"] * fetched + ["flipped"] * hinge
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
     plain = [r.loss for r in by_run["none"]]
-    for run, results in by_run.items():
-        above = [r.gap for r in results] if has_gap else [r.loss - p for r, p in zip(results, plain, strict=False)]
-        tested = 100 * mean(r.accuracy or math.nan for r in results) if labels else mean(r.test_loss for r in results)
-        cells = [
-            run if len(run) <= _NAME else run.replace(",", ",\n"),
-            _number(mean(r.loss for r in results), "{:.4f}"),
-            "" if not has_gap and run == "none" else _with(spread(above)),
-            _number(tested, "{:.1f} %" if labels else "{:.4f}"),
-            "/".join(f"{bits:.3g}" for bits in study.bits_per_value(results[0])),
-            *([] if hinge else [f"{results[0].ratio:.1f}x"]),
+
+    def above(run: str, results: list[LinearResult]) -> str:
+        if has_gap:
+            return _with(spread([r.gap for r in results]))
+        return "" if run == "none" else _with(spread([r.loss - p for r, p in zip(results, plain, strict=False)]))
+
+    runs = by_run.values()
+    columns = {
+        "precision": [run if len(run) <= _NAME else run.replace(",", ",\n") for run in by_run],
+        "loss": [_number(mean(r.loss for r in results), "{:.4f}") for results in runs],
+        "above optimum" if has_gap else "above none": [above(run, results) for run, results in by_run.items()],
+    }
+    if labels:
+        columns["accuracy"] = [
+            _number(100 * mean(r.accuracy or math.nan for r in results), "{:.1f} %") for results in runs
         ]
-        if fetched:
-            cells.append(_number(100 * mean(r.fetched for r in results), "{:.2g} %"))
-        if hinge:
-            cells.append(_number(100 * mean(r.flipped for r in results), "{:.2g} %"))
-        table.add_row(*cells)
-    console = Console(highlight=False)
-    console.print(table)
+    else:
+        columns["test loss"] = [_number(mean(r.test_loss for r in results), "{:.4f}") for results in runs]
+    columns["bits"] = ["/".join(f"{bits:.3g}" for bits in study.bits_per_value(results[0])) for results in runs]
+    if not hinge:
+        columns["smaller"] = [f"{results[0].ratio:.1f}x" for results in runs]
+    if fetched:
+        columns["fetched"] = [_number(100 * mean(r.fetched for r in results), "{:.2g} %") for results in runs]
+    if hinge:
+        columns["flipped"] = [_number(100 * mean(r.flipped for r in results), "{:.2g} %") for results in runs]
+    console = print_results(columns, width=_NAME + 2, gap=1 if hinge else 2)
     count, n = study.data.a.shape
+    seeds = len(study.seeds)
     which = f"seed {study.seeds[0]}" if seeds == 1 else f"seeds {study.seeds[0]} to {study.seeds[-1]}"
     text = (
         f"{study.problem.name} on {study.data.name}: {count:,} samples of {n} features, {study.epochs} epochs, batches "

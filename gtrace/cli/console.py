@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -131,6 +131,22 @@ def plain_table(gap: int = _GAP) -> Table:
     from rich.table import Table
 
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+
+
+def print_results(columns: Mapping[str, Sequence[str]], *, width: int = 10, gap: int = _GAP) -> Console:
+    """Print a table of runs whose first column, at least so wide, folds; returns where it went."""
+    from rich.console import Console
+
+    table = plain_table(gap)
+    first, *others = columns
+    table.add_column(first, overflow="fold", min_width=width)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    return console
 
 
 def status_line(line: str) -> None:

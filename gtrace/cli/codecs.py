@@ -80,7 +80,7 @@ def describe(name: str) -> dict[str, Any]:
         UsageError: unknown; the nearest names are suggested.
         ScriptError: the package that brings it cannot be loaded.
     """
-    from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
+    from gtrace.codecs import codec, codec_class, parameter_fields, wrapper_names
     from gtrace.codecs.plugins import origin_of, plugin_of
 
     cls = codec_class(name)
@@ -105,7 +105,7 @@ def describe(name: str) -> dict[str, Any]:
         "unbiased": cls.unbiased,
         "stateful": cls.stateful,
         "declared": cls.declared,
-        "closed_forms": issubclass(cls, ExpectingCodec),
+        "closed_forms": not prefix and codec(name).expects,
         "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
         "payload": own["sends"],
         "expect": own["behavior"],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import LevelCodec
+    from gtrace.codecs import Codec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
@@ -36,7 +36,7 @@ class Group(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _group(codecs: tuple[LevelCodec, ...]) -> Group:
+def _group(codecs: tuple[Codec, ...]) -> Group:
     return Group(LevelSets(codecs), tuple(map(identity, codecs)))
 
 
@@ -71,7 +71,7 @@ class Together:
         # The steps of a job mostly want the same, and then name the same object, which the job keeps.
         found = self._splits.get(id(wanted))
         if found is None:
-            groups: dict[SummarySpec, list[LevelCodec]] = {}
+            groups: dict[SummarySpec | None, list[Codec]] = {}
             rest = []
             for codec, draws in wanted:
                 if EXPECTATION in draws and has_fixed_levels(codec):
@@ -88,7 +88,7 @@ class Together:
         index: int,
         schedule: Schedule,
         common: Row,
-        optimum: Callable[[LevelCodec, int], float | None] | None,
+        optimum: Callable[[Codec, int], float | None] | None,
         dtype_bits: int,
         weighed: tuple[MomentSketch, float] | None = None,
     ) -> RowTable:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gtrace.codecs import EncodedPart, PartwiseCodec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -21,7 +20,7 @@ from gtrace.types import State
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs import Codec, EncodedPart
     from gtrace.sweep.fits import Fits, Ready
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
@@ -134,7 +133,6 @@ class ChunkDraws:
         exact = Histogram()
         encodings = {}
         for item, number in pairs:
-            assert isinstance(item, PartwiseCodec)
             ready = self._fits.ready(item, number, index, totals.size)
             state = item.prepare(ready.state, totals.sums)
             if self._sums.covers(index):
@@ -160,19 +158,17 @@ class ChunkDraws:
         for item, number in pairs:
             for k in steps:
                 if (id(item), k) not in self._sent:
-                    assert isinstance(item, PartwiseCodec)
                     ready = self._fits.ready(item, number, k, size)
                     sums = self._gradients.scan(self._job.tensor, self._job.steps[k], [])[0].sums
                     assert sums is not None
                     self._sent[id(item), k] = ready._replace(state=item.prepare(ready.state, sums))
-        whole = math.lcm(*(getattr(item, "part_multiple", None) or 1 for item, _ in pairs))
+        whole = math.lcm(*(item.part_multiple or 1 for item, _ in pairs))
         piece = whole * max(1, BLOCK // whole)
         found = {(id(item), number): 0.0 for item, number in pairs}
         start = 0
         chunks = (self._gradients.chunks(self._job.tensor, self._job.steps[k], piece) for k in steps)
         for gradients in zip(*chunks, strict=True):
             for item, number in pairs:
-                assert isinstance(item, PartwiseCodec)
                 total = np.zeros(gradients[0].size)
                 for k, values in zip(steps, gradients, strict=True):
                     ready = self._sent[id(item), k]
@@ -189,15 +185,13 @@ class _Encoding:
 
     Args:
         codec: what encodes.
-        state: what :meth:`~gtrace.codecs.PartwiseCodec.prepare` returned.
+        state: what :meth:`~gtrace.codecs.Codec.prepare` returned.
         shared: what the receiver holds.
         key: of the encoding.
         compared: takes what comes out.
     """
 
-    def __init__(
-        self, codec: PartwiseCodec, state: State, shared: bytes, key: Key, compared: RunningComparison
-    ) -> None:
+    def __init__(self, codec: Codec, state: State, shared: bytes, key: Key, compared: RunningComparison) -> None:
         self._codec, self._state, self._shared, self._key, self._compared = codec, state, shared, key, compared
         #: the sum of the parts so far
         self._whole: EncodedPart | None = None
@@ -240,5 +234,5 @@ class _Encoding:
             saturated, flushed = (total / max(1, self._present) for total in self._clipped)
             clipping = saturated, flushed
         assert self._whole is not None, "a tensor in chunks has chunks"
-        coded = self._codec.coded_bits(self._whole, self._size)
-        return Drawn(found, self._codec.body_bytes(self._whole), coded, clipping, self._spent, doubt)
+        body, coded = self._codec.measured(self._whole, self._size)
+        return Drawn(found, body, coded, clipping, self._spent, doubt)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs import Codec, LevelCodec, expecting
+from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.metrics import relative
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import ExpectingCodec
     from gtrace.metrics import Reference
     from gtrace.sweep.batched import Group
     from gtrace.sweep.draws import Draws
@@ -179,13 +178,14 @@ class Replay:
                 yield row, drawn.spent
             elif expected is not None and expecting(codec):
                 optimum = None
-                if self._settings.optimal and isinstance(codec, LevelCodec):
-                    optimum = self._optimum(index, codec, codec.levels(ready.state).size)
+                grid = level_grid(codec)
+                if self._settings.optimal and grid is not None:
+                    optimum = self._optimum(index, codec, grid.levels(ready.state).size)
                 row = expectation_row(own, expected, optimum, self._job.dtype_bits)
                 row.update(self._effects(codec, ready, index, expected.squared_error, reference.size))
                 yield row, {"sketch": sketched - clock, **spent} if built else spent
 
-    def _effects(self, codec: ExpectingCodec, ready: Ready, index: int, error: float, size: int) -> Row:
+    def _effects(self, codec: Codec, ready: Ready, index: int, error: float, size: int) -> Row:
         """What an expected error means for Adam's update, and over the window that ends at a step."""
         found: Row = {"update_error": None}
         if self._weighed is not None and codec.needs is not None:
@@ -233,7 +233,7 @@ class Replay:
             total += errors
         return total
 
-    def _errors(self, codec: ExpectingCodec, index: int, size: int) -> NDArray[np.float64]:
+    def _errors(self, codec: Codec, index: int, size: int) -> NDArray[np.float64]:
         assert codec.needs is not None
         state = self._fits.ready(codec, EXPECTATION, index, size).state
         return np.array([codec.expect(state, self._fits.summary(index, codec.needs)).squared_error])
@@ -255,23 +255,24 @@ class Replay:
             found["convergence"] = curves
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
 
-    def _optimum(self, index: int, codec: LevelCodec, count: int) -> float | None:
+    def _optimum(self, index: int, codec: Codec, count: int) -> float | None:
         """The least expected error of any ``count`` levels on this very tensor, with the codec's own sketch."""
-        if not has_optimum(codec):
+        grid = level_grid(codec)
+        if grid is None or codec.needs is None or not has_optimum(codec):
             return None
-        key = (codec.needs, count, codec.has_zero)
+        key = (codec.needs, count, grid.zero)
         if key not in self._optima:
             sketch = self._fits.summary(index, codec.needs)
             if not sketch.sums.size:
                 return None
-            if codec.has_zero:
+            if grid.zero:
                 best = optimal_levels(sketch, count, method="sketch")
             else:
                 best = alq_levels(sketch, count.bit_length(), zero=False)
-            self._optima[key] = sketch.expected_error(best, codec.has_zero)
+            self._optima[key] = sketch.expected_error(best, grid.zero)
         return self._optima[key]
 
 
 def has_optimum(codec: Codec) -> bool:
     """Whether a codec's levels can be set beside the best ones."""
-    return isinstance(codec, LevelCodec) and codec.needs.norm != "none"
+    return level_grid(codec) is not None and codec.needs is not None and codec.needs.norm != "none"

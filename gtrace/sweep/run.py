@@ -19,11 +19,11 @@ import numpy as np
 from gtrace import __version__
 from gtrace.codecs import (
     Codec,
-    LevelCodec,
     codec,
     codec_class,
     codec_names,
     expecting,
+    level_grid,
     parameter_fields,
     parse_spec,
     split_specs,
@@ -219,7 +219,7 @@ def run_sweep(
             seed,
             refit if isinstance(refit, str) else tuple(sorted(refit)),
             nonfinite,
-            optimal and any(isinstance(c, LevelCodec) and c.adaptive for c in chosen),
+            optimal and any(grid.adaptive for grid in map(level_grid, chosen) if grid is not None),
         )
         # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
         whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None

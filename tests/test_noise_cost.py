@@ -78,7 +78,7 @@ def test_unstable_steps_cost_everything():
     ],
 )
 def test_what_cannot_be_is_refused(wrong):
-    with pytest.raises(ValueError, match="must be|out of range|factors"):
+    with pytest.raises(ValueError, match=r"must be|out of range|factors"):
         impulse_weight(**{"curvature": 1.0, "steps": 10, "lr": 0.1} | wrong)
 
 

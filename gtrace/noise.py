@@ -105,6 +105,27 @@ def noise_of_sum(found: Moments, energy: float | None = None) -> Noise:
     return Noise(found.number * one.variance * scale, found.number**2 * one.signal * scale, one.freedom)
 
 
+def noise_of_steps(pieces: Iterable[Sequence[NDArray[np.float32]]]) -> Noise:
+    """Noise of one gradient of three at consecutive steps, if nothing better is known.
+
+    The second difference (g_1 - 2 g_2 + g_3) / sqrt(6) has the covariance of the noise, and a drift of the expected
+    gradient that is linear over the three steps drops out. What is left of a drift counts as noise, so the estimate
+    errs upwards; batches drawn without replacement make it smaller, as they make the noise.
+
+    Args:
+        pieces: the same piece of each of the three gradients, one after the other, float32 arrays of one length each.
+    """
+    second = norm2 = sum_norm2 = 0.0
+    for first, middle, last in pieces:
+        total = first.astype(np.float64) + last
+        difference = total - 2.0 * middle
+        total += middle
+        second += float(difference @ difference)
+        sum_norm2 += float(total @ total)
+        norm2 += sum(float(power_sum(values, 2)) for values in (first, middle, last))
+    return Noise(second / 6, (sum_norm2 - norm2) / 6, 1)
+
+
 def pooled(several: Sequence[Noise]) -> Noise | None:
     """What several estimates of the same noise say together, each by its degrees of freedom; None for none."""
     freedom = sum(noise.freedom for noise in several)

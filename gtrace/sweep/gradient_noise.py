@@ -65,6 +65,9 @@ class Yardstick:
         trace: an open trace.
         infos: the tensors of the sweep.
         chunk: elements that are held at a time.
+
+    Attributes:
+        known: whether the noise of any tensor is known at any step.
     """
 
     def __init__(self, trace: Trace, infos: Sequence[TensorInfo], chunk: int) -> None:
@@ -92,6 +95,7 @@ class Yardstick:
         }
         #: tensor -> the middle of three steps whose noise was estimated last, and that
         self._latest: dict[str, tuple[int, Noise | None]] = {}
+        self.known = bool(self._replicas or self._steps or self._bursts)
 
     def describe(self) -> dict[str, Any]:
         """Where the noise comes from, and why there is none, for the provenance of a sweep."""

@@ -11,6 +11,7 @@ from gtrace.noise import (
     equivalent_batch,
     moments,
     noise_between,
+    noise_of_steps,
     noise_of_sum,
     noise_ratio,
     pooled,
@@ -134,3 +135,19 @@ def test_the_equivalent_batch_is_as_noisy(per_sample, truth):
     size = equivalent_batch(2048, ratio)
     assert round(size) == 1862
     assert whole / size == pytest.approx(whole / 2048 * (1 + ratio))
+
+
+def test_three_consecutive_steps_tell_the_noise_whatever_drifts_evenly():
+    random = np.random.default_rng(5)
+    mean, drift = random.normal(size=400), 0.3 * random.normal(size=400)
+    deviation = np.linspace(0.1, 2, 400)
+    found = []
+    for _ in range(300):
+        steps = [mean + k * drift + deviation * random.normal(size=400) for k in range(3)]
+        pieces = [[g[:150].astype(np.float32) for g in steps], [g[150:].astype(np.float32) for g in steps]]
+        found.append(noise_of_steps(pieces))
+    variances, signals = (np.array([getattr(noise, name) for noise in found]) for name in ("variance", "signal"))
+    assert abs(variances.mean() - float(deviation @ deviation)) < ERRORS * variances.std() / np.sqrt(300)
+    # The mean product of different steps: of the gradient half way, less what the drift takes.
+    expected = float((mean + drift) @ (mean + drift) - drift @ drift / 3)
+    assert abs(signals.mean() - expected) < ERRORS * signals.std() / np.sqrt(300)

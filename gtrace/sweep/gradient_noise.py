@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.noise import Moments, Noise, averaged, moments, noise_between, noise_of_sum, pooled
+from gtrace.noise import Moments, Noise, averaged, moments, noise_between, noise_of_steps, noise_of_sum, pooled
 from gtrace.trace.choose import part_of
 
 if TYPE_CHECKING:
@@ -19,21 +19,17 @@ if TYPE_CHECKING:
 
 #: under which the noise of a tensor at a step stands in a result file's table of details
 NOISE = "noise"
-MICRO_BATCHES, RANKS = "micro-batches", "ranks"
+MICRO_BATCHES, RANKS, STEPS = "micro-batches", "ranks", "consecutive steps"
 #: noise over the squared norms that is nothing but rounding
 _SAME = 1e-12
 
-_ONE = (
-    "the trace holds one gradient a step, from which its noise cannot be told; capture again on several ranks, or with "
-    "--noise where the training accumulates micro-batches"
-)
-_AVERAGES = (
-    "the trace holds averages over ranks, from which their noise cannot be told; capture again with --local, or with "
-    "--noise where the training accumulates micro-batches"
+_ALONE = (
+    "noise can't be estimated from single gradients, and the trace has no three consecutive steps; capture again with "
+    "bursts such as --steps 100+10"
 )
 _SUMMARIES = (
-    "the trace holds sketches, which cannot be compared between ranks; capture again with --noise where the training "
-    "accumulates micro-batches, or without --sketch"
+    "noise can't be estimated from sketches, which cannot be subtracted; capture again without --sketch, or with "
+    "--noise if the training accumulates micro-batches"
 )
 _NEURAL = "gradients of layer outputs belong to single samples: averaging over workers shrinks no noise of theirs"
 
@@ -62,7 +58,8 @@ class Yardstick:
     """Gradient noise of the tensors of a trace.
 
     Micro-batches come first: they scatter within a process, while ranks may hold data of different kinds, whose
-    difference is no noise of the average. Ranks are read at the same time, all together not more than a chunk.
+    difference is no noise of the average. Without either, three consecutive steps do, whose gradients also drift.
+    Several gradients are read at the same time, all together not more than a chunk.
 
     Args:
         trace: an open trace.
@@ -91,26 +88,58 @@ class Yardstick:
             for name, streams in self._streams.items()
             if self._comparable(name)
         }
-        self.known = bool(self._replicas or self._steps)
+        self._bursts = {
+            name: found
+            for name, streams in self._streams.items()
+            if streams and not self._infos[name].sketches and (found := self._burst(name)).size
+        }
+        #: tensor -> the middle of three steps whose noise was estimated last, and that
+        self._latest: dict[str, tuple[int, Noise | None]] = {}
+        self.known = bool(self._replicas or self._steps or self._bursts)
 
     def describe(self) -> dict[str, Any]:
         """Where the noise comes from, and why there is none, for the provenance of a sweep."""
-        sources = [MICRO_BATCHES] * bool(self._replicas) + [RANKS] * bool(self._steps.keys() - self._replicas.keys())
+        known = {MICRO_BATCHES: self._replicas.keys(), RANKS: self._steps.keys() - self._replicas.keys()}
+        known[STEPS] = self._bursts.keys() - known[MICRO_BATCHES] - known[RANKS]
+        sources = [source for source, names in known.items() if names]
         if sources:
             return {"from": sources}
         infos = self._infos.values()
         if any(info.kind != "weight" for info in infos):
             return {"from": [], "why": _NEURAL}
-        if any(info.stage == "reduced" for info in infos):
-            return {"from": [], "why": _AVERAGES}
-        several = any(len(streams) > 1 for streams in self._streams.values())
-        return {"from": [], "why": _SUMMARIES if several and any(info.sketches for info in infos) else _ONE}
+        return {"from": [], "why": _SUMMARIES if any(info.sketches for info in infos) else _ALONE}
 
     def noise(self, name: str, step: int) -> Noise | None:
         """Noise of the gradient that is swept, in its own units squared; None where it cannot be told."""
         if name in self._replicas:
             return self._of_micro_batches(name, step)
-        return self._of_ranks(name, step) if name in self._steps else None
+        if name in self._steps:
+            return self._of_ranks(name, step)
+        return self._of_steps(name, step) if name in self._bursts else None
+
+    def _burst(self, name: str) -> NDArray[np.int64]:
+        """The steps of a tensor that have one before and one after them."""
+        info = self._infos[name]
+        steps = self._trace.steps(info.name, **_stream(info))
+        return steps[1:-1][(np.diff(steps)[:-1] == 1) & (np.diff(steps)[1:] == 1)]
+
+    def _of_steps(self, name: str, step: int) -> Noise | None:
+        """From the step and its neighbors; at the end of a burst from the last three, elsewhere unknown."""
+        middles = self._bursts[name]
+        middle = int(middles[np.argmin(np.abs(middles - step))])
+        if abs(middle - step) > 1:
+            return None
+        if self._latest.get(name, (None,))[0] != middle:
+            info = self._infos[name]
+            read = (
+                self._trace.read_chunks(info.name, middle + k, max(1, self._chunk // 3), **_stream(info))
+                for k in (-1, 0, 1)
+            )
+            noise = noise_of_steps(zip(*read, strict=True))
+            stretch = 1.0 if info.sample is None else info.sample["total"] / info.size
+            scaled = noise._replace(variance=noise.variance * stretch, signal=noise.signal * stretch)
+            self._latest[name] = middle, scaled if math.isfinite(noise.variance + noise.signal) else None
+        return self._latest[name][1]
 
     def _told(self, name: str) -> list[_Replicas]:
         found = []

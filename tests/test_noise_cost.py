@@ -1,0 +1,137 @@
+"""What noise costs: weights against simulated optimizers, and filtered ratios against plain matrices."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from gtrace.noise import filtered_ratio, impulse_weight
+
+CURVATURES = np.array([0.0, 1e-4, 0.01, 0.3, 2.0])
+OPTIMIZERS = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.8, "nesterov": True},
+    "adam": {"momentum": 0.9, "averaging": True},
+    "adamw": {"momentum": 0.9, "averaging": True, "decay": 0.1},
+}
+
+
+def trained(noise, h, rates, momentum=0.0, nesterov=False, averaging=False, decay=0.0):
+    """Weights after steps with given noise, (steps, ...) and (...): the optimizer as torch writes it."""
+    x, v = np.zeros(np.broadcast_shapes(noise.shape[1:], np.shape(h))), 0.0
+    for rate, drawn in zip(rates, noise, strict=True):
+        gradient = h * x + drawn
+        x = x * (1 - rate * decay)
+        v = momentum * v + (1 - momentum if averaging else 1) * gradient
+        x = x - rate * (gradient + momentum * v if nesterov else v)
+    return x
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [1, 2, 7, 100])
+@pytest.mark.parametrize("decaying", [False, True])
+def test_weights_are_the_squared_responses_to_single_impulses(optimizer, steps, decaying):
+    factors = np.linspace(1, 0.1, steps) if decaying else np.ones(steps)
+    # One impulse at each step in turn, all at once; responses add up.
+    noise = np.eye(steps)[..., None]
+    responses = trained(noise, CURVATURES, 0.1 * factors, **OPTIMIZERS[optimizer])
+    expected = CURVATURES / 2 * (responses**2).sum(axis=0)
+    found = impulse_weight(CURVATURES, steps, 0.1, schedule=factors if decaying else None, **OPTIMIZERS[optimizer])
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [20, 100, 400])
+def test_the_loss_of_noisy_training_on_a_quadratic_is_the_predicted_one(optimizer, steps):
+    curvature, deviation = np.array([1.0, 0.05, 0.002]), np.array([0.3, 1.0, 2.0])
+    drawn = np.random.default_rng(steps).standard_normal((steps, 2000, 3)) * deviation
+    weights = trained(drawn, curvature, np.full(steps, 0.05), **OPTIMIZERS[optimizer])
+    losses = (curvature / 2 * weights**2).sum(axis=1)
+    predicted = float(impulse_weight(curvature, steps, 0.05, **OPTIMIZERS[optimizer]) @ deviation**2)
+    assert abs(losses.mean() - predicted) < 3 * losses.std() / math.sqrt(len(losses))
+
+
+def test_short_and_long_horizons():
+    h = np.array([1e-6, 0.02])
+    np.testing.assert_allclose(impulse_weight(h[:1], 10, 0.1), h[:1] / 2 * 0.1**2 * 10, rtol=1e-4)
+    np.testing.assert_allclose(impulse_weight(h[1:], 10**6, 0.1), 0.1 / 4, rtol=2e-3)
+    assert impulse_weight(0.0, 1000, 0.1) == 0
+    assert impulse_weight(np.ones((2, 3)), 5, 0.1).shape == (2, 3)
+
+
+def test_unstable_steps_cost_everything():
+    assert impulse_weight(30.0, 10**5, 0.1) == math.inf
+    assert impulse_weight(30.0, 2000, 0.1, schedule=np.ones(2000)) == math.inf
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"curvature": -1.0},
+        {"curvature": math.nan},
+        {"steps": 0},
+        {"lr": 0.0},
+        {"momentum": 1.0},
+        {"schedule": [1.0, 0.5]},
+    ],
+)
+def test_what_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"must be|out of range|factors"):
+        impulse_weight(**{"curvature": 1.0, "steps": 10, "lr": 0.1} | wrong)
+
+
+def plain_ratio(gradients, covariance, weight, samples, batch, weight_decay):
+    """The definition, with matrices of all elements."""
+    fisher = samples * np.cov(gradients, rowvar=False)
+    values, vectors = np.linalg.eigh(fisher)
+    values = np.maximum(values, 0)
+    filtered = vectors @ np.diag(weight(values + weight_decay)) @ vectors.T
+    return np.trace(filtered @ covariance) / np.trace(filtered @ fisher / batch)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+@pytest.mark.parametrize("kind", ["elements", "draws"])
+def test_ratios_are_those_of_whole_matrices(weight_decay, kind):
+    rng = np.random.default_rng(3)
+    gradients = rng.standard_normal((12, 30)) * np.geomspace(1, 0.01, 30) + rng.standard_normal(30)
+    errors = rng.standard_normal((5, 30)) * 0.1
+    covariance = np.diag(rng.random(30)) if kind == "elements" else errors.T @ errors / 5
+    weight = functools.partial(impulse_weight, steps=50, lr=0.1, momentum=0.9)
+    found = filtered_ratio(
+        gradients @ gradients.T,
+        gradients @ covariance @ gradients.T,
+        np.trace(covariance),
+        weight,
+        samples=8,
+        batch=64,
+        weight_decay=weight_decay,
+    )
+    expected = plain_ratio(gradients, covariance, weight, 8, 64, weight_decay)
+    assert found.ratio == pytest.approx(expected, rel=1e-9)
+    assert found.low < found.ratio < found.high
+
+
+def test_the_interval_holds_the_ratio_of_many_gradients():
+    rng = np.random.default_rng(4)
+    scale = np.geomspace(1, 0.1, 8)
+    covariance = np.diag(np.linspace(0.1, 1, 8))
+    weight = functools.partial(impulse_weight, steps=30, lr=0.1)
+    truth = plain_ratio(rng.standard_normal((200_000, 8)) * scale, covariance, weight, 1, 64, 0.0)
+    held = 0
+    for _ in range(100):
+        gradients = rng.standard_normal((40, 8)) * scale
+        found = filtered_ratio(
+            gradients @ gradients.T, gradients @ covariance @ gradients.T, np.trace(covariance), weight,
+            samples=1, batch=64,
+        )  # fmt: skip
+        held += found.low <= truth <= found.high
+    assert held >= 85
+
+
+def test_gradients_that_are_few_or_equal_say_nothing():
+    with pytest.raises(ValueError, match="at least 3"):
+        filtered_ratio(np.eye(2), np.eye(2), 1.0, lambda h: h, samples=1, batch=1)
+    equal = np.ones((4, 4))
+    assert math.isnan(filtered_ratio(equal, equal, 1.0, lambda h: h, samples=1, batch=1).ratio)

@@ -106,14 +106,19 @@ def test_every_run_log_can_be_shown_in_every_form(tmp_path, steps):
     assert kinds == {0: {"verdict"}, 1: {"verdict", "run"}, 30: {"verdict", "run", "seeds"}}[steps]
 
 
-def test_layers_named_by_an_enemy_have_no_effect_anywhere():
-    report = make_report([INPUTS["names that act"]()])
-    for text in (printed(report, 200), to_markdown(report), to_latex(report)):
-        assert not set(text) & {"\x1b", "\u202e"}
+def test_names_given_by_an_enemy_have_no_effect_anywhere():
+    codecs = [row("w", codec=name, method=name, squared_error=0.5, bits_total=2.0, params="x") for name in EVIL]
+    tensors = INPUTS["names that act"]()
+    report = make_report([tensors, result_of(codecs, warnings=EVIL)], title=" ".join(EVIL))
+    text, markdown, latex = printed(report, 400), to_markdown(report), to_latex(report)
+    for shown in (text, markdown, latex):
+        assert not set(shown) & {"\x1b", "\u202e"}
+    assert "<script" not in markdown.replace("\\<", "")
     for name in EVIL:
-        assert literal(name) in printed(report, 400)
-        assert markdown_text(name) in to_markdown(report)
-        assert latex_text(name) in to_latex(report)
+        # As a tensor, as a codec and in a warning.
+        assert text.count(literal(name)) >= 3
+        assert markdown.count(markdown_text(name)) >= 3
+        assert latex.count(latex_text(name)) >= 3
         assert name in {r["tensor"] for r in all_records(report) if r["record"] == "layer"}
 
 

@@ -1,4 +1,3 @@
-import io
 import math
 from xml.etree import ElementTree as ET
 
@@ -23,13 +22,8 @@ from gtrace.runlog import read_runlog
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    return analyze(result_of(rows_of()))
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return analyze_runs(read_runlog(write_runs(tmp_path_factory.mktemp("runs") / "a.jsonl")))
+def runs(run_report):
+    return run_report.runs[0]
 
 
 def curves(axes):
@@ -217,10 +211,9 @@ def test_every_figure_survives_odd_input(case):
         (figures.wasserstein, {"no bits", "200 layers"}),
         (heatmap.layer_heatmap, set()),
     ):
-        svg = render(draw(analysis), "svg", text_as_paths=False)
-        ET.fromstring(svg)
         # The uncompressed gradient has bits, if no error.
-        assert (b"nothing to draw" in svg) == (
+        said = {text.get_text() for text in draw(analysis).findobj(Text)}
+        assert ("nothing to draw" in said) == (
             case in empty - ({"no error"} if draw is figures.bits_over_steps else set()) | lacking
         )
 
@@ -273,26 +266,16 @@ def test_no_word_of_a_heat_map_is_cut_off(layers):
         assert frame.y0 <= box.y0 <= box.y1 <= frame.y1, text.get_text()
 
 
-def test_files_are_the_same_every_time(sweep):
-    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        first = render(figures.rate_distortion(sweep), kind)
-        assert first.startswith(start)
-        assert first == render(figures.rate_distortion(sweep), kind)
-
-
-def test_the_callers_settings_are_left_alone(sweep):
+def test_files_are_the_same_every_time_and_the_callers_settings_are_left_alone(sweep):
     before = dict(mpl.rcParams)
+    drawn = figures.rate_distortion(sweep)
+    files = {kind: render(drawn, kind) for kind in ("png", "svg", "pdf")}
+    assert [files[kind][:4] for kind in files] == [b"\x89PNG", b"<?xm", b"%PDF"]
     with mpl.rc_context({"font.size": 30.0, "axes.grid": False}):
-        styled = render(figures.rate_distortion(sweep), "svg")
+        again = figures.rate_distortion(sweep)
+        assert {kind: render(again, kind) for kind in files} == files
         assert mpl.rcParams["font.size"] == 30.0
-    assert styled == render(figures.rate_distortion(sweep), "svg")
     assert dict(mpl.rcParams) == before
-
-
-def test_figures_save_outside_of_the_package_too(sweep):
-    buffer = io.BytesIO()
-    figures.rate_distortion(sweep).savefig(buffer, format="pdf")
-    assert buffer.getvalue().startswith(b"%PDF")
 
 
 def luminance(colour):

@@ -1,10 +1,11 @@
 """What is drawn of steps, of bits over training, of many layers and of simulated time."""
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers_report import result_of, row, rows_of, write_runs
+from helpers_report import result_of, row, rows_of
 
 from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
@@ -16,13 +17,13 @@ from gtrace.runlog import read_runlog
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    return analyze(result_of(rows_of(), provenance={"refit": [0, 20, 21]}))
+def sweep(whole):
+    return analyze(dataclasses.replace(whole, provenance={"refit": [0, 20, 21]}))
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory):
-    found = read_runlog(write_runs(tmp_path_factory.mktemp("runs") / "a.jsonl"))
+def records(log):
+    found = read_runlog(log)
     for record in found:
         if record["type"] == "step":
             record["sim_seconds"] = 0.5

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
+from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
-from gtrace.trace.ram import source_of
-from gtrace.trace.rows import BlockSample, checksum, checksum_bytes, rechunk
-from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row, values_of
-from gtrace.trace.validate import refuse
-from gtrace.trace.zarr_read import ZarrSource
+from gtrace.trace.rows import checksum, checksum_bytes, rechunk
+from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
+from gtrace.trace.source import refuse
+from gtrace.trace.writer import source_of
+from gtrace.trace.zarr import open_zarr
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
-    from gtrace.trace.format import StreamSource, TraceSource
+    from gtrace.trace.source import Stream, TraceSource
     from gtrace.types import Norm
 
 
@@ -132,36 +134,6 @@ def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
         first.add((kind, name))
         names[kind, optimizer, name] = shown
     return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
-
-
-def lengths(stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice) -> dict[str, NDArray[np.int64]]:
-    """``n_valid`` and ``n_total`` of a tensor at some rows at which it is present; its size where nothing was stored.
-
-    Raises:
-        TraceError: they are negative, or there are more valid elements than a row has or than there were.
-    """
-    stored = {name: stream.lengths(name) for name in ("n_valid", "n_total")}
-    if any(table is not None and table.shape[1] <= spec.index for table in stored.values()):
-        raise TraceError(f"tensor '{printable(spec.name)}': its numbers of elements are missing; the trace is damaged")
-    count = stream.steps[rows].size
-    whole = values_of(spec.attrs, stream.steps[rows]) if spec.sketched else np.full(count, spec.size, np.int64)
-    found = {
-        name: whole.copy() if table is None else table[rows, spec.index].astype(np.int64)
-        for name, table in stored.items()
-    }
-    valid, total = found["n_valid"], found["n_total"]
-    if stored["n_total"] is None:
-        sample = BlockSample.read(spec.attrs.get("sample"))
-        total[:] = valid if sample is None else sample.total
-    most = np.iinfo(np.int64).max if spec.sketched else spec.size
-    wrong = np.flatnonzero((valid < 0) | (valid > most) | (valid > total))
-    if wrong.size:
-        row = wrong[0]
-        raise TraceError(
-            f"tensor '{printable(spec.name)}', step {stream.steps[rows][row]}: {valid[row]} valid elements of "
-            f"{total[row]} in a row of {spec.size}; the trace is damaged"
-        )
-    return found
 
 
 #: Bytes of decoded chunks that a trace keeps for the next steps of the same tensors.
@@ -266,7 +238,7 @@ class Trace:
                 there = present[:, spec.index] != 0
                 digest.update(np.where(there, crc[:, spec.index], 0).astype("<u4").tobytes())
                 if key.kind == "neural":
-                    found = self._lengths(stream, spec, there)
+                    found = stream.lengths(spec, there)
                     digest.update(b"".join(found[which].astype("<i8").tobytes() for which in sorted(found)))
         return digest.hexdigest()
 
@@ -306,7 +278,7 @@ class Trace:
                 f"{about}: the trace keeps sketches of it ({kept}) and no values; capture without --sketch"
             )
         first, rows = self._rows(stream, spec, row)
-        valid = self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0]
+        valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0]
         # What comes alone was made for this call, and may be as large as memory: no second copy of it.
         fresh = len(rows) == 1 and rows.flags.writeable
         values = np.array(rows[row - first][:valid], np.float32, order="C", copy=None if fresh else True)
@@ -339,7 +311,7 @@ class Trace:
         if spec.sketched or spec.parts < 2:
             yield from rechunk([self.read(name, step, kind=kind, optimizer=optimizer, rank=rank)], chunk)
             return
-        left = int(self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0])
+        left = int(stream.lengths(spec, slice(row, row + 1))["n_valid"][0])
         wanted, crc = int(stream.statistic("crc32c")[row, spec.index]), 0
         for piece in rechunk(stream.read_pieces(spec, row), chunk):
             piece = piece[:left]
@@ -408,7 +380,7 @@ class Trace:
         data = stream.read_rows(spec, row)[1][0]
         if checksum_bytes(data) != stream.statistic("crc32c")[row, spec.index]:
             raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
-        size = int(self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0])
+        size = int(stream.lengths(spec, slice(row, row + 1))["n_valid"][0])
         norm1, sketches = unpack_row(data, spec.attrs, specs, size, about)
         norm2, absmax, zeros, nonfinite = (
             stream.statistic(name)[row, spec.index].item() for name in ("norm2", "absmax", "zeros", "nonfinite")
@@ -460,10 +432,10 @@ class Trace:
             if statistic != "present":
                 out[statistic] = stream.statistic(statistic)[there, spec.index]
         for extra in EXTRAS:
-            table = stream.further(extra)
-            if table is not None and spec.index < table.shape[1]:
+            table = stream.optional(extra)
+            if table is not None:
                 out[extra] = table[there, spec.index]
-        return out | self._lengths(stream, spec, there)
+        return out | stream.lengths(spec, there)
 
     def close(self) -> None:
         """Give back what is held open; the trace cannot be read any more."""
@@ -484,7 +456,7 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace {self.path}: {len(self.tensors)} tensors, {self.status}>"
 
-    def _select(self, kind: str | None, optimizer: int | None, rank: int | None) -> list[StreamSource]:
+    def _select(self, kind: str | None, optimizer: int | None, rank: int | None) -> list[Stream]:
         """The streams that the keywords leave, at least one."""
         chosen = [
             stream
@@ -500,9 +472,7 @@ class Trace:
             )
         return chosen
 
-    def _find(
-        self, name: str, kind: str | None, optimizer: int | None, rank: int | None
-    ) -> tuple[StreamSource, TensorSpec]:
+    def _find(self, name: str, kind: str | None, optimizer: int | None, rank: int | None) -> tuple[Stream, TensorSpec]:
         chosen = self._select(kind, optimizer, rank)
         for stream in chosen:
             spec = self._specs.get((stream.key, name))
@@ -514,7 +484,7 @@ class Trace:
 
     def _locate(
         self, name: str, step: int, kind: str | None, optimizer: int | None, rank: int | None
-    ) -> tuple[StreamSource, TensorSpec, int, str]:
+    ) -> tuple[Stream, TensorSpec, int, str]:
         """Where a gradient is: stream, tensor and row, and words for messages."""
         if self._closed:
             raise UsageError(f"{self.path}: the trace was closed; open it again")
@@ -527,15 +497,7 @@ class Trace:
             raise UsageError(f"{about} has no gradient at step {step}; did you mean {' or '.join(map(str, near))}?")
         return stream, spec, row, f"{about}, step {step}"
 
-    def _lengths(
-        self, stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice
-    ) -> dict[str, NDArray[np.int64]]:
-        try:
-            return lengths(stream, spec, rows)
-        except TraceError as error:
-            raise TraceError(f"{self.path}: {error}") from None
-
-    def _rows(self, stream: StreamSource, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
+    def _rows(self, stream: Stream, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
         """The rows of the chunk around ``row``, from the cache where they are there."""
         place = (stream.key, spec.index)
         with self._lock:
@@ -584,29 +546,27 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
         UsageError: what reads such addresses is not installed.
         TraceError: as of :func:`gtrace.open_trace`, as far as it is not tolerated.
     """
+    files, stream = LOCAL, None
     if isinstance(place, str):
-        return _open_remote(place, tolerate)
-    try:
-        there = place.exists()
-    except OSError as error:
-        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
-    if not there:
-        raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
-    if place.is_dir():
-        return ZarrSource(place, tolerate)
-    if place.is_file():
-        from gtrace.trace.hdf5 import Hdf5Source
+        files = RemoteFiles(place)
+        if is_hdf5(place):
+            stream = files.stream(place)
+        elif not files.read_root(place):
+            raise TraceError(f"{place}: no such trace; a Zarr trace has a zarr.json there")
+        folder = stream is None
+    else:
+        try:
+            kind = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one") from None
+        except OSError as error:
+            raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
+        folder = stat.S_ISDIR(kind)
+        if not folder and not stat.S_ISREG(kind):
+            raise TraceError(f"{place}: neither a file nor a folder, so no trace")
+    if folder:
+        return open_zarr(place, tolerate, files)
+    # h5py takes long to load, and many traces need none of it.
+    from gtrace.trace.hdf5 import open_hdf5
 
-        return Hdf5Source(place, tolerate)
-    raise TraceError(f"{place}: neither a file nor a folder, so no trace")
-
-
-def _open_remote(address: str, tolerate: Callable[[TraceError], None]) -> TraceSource:
-    files = RemoteFiles(address)
-    if is_hdf5(address):
-        from gtrace.trace.hdf5 import Hdf5Source
-
-        return Hdf5Source(address, tolerate, files.stream(address))
-    if not files.read_root(address):
-        raise TraceError(f"{address}: no such trace; a Zarr trace has a zarr.json there")
-    return ZarrSource(address, tolerate, files)
+    return open_hdf5(place, tolerate, stream)

@@ -11,7 +11,8 @@ import zarr
 
 from gtrace.errors import TraceError
 from gtrace.trace import create_trace, open_trace
-from gtrace.trace.check import check_trace, renumbered, repair_trace
+from gtrace.trace.check import check_trace, repair_trace
+from gtrace.trace.finished import renumbered
 from gtrace.trace.format import TensorSpec
 
 GROUP = "rank00000/weight_grad"
@@ -96,7 +97,7 @@ def test_a_repair_that_cannot_be_written_leaves_nothing_beside(path, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gtrace.trace.zarr_write.ZarrSink.commit", full)
+    monkeypatch.setattr("gtrace.trace.zarr.write_file", full)
     with pytest.raises(TraceError, match="the repaired trace cannot be written"):
         repair_trace(path)
     assert names(path) == ["run.zarr"]

@@ -18,8 +18,8 @@ from numcodecs.zstd import Zstd
 
 from gtrace.errors import TraceError
 from gtrace.trace import open_trace
-from gtrace.trace.chunks import decode_chunk
 from gtrace.trace.rows import checksum_bytes
+from gtrace.trace.zarr import decode_chunk
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, check_gradients, gradient, loss, opened, present, write_trace
 
 from gtrace.errors import UsageError
-from gtrace.trace import StreamKey, Trace, create_trace, open_trace, zarr_write
+from gtrace.trace import StreamKey, Trace, create_trace, open_trace
 from gtrace.trace import format as layout
 
 BACKENDS = (*SUFFIXES, ".hdf5", "memory")
@@ -168,7 +168,7 @@ def test_several_optimizers_kinds_and_ranks(suffix, tmp_path):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_many_steps_and_tensors_outgrow_the_first_shapes(suffix, tmp_path, monkeypatch):
     """More steps than the arrays have rows at first, more late tensors than the tables have columns at first."""
-    monkeypatch.setattr(zarr_write, "_FIRST_ROWS", 32)
+    monkeypatch.setattr("gtrace.trace.zarr._FIRST_ROWS", 32)
     monkeypatch.setattr(layout, "STEP_ROWS", 64)
     path, steps = tmp_path / f"run{suffix}", 200
     with create_trace(path) as writer:

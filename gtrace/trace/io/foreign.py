@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from gtrace.errors import GtraceError, TraceError, printable
-from gtrace.trace.zarr_read import is_gtrace_zarr
+from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -21,7 +21,7 @@ from gtrace.trace.format import KINDS
 from gtrace.trace.io.foreign import OPENERS, Entry, TensorFile, ZarrStore, is_zarr, join_name
 from gtrace.trace.reader import open_trace
 from gtrace.trace.writer import create_trace
-from gtrace.trace.zarr_read import is_gtrace_zarr
+from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -45,7 +45,7 @@ def arrays_of(stream: Stream) -> Iterator[WholeArray]:
     indices = [spec.index for spec in stream.tensors]
     for form in layout.table_forms(names, len(indices)):
         if form.entry == "step":
-            table = stream.steps
+            table: NDArray[Any] = stream.steps
         elif form.entry in layout.SCALARS:
             table = stream.scalar(form.entry)
         else:

@@ -242,7 +242,8 @@ class Hdf5Stream(Stream):
     def _read_part(self, spec: TensorSpec, row: int, part: int) -> NDArray[Any]:
         start = part * spec.chunk_elements
         columns = slice(start, min(start + spec.chunk_elements, spec.size))
-        return self._tensors[spec.index].read(slice(row, row + 1), self.about(spec, row), columns)[0]
+        values: NDArray[Any] = self._tensors[spec.index].read(slice(row, row + 1), self.about(spec, row), columns)[0]
+        return values
 
 
 def open_hdf5(

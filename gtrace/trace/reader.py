@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
+    from gtrace.trace.files import Files
     from gtrace.trace.source import Stream, TraceSource
     from gtrace.types import Norm
 
@@ -546,14 +547,15 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
         UsageError: what reads such addresses is not installed.
         TraceError: as of :func:`gtrace.open_trace`, as far as it is not tolerated.
     """
-    files, stream = LOCAL, None
+    files: Files = LOCAL
+    stream = None
     if isinstance(place, str):
-        files = RemoteFiles(place)
-        if is_hdf5(place):
-            stream = files.stream(place)
-        elif not files.read_root(place):
+        files = remote = RemoteFiles(place)
+        folder = not is_hdf5(place)
+        if not folder:
+            stream = remote.stream(place)
+        elif not remote.read_root(place):
             raise TraceError(f"{place}: no such trace; a Zarr trace has a zarr.json there")
-        folder = stream is None
     else:
         try:
             kind = place.stat().st_mode

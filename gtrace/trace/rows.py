@@ -172,9 +172,9 @@ class BlockSample(NamedTuple):
         """
         if not isinstance(value, dict) or value.get("kind") != BLOCKS or "block" not in value:
             return None
-        offsets, total, block = value.get("offsets"), value.get("total"), value["block"]
-        numbers = type(total) is int and type(block) is int and block > 0
-        if not (numbers and are_lengths(offsets) and offsets and offsets[-1] < total):
+        offsets, total, block = value.get("offsets"), value.get("total", 0), value["block"]
+        whole = are_lengths([total]) and are_lengths([block], 1) and are_lengths(offsets)
+        if not whole or not offsets or offsets[-1] >= total:
             raise UsageError("no list of offsets with 'total' and 'block'")
         if any(offset % block for offset in offsets) or any(a >= b for a, b in itertools.pairwise(offsets)):
             raise UsageError("offsets that are not rising multiples of 'block'")

@@ -161,7 +161,7 @@ class Stream(ABC):
     def _find_present(self) -> None:
         """See which tensors are present at a committed step."""
         try:
-            present = self.statistic("present").any(axis=0)
+            present = np.atleast_1d(self.statistic("present").any(axis=0))
         except TraceError as error:
             self.tolerate(error)
             return

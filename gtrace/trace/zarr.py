@@ -199,7 +199,8 @@ class _ArrayFile:
         self.attrs: dict[str, Any] = document["attributes"]
         if document.get("node_type") != "array":
             self._reject("a group where an array belongs")
-        grid, dtype, codecs = document.get("chunk_grid"), document.get("data_type"), document.get("codecs")
+        grid, dtype = document.get("chunk_grid"), document.get("data_type")
+        codecs: Any = document.get("codecs")
         if not isinstance(grid, dict) or grid.get("name") != "regular":
             self._reject("no regular chunk grid")
         if document.get("chunk_key_encoding") != _CHUNK_KEYS:
@@ -665,7 +666,8 @@ class _OpenRows(_Array):
 
     def open_row(self, row: int) -> NDArray[Any]:
         """A row that was put there and is in memory."""
-        return self._rows[row % self.chunks[0]]
+        values: NDArray[Any] = self._rows[row % self.chunks[0]]
+        return values
 
     def discard(self, row: int) -> None:
         """Take back the last row."""

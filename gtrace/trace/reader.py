@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
@@ -44,6 +44,14 @@ if TYPE_CHECKING:
 _Place: TypeAlias = "tuple[StreamKey, str]"
 
 _OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", "stage", "sample", SKETCH)
+
+
+class Where(TypedDict, total=False):
+    """Which streams of a trace are meant; None, or nothing, for any."""
+
+    kind: str | None
+    optimizer: int | None
+    rank: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +251,13 @@ class Trace:
                     digest.update(b"".join(found[which].astype("<i8").tobytes() for which in sorted(found)))
         return digest.hexdigest()
 
-    def steps(
-        self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
-    ) -> NDArray[np.int64]:
+    def steps(self, name: str, **where: Unpack[Where]) -> NDArray[np.int64]:
         """Committed steps at which the tensor is present, rising.
 
         Raises:
             UsageError: there is no such tensor.
         """
-        stream, spec = self._find(name, kind, optimizer, rank)
+        stream, spec = self._find(name, where)
         there: NDArray[np.int64] = stream.steps[stream.statistic("present")[:, spec.index] != 0]
         return there
 
@@ -259,10 +265,7 @@ class Trace:
         self,
         name: str,
         step: int,
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> NDArray[np.float32]:
         """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
 
@@ -272,7 +275,7 @@ class Trace:
             UsageError: there is no such tensor, it is absent at that step, or the trace was closed.
             TraceError: what is stored is damaged.
         """
-        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        stream, spec, row, about = self._locate(name, step, where)
         if spec.sketched:
             kept = ", ".join(sketch_name(own) for own in SketchPlan.read(spec.attrs[SKETCH]).specs)
             raise UsageError(
@@ -292,10 +295,7 @@ class Trace:
         name: str,
         step: int,
         chunk: int,
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> Iterator[NDArray[np.float32]]:
         """What :meth:`read` returns, in pieces of ``chunk`` elements, the last one shorter; never the whole in memory.
 
@@ -308,9 +308,9 @@ class Trace:
         """
         if chunk < 1:
             raise UsageError(f"chunk: {chunk} elements are too few; give at least 1")
-        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        stream, spec, row, about = self._locate(name, step, where)
         if spec.sketched or spec.parts < 2:
-            yield from rechunk([self.read(name, step, kind=kind, optimizer=optimizer, rank=rank)], chunk)
+            yield from rechunk([self.read(name, step, **where)], chunk)
             return
         left = int(stream.lengths(spec, slice(row, row + 1))["n_valid"][0])
         wanted, crc = int(stream.statistic("crc32c")[row, spec.index]), 0
@@ -330,10 +330,7 @@ class Trace:
         step: int,
         norm: Norm = "l2",
         bucket_size: int | None = None,
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> MomentSketch:
         """The moment sketch of one gradient: the stored one where the trace keeps sketches, else made from the values.
 
@@ -342,21 +339,18 @@ class Trace:
             TraceError: what is stored is damaged.
         """
         spec = SummarySpec(norm, bucket_size)
-        if self._find(name, kind, optimizer, rank)[1].sketched:
-            return self.sketch_row(name, step, [spec], kind=kind, optimizer=optimizer, rank=rank).sketches[0]
+        if self._find(name, where)[1].sketched:
+            return self.sketch_row(name, step, [spec], **where).sketches[0]
         from gtrace.sketch import MomentSketch
 
-        return MomentSketch.from_spec(self.read(name, step, kind=kind, optimizer=optimizer, rank=rank), spec)
+        return MomentSketch.from_spec(self.read(name, step, **where), spec)
 
     def sketch_row(
         self,
         name: str,
         step: int,
         specs: Sequence[SummarySpec],
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> SketchRow:
         """Some of the sketches that are stored of a tensor at a step, with the numbers beside them.
 
@@ -364,15 +358,13 @@ class Trace:
             name: as in :meth:`read`.
             step: as in :meth:`read`.
             specs: which of the tensor's ``sketches``; none for the numbers alone.
-            kind: as in :meth:`read`.
-            optimizer: as in :meth:`read`.
-            rank: as in :meth:`read`.
+            **where: as in :meth:`read`.
 
         Raises:
             UsageError: as of :meth:`read`, or one of the sketches is not stored.
             TraceError: what is stored is damaged.
         """
-        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        stream, spec, row, about = self._locate(name, step, where)
         there = SketchPlan.read(spec.attrs[SKETCH]).specs if spec.sketched else ()
         missing = [sketch_name(wanted) for wanted in specs if wanted not in there]
         if missing or not spec.sketched:
@@ -388,9 +380,7 @@ class Trace:
         )
         return SketchRow(sketches, norm1, norm2, absmax, zeros, nonfinite, size)
 
-    def scalars(
-        self, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
-    ) -> dict[str, NDArray[Any]]:
+    def scalars(self, **where: Unpack[Where]) -> dict[str, NDArray[Any]]:
         """Numbers about the steps, arrays of one length; no gradient is read.
 
         Returns:
@@ -401,14 +391,12 @@ class Trace:
         Raises:
             UsageError: no stream of the trace is selected.
         """
-        if not self._streams and (kind, optimizer, rank) == (None, None, None):
+        if not self._streams and not any(value is not None for value in where.values()):
             return {"step": np.empty(0, np.int64), **{name: np.empty(0) for name in SCALARS}}
-        stream = self._select(kind, optimizer, rank)[0]
+        stream = self._select(where)[0]
         return {"step": stream.steps.copy(), **{name: values.copy() for name, values in stream.scalars.items()}}
 
-    def statistics(
-        self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
-    ) -> dict[str, NDArray[Any]]:
+    def statistics(self, name: str, **where: Unpack[Where]) -> dict[str, NDArray[Any]]:
         """Numbers about one tensor at the steps where it is present, arrays of one length; no gradient is read.
 
         Returns:
@@ -426,7 +414,7 @@ class Trace:
             UsageError: there is no such tensor.
             TraceError: the stored lengths are impossible.
         """
-        stream, spec = self._find(name, kind, optimizer, rank)
+        stream, spec = self._find(name, where)
         there = stream.statistic("present")[:, spec.index] != 0
         out: dict[str, NDArray[Any]] = {"step": stream.steps[there]}
         for statistic in STATISTICS:
@@ -457,24 +445,26 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace {self.path}: {len(self.tensors)} tensors, {self.status}>"
 
-    def _select(self, kind: str | None, optimizer: int | None, rank: int | None) -> list[Stream]:
+    def _select(self, where: Where) -> list[Stream]:
         """The streams that the keywords leave, at least one."""
+        asked = {what: value for what, value in where.items() if value is not None}
+        if unknown := asked.keys() - StreamKey._fields:
+            raise TypeError(f"unexpected keyword '{min(unknown)}'")
         chosen = [
             stream
             for key, stream in self._streams.items()
-            if kind in (None, key.kind) and optimizer in (None, key.optimizer) and rank in (None, key.rank)
+            if all(getattr(key, what) == value for what, value in asked.items())
         ]
         if not chosen:
             there = [f"{key.kind} gradients of optimizer {key.optimizer} on rank {key.rank}" for key in self._streams]
-            given = {"kind": kind, "optimizer": optimizer, "rank": rank}
-            asked = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
+            told = ", ".join(f"{what} {asked[what]}" for what in ("kind", "optimizer", "rank") if what in asked)
             raise UsageError(
-                f"{self.path}: nothing of {asked or 'any kind'}; it holds {'; '.join(there[:4]) or 'no step'}"
+                f"{self.path}: nothing of {told or 'any kind'}; it holds {'; '.join(there[:4]) or 'no step'}"
             )
         return chosen
 
-    def _find(self, name: str, kind: str | None, optimizer: int | None, rank: int | None) -> tuple[Stream, TensorSpec]:
-        chosen = self._select(kind, optimizer, rank)
+    def _find(self, name: str, where: Where) -> tuple[Stream, TensorSpec]:
+        chosen = self._select(where)
         for stream in chosen:
             spec = self._specs.get((stream.key, name))
             if spec is not None:
@@ -483,13 +473,11 @@ class Trace:
         shown = printable(name)
         raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
 
-    def _locate(
-        self, name: str, step: int, kind: str | None, optimizer: int | None, rank: int | None
-    ) -> tuple[Stream, TensorSpec, int, str]:
+    def _locate(self, name: str, step: int, where: Where) -> tuple[Stream, TensorSpec, int, str]:
         """Where a gradient is: stream, tensor and row, and words for messages."""
         if self._closed:
             raise UsageError(f"{self.path}: the trace was closed; open it again")
-        stream, spec = self._find(name, kind, optimizer, rank)
+        stream, spec = self._find(name, where)
         about = f"{self.path}: tensor '{printable(name)}'"
         row = int(np.searchsorted(stream.steps, step))
         if row == stream.steps.size or stream.steps[row] != step or not stream.statistic("present")[row, spec.index]:

@@ -285,7 +285,7 @@ class StreamSink(Protocol):
         """Make the row durable and then, as the last thing, visible."""
 
 
-class Sink(Protocol):
+class TraceSink(Protocol):
     """Where a writer puts a trace."""
 
     def stream(self, key: StreamKey) -> StreamSink:

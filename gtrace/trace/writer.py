@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import ColumnType, Sink, StreamSink
+    from gtrace.trace.format import ColumnType, StreamSink, TraceSink
 
 
 #: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
@@ -253,7 +253,7 @@ class TraceWriter:
     block, an exception leaves out the step that was not committed and marks the trace as interrupted.
     """
 
-    def __init__(self, sink: Sink, path: str, attrs: Mapping[str, Any]) -> None:
+    def __init__(self, sink: TraceSink, path: str, attrs: Mapping[str, Any]) -> None:
         self.path = path
         #: Bytes of values and sketches that were written so far, without what compression saves.
         self.stored = 0
@@ -713,7 +713,7 @@ def create_trace(
     if force:
         refuse_living(place)
     start = root_attrs({**(attrs or {}), **({} if plan is None else {SKETCH: plan.describe()})})
-    sink: Sink
+    sink: TraceSink
     try:
         if place.suffix == ".zarr":
             start_folder(place, start, force=force)

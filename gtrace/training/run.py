@@ -103,6 +103,15 @@ class RunResult:
     diverged: str = ""
     finished: bool = False
 
+    def to_plain(self) -> dict[str, Any]:
+        """For checkpoints, which runs with shadow passes do not have."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "shadow"}
+
+    @classmethod
+    def from_plain(cls, saved: Mapping[str, Any]) -> RunResult:
+        """Undo :meth:`to_plain`."""
+        return cls(**{**saved, "tally": Tally(**saved["tally"])})
+
 
 class TrainingRun:
     """One codec's training.
@@ -330,15 +339,13 @@ class TrainingRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
-        result = dataclasses.asdict(self.result)
-        del result["shadow"]
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "control": None if self._control is None else as_tensors(self._control.state_dict()),
             "exchange": as_tensors(self._exchange.to_arrays()),
             "weights": as_tensors(self.weights.to_arrays()),
-            "result": result,
+            "result": self.result.to_plain(),
             "variances": [list(seen) for seen in self._variances],
             "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
             "bad_steps": self._bad_steps,
@@ -353,7 +360,7 @@ class TrainingRun:
             self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
         self.weights.load_arrays(as_arrays(saved["weights"]))
-        self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
+        self.result = RunResult.from_plain(saved["result"])
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values
         self._bad = [Bad(*item) for item in saved["bad"]]

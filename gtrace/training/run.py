@@ -5,6 +5,7 @@ The workers share one model, since all of them step with the same aggregated gra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -273,16 +274,8 @@ class TrainingRun:
             record["down_bits"] = tally.down_bits
         if self.weights.levels is not None:
             record["weight_error"] = result.weight_error = self.weights.error
-        network = self._settings.network
-        if network is not None:
-            exact = self._codec == Identity()
-            linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
-            workers = self._settings.workers
-            simulated = simulated_step(network, workers, tally, seconds, exact=exact, linear=linear)
-            result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
-            record["sim_seconds"] = simulated
-            if self._control is not None:
-                self._control.seconds = simulated
+        if self._settings.network is not None:
+            record["sim_seconds"] = self._simulated(self._settings.network, tally, seconds)
         yield record
         if measurement is not None:
             yield {"type": "measure", **self.label, "step": step, **measurement.fields()}
@@ -297,27 +290,33 @@ class TrainingRun:
         losses, gradients = [], []
         errors: list[ShadowError] = []
         for worker in range(settings.workers):
-            with seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch:
-                if self._neural is None:
-                    loss = self._task.loss(self._model, batch)
-                    self._backward(loss)
-                else:
-                    with self._neural.batch(step, worker) as layers:
-                        loss = self._task.loss(self._model, batch)
-                        shadowed = worker == 0 and self._has_shadow(step)
-                        self._backward(loss, retain_graph=shadowed)
-                        if shadowed:
-                            start = time.process_time()
-                            errors = shadow(layers, loss, dict(self._named), self._neural.owners)
-                            self.result.shadow.add(errors)
-                            self.result.shadow.seconds += time.process_time() - start
+            with (
+                seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch,
+                contextlib.nullcontext() if self._neural is None else self._neural.batch(step, worker) as layers,
+            ):
+                loss = self._task.loss(self._model, batch)
+                shadowed = worker == 0 and self._has_shadow(step)
+                self._optimizer.zero_grad(set_to_none=True)
+                loss.backward(retain_graph=shadowed)  # type: ignore[no-untyped-call]
+                if shadowed and self._neural is not None and layers is not None:
+                    start = time.process_time()
+                    errors = shadow(layers, loss, dict(self._named), self._neural.owners)
+                    self.result.shadow.add(errors)
+                    self.result.shadow.seconds += time.process_time() - start
             losses.append(loss.item())
             gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
 
-    def _backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    def _simulated(self, network: Network, tally: Tally, seconds: float) -> float:
+        """Duration of a step over the network, which the result adds up and the policy sees at its next choice."""
+        exact = self._codec == Identity()
+        linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
+        simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact, linear=linear)
+        before = self.result.sim_seconds
+        self.result.sim_seconds = simulated + (0.0 if math.isnan(before) else before)
+        if self._control is not None:
+            self._control.seconds = simulated
+        return simulated
 
     def _has_shadow(self, step: int) -> bool:
         every = self._settings.shadow

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gtrace
-from gtrace import testing
 from gtrace.codecs import mcgq
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.coding.runlength import measure_runs
@@ -302,22 +301,6 @@ def test_budgets_that_cannot_be_kept():
 
 
 # The codec
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "mcgq",
-        "mcgq:amount=0.05,coder=gamma",
-        "mcgq:bits=4,coder=delta",
-        "mcgq:accumulate=true,amount=0.1",
-        "mcgq:accumulate=true,scale=accumulated,coder=omega",
-        "mcgq:with_norm=false,delta_k=1000",
-        "mcgq:with_norm=false,coder=omega",
-    ],
-)
-def test_laws(spec):
-    testing.check_codec(gtrace.codec(spec), spike=False)
 
 
 @pytest.mark.parametrize("coder", ["runlength", "gamma", "delta", "omega"])

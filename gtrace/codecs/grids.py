@@ -17,6 +17,7 @@ from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance, moment_mixture, optimal_levels
 from gtrace.kernels import rounding as _rounding
 from gtrace.kernels import symbols as _symbols
+from gtrace.kernels.codes import TALLIES
 from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _KERNELS = {
     "search": _rounding.SEARCH,
     "powers": _rounding.POWERS,
 }
-_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((_rounding.TALLIES, 0), np.int64)
+_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((TALLIES, 0), np.int64)
 
 
 class Output(NamedTuple):
@@ -133,7 +134,7 @@ class Rule:
         Returns:
             how often each symbol occurs, int64[m]; without ``count`` it is empty.
         """
-        tallies = np.zeros((_rounding.TALLIES, values.size), np.int64) if count else _NO_TALLIES
+        tallies = np.zeros((TALLIES, values.size), np.int64) if count else _NO_TALLIES
         self.quantize(x, bucket, scales, key, 0, Output(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
         found: NDArray[np.int64] = tallies.sum(axis=0)
         return found

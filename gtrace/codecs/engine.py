@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -105,8 +106,8 @@ class Composed(Codec):
         """Whether one scale is fitted to all values."""
         return self.parts.scale.whole_tensor
 
-    @property
-    def needs(self) -> SummarySpec | None:
+    @cached_property
+    def needs(self) -> SummarySpec | None:  # type: ignore[override]
         """What the grid wants."""
         return self.parts.grid.needs(self.parts)
 

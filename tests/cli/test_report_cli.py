@@ -36,7 +36,7 @@ def test_ranks_alone_are_the_workers_of_the_comparison(call, sweep):
 
 
 def test_a_pipe_gets_every_column(call, sweep):
-    _, out, _ = call(sweep)
+    _, out, _ = call(sweep, "-o", "x.md")
     assert "Hidden" not in out
     assert "\x1b" not in out
     assert "qsgdinf:bits=3,bucket_size=8192 " in out
@@ -44,14 +44,14 @@ def test_a_pipe_gets_every_column(call, sweep):
 
 def test_columns_are_respected(call, sweep, monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    _, out, _ = call(sweep)
+    _, out, _ = call(sweep, "-o", "x.md")
     assert max(map(len, out.splitlines())) <= 70
     assert "Hidden on a terminal this narrow" in out
 
 
 def test_without_arguments_the_newest_results_are_taken_and_named(call, sweep, tmp_path):
     write_runs(tmp_path / "train.jsonl", steps=30)
-    code, out, err = call()
+    code, out, err = call("-o", "x.md")
     assert code == 0
     assert "net.sweep.db" in err
     assert "train.jsonl" in err

@@ -81,7 +81,7 @@ def test_json_carries_the_shadow(folder, capsys):
 def test_the_report_shows_the_weight_gradients(capsys):
     assert gtrace("train", "--codec", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl") == 0
     capsys.readouterr()
-    assert gtrace("report", "a.jsonl") == 0
+    assert gtrace("report", "a.jsonl", "-o", "a.md") == 0
     out = capsys.readouterr().out
     assert "Weight gradients under compressed neural gradients" in out
     assert re.search(r"\nfc1\.weight +(0\.99\d\d|1\.0000)", out)

@@ -25,16 +25,18 @@ from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
-from gtrace.fitting.floats import FloatFormat, LawName, kappa
-from gtrace.fitting.formats import (
+from gtrace.fitting.floats import (
     LARGEST_SCALE,
     LEAST_SCALE,
     RULES,
+    FloatFormat,
+    LawName,
     ScaleRule,
     best_placement,
     candidates,
     expected_rounding,
     format_thresholds,
+    kappa,
     optimal_format,
     placed_error,
     scale_exponent,

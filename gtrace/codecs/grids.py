@@ -16,6 +16,7 @@ from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance, moment_mixture, optimal_levels
 from gtrace.kernels import rounding as _rounding
+from gtrace.kernels.codes import TALLIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +33,7 @@ _KERNELS = {
     "search": _rounding.SEARCH,
     "powers": _rounding.POWERS,
 }
-_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((_rounding.TALLIES, 0), np.int64)
+_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((TALLIES, 0), np.int64)
 
 
 class _Sink(NamedTuple):
@@ -119,7 +120,7 @@ class Rule:
         Returns:
             how often each symbol occurs, int64[m]; without ``count`` it is empty.
         """
-        tallies = np.zeros((_rounding.TALLIES, values.size), np.int64) if count else _NO_TALLIES
+        tallies = np.zeros((TALLIES, values.size), np.int64) if count else _NO_TALLIES
         sink = _Sink(_rounding.VALUES, values=values, decoded=out, tallies=tallies)
         self._quantize(x, bucket, scales, key, 0, sink)
         found: NDArray[np.int64] = tallies.sum(axis=0)
@@ -142,7 +143,7 @@ class Rule:
             _KERNELS[self.kind],
             self.mirrored,
             self.steps,
-            self.levels,
+            np.require(self.levels, requirements=["W"]),  # read-only ones would be compiled for a second time
             high,
             low,
             start,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import torch
 
+from gtrace.buckets import as_values
 from gtrace.buckets import bucket_scales as host_scales
 from gtrace.codecs import Codec, LevelCodec
 from gtrace.codecs.base import checked_values
@@ -58,9 +59,11 @@ def supports(codec: Codec) -> TypeGuard[LevelCodec]:
     )
 
 
-def stays(codec: Codec, tensor: torch.Tensor) -> bool:
-    """Whether a tensor is encoded on its own device."""
-    return tensor.device.type in DEVICES and supports(codec)
+def flat(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | NDArray[np.float32]:
+    """float32[n]: on the tensor's own device if the codec works there, else on the host."""
+    if tensor.device.type in DEVICES and supports(codec):
+        return tensor.detach().float().contiguous().reshape(-1)
+    return as_values(tensor.detach().cpu().float().numpy())
 
 
 def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int]) -> bytes:
@@ -112,16 +115,6 @@ def mean(decoded: Sequence[torch.Tensor]) -> torch.Tensor:
     for values in decoded:
         total += values
     return total.div_(total.new_full((), len(decoded))).float()
-
-
-def concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All in a row, on their device."""
-    return torch.cat(list(parts))
-
-
-def cut(whole: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Undo :func:`concatenated`."""
-    return list(torch.split(whole, list(sizes)))
 
 
 def quantize(rule: Rule, x: torch.Tensor, bucket: int, scales: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:

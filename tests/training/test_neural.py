@@ -488,7 +488,7 @@ def test_gradients_that_are_not_finite():
         for text in study.warnings
     )
     assert study.results[1].tally.float32_bits == 3 * 2 * 8 * 32
-    with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, 1: 8 of 8 neural gradient values"):
+    with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, neural gradient of 1: 8 of 8 gradient values"):
         Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3, nonfinite="error").run()
 
 

@@ -134,7 +134,7 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
             trace,
             codecs,
             tensors=None if settings.tensors is None else words(settings.tensors),
-            refit=_refit(settings.refit),  # type: ignore[arg-type]
+            refit=_refit(settings.refit),
             leave_out=bool(methods) and "all" in split_specs(methods),
             output=path,
             command=sys.argv,

@@ -81,7 +81,7 @@ def describe(name: str) -> dict[str, Any]:
         UsageError: unknown; the nearest names are suggested.
         ScriptError: the package that brings it cannot be loaded.
     """
-    from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
+    from gtrace.codecs import codec, codec_class, parameter_fields, wrapper_names
     from gtrace.codecs.plugins import origin_of, plugin_of
 
     cls = codec_class(name)
@@ -99,7 +99,7 @@ def describe(name: str) -> dict[str, Any]:
         "synopsis": f"{cls.name}{f'[:{defaults}]' if defaults else ''}{':CODEC' if prefix else ''}",
         "description": [*filter(None, [own["about"]]), *_paragraphs(cls.__doc__ or "")],
         "corrections": list(cls.corrections),
-        "closed_forms": issubclass(cls, ExpectingCodec),
+        "closed_forms": not prefix and codec(name).expects,
         "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
         "payload": own["sends"],
         "expect": own["behavior"],

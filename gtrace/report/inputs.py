@@ -152,7 +152,7 @@ def make_report(
     ]
     read_traces = [summarize_trace(Path(trace), named(trace, "trace", 0, False)) for trace in traces]
     read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
-    every = (*read_sweeps, *read_runs, *read_traces, *read_plans)
+    every: list[Any] = [*read_sweeps, *read_runs, *read_traces, *read_plans]
     return Report(
         title or f"gtrace report: {', '.join(one.name for one in every)}",
         tuple(read_sweeps),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import EncodedPart, PartwiseCodec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs import Codec, EncodedPart
     from gtrace.sweep.fits import Fits, Ready
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
@@ -172,7 +171,6 @@ class ChunkDraws(Draws):
 
     def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
         """What encodes the chunks of a step."""
-        assert isinstance(item, PartwiseCodec)
         assert totals.sums is not None
         ready = self._fits.ready(item, number, index, totals.size)
         return ready._replace(state=item.prepare(ready.state, totals.sums))
@@ -183,7 +181,6 @@ class ChunkDraws(Draws):
         exact = Histogram()
         encodings = {}
         for item, number in pairs:
-            assert isinstance(item, PartwiseCodec)
             ready = self._prepared(item, number, index, totals)
             if index in self._sums.first:
                 self._sent[id(item), index] = ready
@@ -208,13 +205,12 @@ class ChunkDraws(Draws):
                 if (id(item), k) not in self._sent:
                     totals = self._gradients.scan(tensor, places[k], [])[0]
                     self._sent[id(item), k] = self._prepared(item, number, k, totals)
-        whole = math.lcm(*(getattr(item, "part_multiple", None) or 1 for item, _ in pairs))
+        whole = math.lcm(*(item.part_multiple or 1 for item, _ in pairs))
         piece = whole * max(1, BLOCK // whole)
         found = {(id(item), number): 0.0 for item, number in pairs}
         start = 0
         for gradients in zip(*(self._gradients.chunks(tensor, places[k], piece) for k in steps), strict=True):
             for item, number in pairs:
-                assert isinstance(item, PartwiseCodec)
                 total = np.zeros(gradients[0].size)
                 for k, values in zip(steps, gradients, strict=True):
                     ready = self._sent[id(item), k]
@@ -231,12 +227,12 @@ class _Encoding:
 
     Args:
         codec: what encodes.
-        ready: what :meth:`~gtrace.codecs.PartwiseCodec.prepare` returned, and what the receiver holds.
+        ready: what :meth:`~gtrace.codecs.Codec.prepare` returned, and what the receiver holds.
         key: of the encoding.
         compared: takes what comes out.
     """
 
-    def __init__(self, codec: PartwiseCodec, ready: Ready, key: Key, compared: RunningComparison) -> None:
+    def __init__(self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison) -> None:
         self._codec, self._ready, self._key, self._compared = codec, ready, key, compared
         #: the sum of the parts so far
         self._whole: EncodedPart | None = None
@@ -279,5 +275,5 @@ class _Encoding:
             saturated, flushed = (total / max(1, self._present) for total in self._clipped)
             clipping = saturated, flushed
         assert self._whole is not None, "a tensor in chunks has chunks"
-        coded = self._codec.coded_bits(self._whole, self._size)
-        return Drawn(found, self._codec.body_bytes(self._whole), coded, clipping, self._spent, doubt)
+        body, coded = self._codec.measured(self._whole, self._size)
+        return Drawn(found, body, coded, clipping, self._spent, doubt)

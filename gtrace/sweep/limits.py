@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs import Codec, PartwiseCodec, expecting
+from gtrace.codecs import Codec, expecting
 from gtrace.errors import UsageError
 from gtrace.trace.rows import BlockSample
 from gtrace.trace.sketches import sketch_name
@@ -97,7 +97,7 @@ def draw_obstacle(item: Codec, chunk: int) -> str | None:
     obstacle = _fit_obstacle(item, chunk)
     if obstacle is not None:
         return obstacle
-    if not isinstance(item, PartwiseCodec) or item.part_multiple is None:
+    if item.part_multiple is None:
         return "looks at all values at once"
     return f"has blocks of {item.part_multiple}, which do not divide the chunk" if chunk % item.part_multiple else None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import Codec, LevelCodec, expecting
+from gtrace.codecs import Codec, expecting, level_grid
 from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import ExpectingCodec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
@@ -61,13 +60,13 @@ class Group(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _group(codecs: tuple[LevelCodec, ...]) -> Group:
+def _group(codecs: tuple[Codec, ...]) -> Group:
     return Group(LevelSets(codecs), tuple(map(identity, codecs)))
 
 
 def split(wanted: Wanted, *, tables: bool = True) -> tuple[list[Group], Wanted]:
     """The expectations of a step that are worked out together, and what is left to do."""
-    groups: dict[SummarySpec, list[LevelCodec]] = {}
+    groups: dict[SummarySpec | None, list[Codec]] = {}
     rest = []
     for codec, draws in wanted:
         if tables and EXPECTATION in draws and has_fixed_levels(codec):
@@ -228,8 +227,9 @@ class Replay:
                 yield row, drawn.spent
             elif expected is not None and expecting(codec):
                 optimum = None
-                if self._settings.optimal and isinstance(codec, LevelCodec):
-                    optimum = self._optimum(index, codec, codec.levels(ready.state).size)
+                grid = level_grid(codec)
+                if self._settings.optimal and grid is not None:
+                    optimum = self._optimum(index, codec, grid.levels(ready.state).size)
                 row = expected_columns(own, expected, optimum, dtype_bits)
                 if look.weighted is not None and codec.needs is not None:
                     sketches = self._fits.sketches[codec.needs], look.weighted[codec.needs]
@@ -278,7 +278,7 @@ class Replay:
             total += errors
         return total
 
-    def _errors(self, codec: ExpectingCodec, size: int, index: int) -> NDArray[np.float64]:
+    def _errors(self, codec: Codec, size: int, index: int) -> NDArray[np.float64]:
         assert codec.needs is not None
         expected = codec.expect(self._state(codec, index, size), self._fits.summary(index, codec.needs))
         return np.array([expected.squared_error])
@@ -302,23 +302,24 @@ class Replay:
             found["convergence"] = curves
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
 
-    def _optimum(self, index: int, codec: LevelCodec, count: int) -> float | None:
+    def _optimum(self, index: int, codec: Codec, count: int) -> float | None:
         """The least expected error of any ``count`` levels on this very tensor, with the codec's own sketch."""
-        if not has_optimum(codec):
+        grid = level_grid(codec)
+        if grid is None or codec.needs is None or not has_optimum(codec):
             return None
-        key = (codec.needs, count, codec.has_zero)
+        key = (codec.needs, count, grid.zero)
         if key not in self._optima:
             sketch = self._fits.summary(index, codec.needs)
             if not sketch.sums.size:
                 return None
-            if codec.has_zero:
+            if grid.zero:
                 best = optimal_levels(sketch, count, method="sketch")
             else:
                 best = alq_levels(sketch, count.bit_length(), zero=False)
-            self._optima[key] = sketch.expected_error(best, codec.has_zero)
+            self._optima[key] = sketch.expected_error(best, grid.zero)
         return self._optima[key]
 
 
 def has_optimum(codec: Codec) -> bool:
     """Whether a codec's levels can be set beside the best ones."""
-    return isinstance(codec, LevelCodec) and codec.needs.norm != "none"
+    return level_grid(codec) is not None and codec.needs is not None and codec.needs.norm != "none"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import LevelCodec
+from gtrace.codecs import level_grid
 from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
@@ -198,12 +198,13 @@ def spec_name(spec: SummarySpec) -> str:
 
 def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
     """The magnitudes that a level codec rounds to, where there are few enough to draw."""
-    if not isinstance(codec, LevelCodec) or codec.needs.norm == "none":
+    grid = level_grid(codec)
+    if grid is None or codec.needs is None or codec.needs.norm == "none":
         return None
-    levels = codec.levels(state)
+    levels = grid.levels(state)
     if levels.size > MOST_LEVELS:
         return None
-    return {"levels": levels.tolist(), "zero": codec.has_zero, "law": spec_name(codec.needs)}
+    return {"levels": levels.tolist(), "zero": grid.zero, "law": spec_name(codec.needs)}
 
 
 def density(sketch: MomentSketch) -> dict[str, Any]:
@@ -237,12 +238,12 @@ def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketc
 
     For the ALQ codec with the fewest bits from 3 up among ``codecs``; None where there is none.
     """
-    grids = {str(c): (c, c.parts.grid) for c in codecs if isinstance(c, LevelCodec)}
+    grids = {str(c): (c, level_grid(c)) for c in codecs}
     chosen = [(g.bits, str(c), c, g) for c, g in grids.values() if isinstance(g, LeastVariance) and g.bits >= 3]
     if not chosen:
         return None
     _, _, codec, grid = min(chosen, key=lambda item: item[:2])
-    sketch = sketches.get(codec.needs)
+    sketch = None if codec.needs is None else sketches.get(codec.needs)
     if sketch is None or not sketch.sums.size:
         return None
     curves = {}

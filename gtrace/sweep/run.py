@@ -19,11 +19,11 @@ import numpy as np
 from gtrace import __version__
 from gtrace.codecs import (
     Codec,
-    LevelCodec,
     codec,
     codec_class,
     codec_names,
     expecting,
+    level_grid,
     parameter_fields,
     parse_spec,
     split_specs,
@@ -212,7 +212,7 @@ class _Sweep:
             options.seed,
             options.refit if isinstance(options.refit, str) else tuple(sorted(options.refit)),
             options.nonfinite,
-            options.optimal and any(isinstance(c, LevelCodec) and c.adaptive for c in self.codecs),
+            options.optimal and any(grid.adaptive for grid in map(level_grid, self.codecs) if grid is not None),
         )
         self._limits = Limits(self.gradients.infos, self.codecs, options.draws, options.chunk)
         self._limits.check()
@@ -281,10 +281,10 @@ class _Sweep:
             size=gradients.size(WHOLE_MODEL),
         )
         bare: list[tuple[Job, TensorInfo | None]] = [(model, None)]
-        for info in sorted(gradients.infos, key=lambda info: -info.size):
-            job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), size=info.size)
-            shape = info.shape if info.sample is None else None
-            bare.append((replace(job, sketched=bool(info.sketches), sample=sample_of(info), shape=shape), info))
+        for one in sorted(gradients.infos, key=lambda info: -info.size):
+            job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size)
+            shape = one.shape if one.sample is None else None
+            bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
         jobs = []
         for job, info in bare:
             if gradients.kind == "weight" and not job.sketched and job.sample is None:

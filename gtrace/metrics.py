@@ -316,11 +316,6 @@ def _comparison(
     )
 
 
-def ratio(numerator: float, denominator: float) -> float:
-    """numerator / denominator; NaN where the denominator is zero."""
-    return numerator / denominator if denominator else math.nan
-
-
 def update_weights(
     values: NDArray[np.float32], moments: NDArray[np.float32], decay: float, eps: float, done: float
 ) -> NDArray[np.float64]:
@@ -346,13 +341,25 @@ def update_weights(
     return out
 
 
-def relative(part: float, whole: float) -> float:
-    """A part of a whole; no error at all is 0 even of a zero gradient."""
+def ratio(numerator: Any, denominator: Any) -> Any:
+    """numerator / denominator, of numbers or arrays; NaN where the denominator is zero."""
+    if isinstance(denominator, np.ndarray):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(denominator == 0, math.nan, numerator / denominator)
+    return numerator / denominator if denominator else numerator * math.nan
+
+
+def relative(part: Any, whole: float) -> Any:
+    """A part of a whole, of numbers or arrays; no error at all is 0 even of a zero gradient."""
+    if isinstance(part, np.ndarray):
+        return np.where(part == 0, 0.0, ratio(part, whole))
     return 0.0 if part == 0 else ratio(part, whole)
 
 
-def snr_db(energy: float, error: float) -> float:
-    """Signal-to-noise ratio in decibels; infinite without error, NaN without a signal."""
+def snr_db(energy: float, error: Any) -> Any:
+    """Signal-to-noise ratio in decibels, of a number or an array; infinite without error, NaN without a signal."""
+    if isinstance(error, np.ndarray):
+        return np.array([snr_db(energy, one) for one in error.tolist()])
     if energy <= 0:
         return math.nan
     return 10 * math.log10(energy / error) if error > 0 else math.inf

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.buckets import bucket_scales
-from gtrace.codecs import Codec, LevelCodec, codec, expecting
+from gtrace.codecs import Codec, codec, expecting, level_grid
 from gtrace.codecs.base import Averaged, advance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import GtraceError, PayloadError
@@ -315,10 +315,11 @@ def _error_deviation(c: Codec, state: State, exact: NDArray[np.float64], workers
     A value just above the last but one level rarely jumps to 1, at a price: 24 draws seldom show that, so a sampled
     deviation would be too small.
     """
-    if not isinstance(c, LevelCodec) or c.needs.norm == "none" or c.needs.clip is not None:
+    magnitudes = level_grid(c)
+    if magnitudes is None or c.needs is None or c.needs.norm == "none" or c.needs.clip is not None:
         return 0.0
-    levels = c.levels(state).astype(np.float64)
-    grid = levels if c.has_zero else np.concatenate([-levels[:1], levels])
+    levels = magnitudes.levels(state).astype(np.float64)
+    grid = levels if magnitudes.zero else np.concatenate([-levels[:1], levels])
     variance = 0.0
     size = c.needs.bucket_size or max(1, exact.size)
     for start in range(0, exact.size, size):

@@ -58,7 +58,6 @@ class _Host:
         return codec.encode(state, values, key)
 
     def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
-        del place
         return codec.decode(shared, payload, size)
 
 
@@ -177,7 +176,6 @@ class Sender:
         Raises:
             UsageError: a codec that is never fitted.
         """
-        del step
         return self._sketched(self._engine.on_host(values))
 
     def summary(self, values: Any, step: int) -> MomentSketch:
@@ -283,7 +281,7 @@ class Sender:
 def fit_spec(codec: Codec) -> SummarySpec | None:
     """What a fit wants summarized; None for a codec that is never fitted."""
     # A sketch that nobody reads would be charged to the codec as its own time.
-    return codec.needs if type(codec).fit is not Codec.fit else None
+    return codec.needs if codec.fits else None
 
 
 def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share: float | None = None) -> State:

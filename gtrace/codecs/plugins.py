@@ -200,7 +200,6 @@ class CompressorCodec(PluginCodec):
 
     def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
         """The bytes of the tensors that ``compress`` returns, in an envelope."""
-        del key
         x = checked_values(state, values).copy()
         cls = type(self)
         given = x if cls.torch is None else cls.torch.from_numpy(x)

@@ -81,7 +81,7 @@ class HuffmanCode:
     """
 
     def __init__(self, lengths: NDArray[np.uint8]) -> None:
-        self.lengths = np.ascontiguousarray(lengths, dtype=np.uint8)
+        self.lengths = np.require(lengths, np.uint8, ["C", "W"])
         check_lengths(self.lengths)
         longest = int(self.lengths.max(initial=0))
         self._longest = longest

@@ -15,7 +15,7 @@ import numpy as np
 from gtrace.coding.elias import as_integers
 from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
-from gtrace.kernels import runs as _runs
+from gtrace.kernels import mcgq as _mcgq
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -25,12 +25,12 @@ HEADER_BITS = 8 * _HEADER.size
 #: a decoder that is asked for more values than this per byte checks the whole stream before it takes memory
 _EXPANSION = 64
 _FAULTS = {
-    _runs.SHORT: "the run-length stream ends early",
-    _runs.EMPTY_RUN: "the run-length stream holds a run of no zeros",
-    _runs.LONG_RUN: "the run-length stream holds a run beyond the last value",
-    _runs.ADJACENT_RUNS: "the run-length stream holds two runs in a row",
-    _runs.LOWEST_CODE: "the run-length stream holds the lowest code of its width, which no encoder writes",
-    _runs.PADDING: "the run-length stream goes on after its last value",
+    _mcgq.SHORT: "the run-length stream ends early",
+    _mcgq.EMPTY_RUN: "the run-length stream holds a run of no zeros",
+    _mcgq.LONG_RUN: "the run-length stream holds a run beyond the last value",
+    _mcgq.ADJACENT_RUNS: "the run-length stream holds two runs in a row",
+    _mcgq.LOWEST_CODE: "the run-length stream holds the lowest code of its width, which no encoder writes",
+    _mcgq.PADDING: "the run-length stream goes on after its last value",
 }
 
 
@@ -66,7 +66,7 @@ def measure_runs(values: NDArray[np.int64]) -> Runs:
     Raises:
         UsageError: -2^63, whose magnitude is beyond int64.
     """
-    low, high, nonzero, runs, longest = _runs.measure(values)
+    low, high, nonzero, runs, longest = _mcgq.measure(values)
     top = max(int(high), -int(low))
     if top > np.iinfo(np.int64).max:
         raise UsageError("run-length code: -2^63 cannot be coded; its magnitude is beyond 63 bits")
@@ -76,7 +76,7 @@ def measure_runs(values: NDArray[np.int64]) -> Runs:
 def write_runs(values: NDArray[np.int64], runs: Runs) -> bytes:
     """The symbols of int64[n], without header; ``runs`` is what :func:`measure_runs` says of them."""
     words = word_room(runs.bits)
-    _runs.write(values, runs.value_bits, runs.run_bits, words)
+    _mcgq.write(values, runs.value_bits, runs.run_bits, words)
     return from_words(words, runs.bits, "high")
 
 
@@ -104,14 +104,14 @@ def read_runs(data: bytes | memoryview, value_bits: int, run_bits: int, count: i
     words = to_words(data, "high")
     bits = 8 * len(data)
     if count > _EXPANSION * len(data):
-        _check(_runs.read(words, bits, value_bits, run_bits, count, np.empty(0, np.int64)))
+        _check(_mcgq.read(words, bits, value_bits, run_bits, count, np.empty(0, np.int64)))
     out = np.zeros(count, np.int64)
-    _check(_runs.read(words, bits, value_bits, run_bits, count, out))
+    _check(_mcgq.read(words, bits, value_bits, run_bits, count, out))
     return out
 
 
 def _check(fault: int) -> None:
-    if fault != _runs.GOOD:
+    if fault != _mcgq.GOOD:
         raise PayloadError(_FAULTS[fault])
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from gtrace.coding.elias import ELIAS, EliasCode
 from gtrace.coding.fixed import from_words, to_words, width_for, word_room
 from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import codes as _codes
 from gtrace.kernels import elias as _elias
-from gtrace.kernels import prefix as _prefix
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -230,7 +230,7 @@ class PrefixCode:
 
     def bits(self, values: NDArray[np.float32]) -> int:
         """Exact length of the encoded float32[n] in bits."""
-        return int(_prefix.prefix_bits(_patterns(values), self._pattern))
+        return int(_codes.pruned_bits(_patterns(values), self._pattern))
 
     @staticmethod
     def expected_bits(zeros: float, at_alpha: float) -> float:
@@ -244,9 +244,9 @@ class PrefixCode:
     def encode(self, values: NDArray[np.float32]) -> bytes:
         """Encode float32[n]; the last byte is padded with zeros."""
         patterns = _patterns(values)
-        out = np.empty(-(-int(_prefix.prefix_bits(patterns, self._pattern)) // 8) + _prefix.SLACK, np.uint8)
-        _prefix.write_prefix(patterns, self._pattern, out)
-        return out[: -_prefix.SLACK].tobytes()
+        out = np.empty(-(-int(_codes.pruned_bits(patterns, self._pattern)) // 8) + _codes.SLACK, np.uint8)
+        _codes.write_pruned(patterns, self._pattern, out)
+        return out[: -_codes.SLACK].tobytes()
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.float32]:
         """Decode ``count`` values that take up all of ``data``: float32[count].
@@ -258,9 +258,9 @@ class PrefixCode:
         if raw.size * 8 < count:
             raise PayloadError(f"{raw.size} bytes cannot hold {count} values of the prefix code")
         out = np.empty(count, np.uint32)
-        padded = np.zeros(raw.size + _prefix.SLACK, np.uint8)
+        padded = np.zeros(raw.size + _codes.SLACK, np.uint8)
         padded[: raw.size] = raw
-        used = int(_prefix.read_prefix(padded, raw.size, self._pattern, out))
+        used = int(_codes.read_pruned(padded, raw.size, self._pattern, out))
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the prefix-coded stream ends early, is too long or holds what no encoder writes")
         return out.view(np.float32)

@@ -18,11 +18,9 @@ import numpy as np
 from gtrace.kernels._jit import inline, jit
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats, Ints, Singles
 
-    Points = NDArray[np.float32] | NDArray[np.float64]
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    Points = Singles | Floats
 
 LEFT, RIGHT, MASS, UP, DOWN, COST = range(6)
 COLUMNS = 6

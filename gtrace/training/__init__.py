@@ -31,22 +31,21 @@ if TYPE_CHECKING:
     from gtrace.training.policies import ParameterServerClock
     from gtrace.training.run import RunResult
     from gtrace.training.settings import StudyOptions
-    from gtrace.training.tasks import load_task, task_names
-    from gtrace.training.tasks.base import Evaluation, Recipe, Task
+    from gtrace.training.tasks import Evaluation, Recipe, Task, load_task, task_names
 
 _HOMES = {
     "CodecTable": "gtrace.codecs.assignment",
-    "Evaluation": "tasks.base",
+    "Evaluation": "tasks",
     "Exchange": "exchange",
     "Exchanged": "exchange",
     "MQGrad": "mqgrad",
     "NonfiniteGradientError": "exchange",
     "ParameterServerClock": "policies",
-    "Recipe": "tasks.base",
+    "Recipe": "tasks",
     "RefitSchedule": "gtrace.schedule",
     "StudyOptions": "settings",
     "Tally": "exchange",
-    "Task": "tasks.base",
+    "Task": "tasks",
     "load_task": "tasks",
     "task_names": "tasks",
 }

@@ -20,13 +20,13 @@ from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Bad, Exchange, Tally
 from gtrace.training.measure import Measurement
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
+from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
 from gtrace.training.settings import down_codec, run_name
 from gtrace.training.weights import QuantizedWeights
-from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gtrace.training.neural import ShadowError
     from gtrace.training.policies import PolicySpec
     from gtrace.training.settings import Kind, StudySettings
-    from gtrace.training.tasks.base import Evaluation, Task
+    from gtrace.training.tasks import Evaluation, Task
     from gtrace.training.weights import WeightLevels
 
 #: builders of ``settings.OPTIMIZERS``
@@ -104,23 +104,6 @@ class RunResult:
     finished: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step was like.
-
-    Attributes:
-        record: for the run log.
-        measured: everything about the averaged gradient, where it was measured.
-        shadow: errors of the weight gradients, where there was a shadow pass.
-        bad: where there were NaN or infinities.
-    """
-
-    record: dict[str, Any]
-    measured: dict[str, float]
-    shadow: tuple[ShadowError, ...]
-    bad: tuple[Bad, ...]
-
-
 class TrainingRun:
     """One codec's training.
 
@@ -136,8 +119,7 @@ class TrainingRun:
         result: how it went so far.
         label: what its records in the run log have in common.
         tensors: name -> elements of what is trained.
-        weights: the quantized ones, where there are some.
-        remedy: what to try when it fails, in words.
+        weights: the quantized ones, if there are some.
     """
 
     def __init__(
@@ -150,9 +132,7 @@ class TrainingRun:
         weights: WeightLevels | None = None,
     ) -> None:
         self._task, self._codec, self._settings = task, codec, settings
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
-            self._model = task.model()
+        self._model = fresh_model(task, settings.seed)
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         make = _OPTIMIZERS.get(settings.optimizer)
         self._optimizer = (
@@ -192,13 +172,47 @@ class TrainingRun:
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
         self.result.first_loss = self._test().loss if first_loss is None else first_loss
-        self.remedy = f"a lower learning rate than {settings.lr:g}"
+        self._remedy = f"a lower learning rate than {settings.lr:g}"
         if codec != Identity():
-            self.remedy += ", or a codec with less error"
+            self._remedy += ", or a codec with less error"
         if weights is not None:
-            self.remedy += ", or more levels of weights"
+            self._remedy += ", or more levels of weights"
 
-    def step(self, step: int) -> Step:
+    def advance(self, step: int) -> Iterator[dict[str, Any]]:
+        """Make a step, and test the model if that is due; yields the run log's records, warnings among them."""
+        settings, result = self._settings, self.result
+        record = yield from self._step(step)
+        if not math.isfinite(record["loss"]):
+            result.diverged = (
+                f"{result.run}: diverged; no worker's training loss is finite at step {step}, and the run stops there. "
+                f"Try {self._remedy}"
+            )
+        last = bool(result.diverged) or step == settings.steps - 1
+        if last or (step + 1) % settings.eval_every == 0:
+            found = self._test()
+            result.loss, result.accuracy = found.loss, found.accuracy
+            yield {"type": "eval", **self.label, "step": step, "loss": found.loss, "accuracy": found.accuracy}
+        if last:
+            if not result.diverged and not result.loss <= result.first_loss:
+                result.diverged = (
+                    f"{result.run}: learned nothing; the test loss ends at {result.loss:.4g}, above the "
+                    f"{result.first_loss:.4g} it began with. Try {self._remedy}"
+                )
+            yield from map(warning, self._last_words())
+            result.finished = True
+            yield {
+                "type": "end",
+                **self.label,
+                "steps": result.steps,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "bits": result.tally.bits,
+                "ratio": result.tally.ratio,
+                "diverged": bool(result.diverged),
+                "seconds": result.seconds,
+            }
+
+    def _step(self, step: int) -> Generator[dict[str, Any], None, dict[str, Any]]:
         """One step of all workers."""
         start = time.process_time()
         shadowed = self.result.shadow.seconds
@@ -241,16 +255,9 @@ class TrainingRun:
             "step": step,
             "loss": loss,
             "lr": lr,
-            "bits": tally.bits,
-            "bits_float32": tally.float32_bits,
-            "shared_bits": tally.shared_bits,
-            "envelope_bits": tally.envelope_bits,
+            **tally.record(),
             "relative_variance": tally.relative_variance,
-            "worker_variance": tally.worker_variance,
-            "nonfinite": tally.nonfinite,
             "seconds": seconds,
-            "codec_seconds": tally.codec_seconds,
-            "fit_seconds": tally.fit_seconds,
             **chosen,
         }
         if self._settings.down:
@@ -267,7 +274,13 @@ class TrainingRun:
             record["sim_seconds"] = simulated
             if self._control is not None:
                 self._control.seconds = simulated
-        return Step(record, {} if measurement is None else measurement.fields(), tuple(errors), bad)
+        yield record
+        if measurement is not None:
+            yield {"type": "measure", **self.label, "step": step, **measurement.fields()}
+        for error in errors:
+            yield {"type": "shadow", **self.label, "step": step, **dataclasses.asdict(error)}
+        yield from map(warning, self._report(bad, step))
+        return record
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
         """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
@@ -275,25 +288,20 @@ class TrainingRun:
         losses, gradients = [], []
         errors: list[ShadowError] = []
         for worker in range(settings.workers):
-            # One key for the batch and for dropout: the same in every run, whatever its codec draws.
-            key = Key.derive(settings.seed, tensor="batch", step=step, worker=worker, role="sample")
-            batch = self._task.batch(np.random.default_rng(key), settings.batch_size)
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(key.low)
+            with seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch:
                 if self._neural is None:
                     loss = self._task.loss(self._model, batch)
                     self._backward(loss)
                 else:
                     with self._neural.batch(step, worker) as layers:
                         loss = self._task.loss(self._model, batch)
-                        if worker == 0 and self._has_shadow(step):
-                            self._backward(loss, retain_graph=True)
+                        shadowed = worker == 0 and self._has_shadow(step)
+                        self._backward(loss, retain_graph=shadowed)
+                        if shadowed:
                             start = time.process_time()
                             errors = shadow(layers, loss, dict(self._named), self._neural.owners)
                             self.result.shadow.add(errors)
                             self.result.shadow.seconds += time.process_time() - start
-                        else:
-                            self._backward(loss)
             losses.append(loss.item())
             gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
@@ -312,12 +320,6 @@ class TrainingRun:
         if self._task.recipe.decay == "drop":
             return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
         return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
-
-    def evaluate(self) -> Evaluation:
-        """Test the model as it is, and note the result."""
-        found = self._test()
-        self.result.loss, self.result.accuracy = found.loss, found.accuracy
-        return found
 
     def _test(self) -> Evaluation:
         self._model.eval()
@@ -367,7 +369,7 @@ class TrainingRun:
             f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes",
         ]
 
-    def report(self, bad: Sequence[Bad], step: int) -> list[str]:
+    def _report(self, bad: Sequence[Bad], step: int) -> list[str]:
         """Warnings about NaN and infinities at a step, the first few one by one."""
         shown = [
             f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
@@ -378,7 +380,7 @@ class TrainingRun:
         self._bad_steps += bool(bad)
         return shown
 
-    def conclude(self) -> list[str]:
+    def _last_words(self) -> list[str]:
         """Warnings at the end of the run."""
         texts = []
         if len(self._bad) > _SHOWN:
@@ -392,6 +394,11 @@ class TrainingRun:
         if self.result.diverged:
             texts.append(self.result.diverged)
         return texts
+
+
+def warning(text: str) -> dict[str, Any]:
+    """The record of a warning."""
+    return {"type": "warning", "text": text}
 
 
 def _mean(values: list[float]) -> float:

@@ -1,27 +1,18 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from helpers_report import rows_of, write_runs, write_sweep
 
-from gtrace.cli import main
 from gtrace.report import figure_names, load_report
 
 
 @pytest.fixture
-def call(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def run(*args):
-        with pytest.raises(SystemExit) as stop:
-            main(["report", *map(str, args)])
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return run
+def call(call):
+    return partial(call, "report")
 
 
 @pytest.fixture
@@ -187,18 +178,6 @@ def test_wrong_usage_is_found_before_anything_is_read(call, sweep):
     code, _, err = call(sweep, "-o", "nowhere/x.html")
     assert code == 2
     assert "does not exist" in err
-
-
-def test_help_is_quick_because_it_loads_nothing_heavy():
-    script = (
-        "import sys\n"
-        "from gtrace.cli import main\n"
-        "try:\n    main(['report', '--help'])\n"
-        "except SystemExit:\n    print(sorted({'numpy', 'matplotlib', 'rich', 'gtrace.report'} & set(sys.modules)))\n"
-    )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert "RESULTS" in found.stdout
-    assert found.stdout.endswith("[]\n")
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("pdf", b"%PDF"), ("png", b"\x89PNG"), ("svg", b"<?xml")])

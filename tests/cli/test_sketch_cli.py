@@ -12,7 +12,6 @@ from helpers_capture import write_script
 from torch import nn
 
 import gtrace
-from gtrace.cli import main
 from gtrace.errors import UsageError
 from gtrace.trace import SketchPlan, SketchRow
 
@@ -31,19 +30,9 @@ TRAIN = textwrap.dedent("""
 
 
 @pytest.fixture
-def gtrace_main(tmp_path, monkeypatch, capfd):
-    """Run ``gtrace`` in this process: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RANK", raising=False)
-    write_script(tmp_path / "train.py", TRAIN)
-
-    def run(*args):
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, args)])
-        out, err = capfd.readouterr()
-        return ended.value.code, out, err
-
-    return run
+def gtrace_main(call, folder):
+    write_script(folder / "train.py", TRAIN)
+    return call
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.figures.charts import draw_chart
+from gtrace.report.section import Chart, Curve, Panel
 
 
 def axes_of(panel):

@@ -13,11 +13,11 @@ from rich.console import Console
 from gtrace.errors import UsageError
 from gtrace.report.inputs import make_report
 from gtrace.report.names import literal
-from gtrace.report.plain import flat, plain
 from gtrace.report.render.latex import latex_text, to_latex
 from gtrace.report.render.markdown import markdown_text, to_markdown
-from gtrace.report.render.records import all_records, to_csv, to_json, to_json_lines, to_parquet
+from gtrace.report.render.records import all_records, plain, to_csv, to_json, to_json_lines, to_parquet
 from gtrace.report.render.text import print_report
+from gtrace.report.section import flat
 from gtrace.report.sections import sections
 
 

@@ -14,7 +14,7 @@ from gtrace.errors import UsageError
 from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
 from gtrace.report.analysis.groups import OTHERS, group_tensors
 from gtrace.report.inputs import Asked
-from gtrace.report.sections.groups import group_table
+from gtrace.report.sections.sweep_tables import group_table
 from gtrace.trace import Trace
 
 SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}

@@ -9,9 +9,9 @@ from helpers_report import result_of, row
 
 from gtrace.report.analysis.equal_bits import OUTCOMES, all_at_bits, at_bits, choose_targets
 from gtrace.report.analysis.sweep import analyze
+from gtrace.report.section import PARETO
 from gtrace.report.sections.sweep_tables import comparison_table, configuration_table, equal_bits_table, layer_tables
 from gtrace.report.sections.sweep_words import sweep_verdict
-from gtrace.report.tables import PARETO
 
 
 def curve(method, points, bias=0.0, **values):

@@ -1,7 +1,6 @@
 import pytest
 from helpers_report import result_of, row, rows_of
 
-from gtrace.report.analysis.results import decisive_target
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.sections.sweep_words import off_target, sweep_verdict
 
@@ -21,7 +20,7 @@ def test_the_least_error_at_the_bits_most_methods_reach():
         + curve("alq", [(1.5, 0.1), (2.5, 0.1)])
     )
     analysis = analyze(result_of(rows), targets=[1, 2, 3])
-    assert analysis.targets[decisive_target(analysis)] == 2
+    assert analysis.targets[analysis.decisive] == 2
     assert sweep_verdict(analysis) == [
         "At 2 bits per value, alq loses least (10% of gradient energy), then qsgd (20%) and nuqsgd (80%).",
         (

@@ -195,7 +195,7 @@ def test_the_test_sees_quantized_weights():
     run._model.eval()
     with torch.no_grad():
         exact = task.evaluate(run._model).loss
-    assert run.evaluate().loss != pytest.approx(exact, rel=1e-4)
+    assert run._test().loss != pytest.approx(exact, rel=1e-4)
 
 
 def test_an_interrupted_study_ends_as_if_nothing_had_happened(tmp_path):

@@ -11,13 +11,30 @@ import numpy as np
 
 from gtrace.report import figures
 from gtrace.report.analysis.evidence import SIGNIFICANT
-from gtrace.report.analysis.runs import MOST_SHADOWS, RankCosts, chosen_bits, common_loss, known_mean, seconds_to_loss
-from gtrace.report.analysis.seeds import BASELINE
+from gtrace.report.analysis.runs import (
+    BASELINE,
+    MOST_SHADOWS,
+    RankCosts,
+    chosen_bits,
+    common_loss,
+    known_mean,
+    seconds_to_loss,
+)
 from gtrace.report.names import MISSING, count, number, size
-from gtrace.report.plain import Record, flat
-from gtrace.report.sections.section import FigureSpec, Numbers, Section
+from gtrace.report.section import (
+    Cell,
+    Column,
+    FigureSpec,
+    Mark,
+    Numbers,
+    Record,
+    Section,
+    Table,
+    flat,
+    format_cell,
+    value_cell,
+)
 from gtrace.report.statistics import FEWEST_SEEDS
-from gtrace.report.tables import Cell, Column, Mark, Table, cosine_cell, value_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,8 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import LoggedRun
-    from gtrace.report.analysis.seeds import SeedGroup
+    from gtrace.report.analysis.runs import LoggedRun, SeedGroup
     from gtrace.report.inputs import Report
     from gtrace.report.statistics import Interval
 
@@ -174,7 +190,7 @@ def run_table(analysis: RunLogAnalysis) -> Table:
             Cell(str(run.seed)),
             Cell(f"{len(run.steps):,}"),
             value_cell(run.final_loss),
-            _accuracy(run.final_accuracy),
+            format_cell(run.final_accuracy, ".2%"),
             value_cell(run.mean_relative_variance),
             Cell(size(float(run.sent[-1]) if len(run.sent) else math.nan)),
             value_cell(run.ratio),
@@ -249,10 +265,10 @@ def shadow_table(analysis: RunLogAnalysis) -> Table:
         (
             *([Cell(run.spec), Cell(str(run.seed))] if several else []),
             Cell(curve.tensor),
-            cosine_cell(known_mean(curve.cosine)),
-            cosine_cell(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan),
+            format_cell(known_mean(curve.cosine), ".4f"),
+            format_cell(float(np.nanmin(curve.cosine)) if np.isfinite(curve.cosine).any() else math.nan, ".4f"),
             value_cell(known_mean(curve.error)),
-            cosine_cell(known_mean(curve.cosine_alone)),
+            format_cell(known_mean(curve.cosine_alone), ".4f"),
             value_cell(known_mean(curve.error_alone)),
         )
         for run in runs
@@ -273,10 +289,6 @@ def _seconds(run: LoggedRun) -> str:
 
 def _in_seconds(value: float) -> str:
     return f"{number(value)} s" if math.isfinite(value) else MISSING
-
-
-def _accuracy(value: float) -> Cell:
-    return Cell(MISSING, mark="missing") if math.isnan(value) else Cell(f"{value:.2%}")
 
 
 def runs_verdict(analysis: RunLogAnalysis) -> list[str]:

@@ -96,6 +96,11 @@ def _codec(name: str) -> str:
     if cls.paper != "-":
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")
+    if composed := getattr(cls, "parts", None):
+        named = ((field.name, type(getattr(composed, field.name))) for field in dataclasses.fields(composed))
+        parts.append(f"Parts: {', '.join(f'{name} `{part.__name__}`' for name, part in named if part.__name__ != 'NoneType')}.\n")
+    if cls.sends:
+        parts.append(f"Payload: {prose(cls.sends)}\n")
     if cls.corrections:
         parts.append("Where it differs from the paper:\n\n" + "".join(f"- {prose(line)}\n" for line in cls.corrections))
     if fields := parameter_fields(cls):

@@ -6,6 +6,7 @@ that name in ``PARTS`` returns, as Markdown. Nothing of it is kept in the reposi
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import pkgutil
@@ -96,9 +97,11 @@ def _codec(name: str) -> str:
     if cls.paper != "-":
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")
-    if composed := getattr(cls, "parts", None):
-        named = ((field.name, type(getattr(composed, field.name))) for field in dataclasses.fields(composed))
-        parts.append(f"Parts: {', '.join(f'{name} `{part.__name__}`' for name, part in named if part.__name__ != 'NoneType')}.\n")
+    if name in codec_names():
+        chosen = ((field.name, type(getattr(cls.parts, field.name)).__name__) for field in dataclasses.fields(cls.parts))
+        # A part that is just called Scale or Coder does nothing.
+        named = [f"{part} `{kind}`" for part, kind in chosen if kind != part.capitalize()]
+        parts.append(f"Parts: {', '.join(named)}.\n" if named else "")
     if cls.sends:
         parts.append(f"Payload: {prose(cls.sends)}\n")
     if cls.corrections:

@@ -107,7 +107,7 @@ class Composed(Codec):
         return self.parts.scale.whole_tensor
 
     @cached_property
-    def needs(self) -> SummarySpec | None:  # type: ignore[override]
+    def needs(self) -> SummarySpec | None:
         """What the grid wants."""
         return self.parts.grid.needs(self.parts)
 

@@ -5,9 +5,6 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-# Where an environment forbids it, every process of the tests would compile what it imports again.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo test tests lint docs benchmarks contract clean
 
 # pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
@@ -33,8 +30,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tested
 	$(MAKE) --jobs 2 lint tests
 
+# Hundreds of processes import the same modules: bytecode is written once, and not beside a test's scripts.
 tests: $(VENV)/.tested
-	$(BIN)/python -m pytest -q -n 2
+	env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -167,7 +167,7 @@ def check_spec(c: Codec) -> None:
     assert type(again) is type(c), f"{c}: another codec has this name, {type(again).__module__}.{type(again).__name__}"
     assert again == c, f"{c}: its spec makes another codec, {again}"
     assert str(again) == str(c), f"{c}: its spec is not canonical, {again}"
-    assert hash(again) == hash(c), f"{c}: equal codecs must hash alike"
+    assert hash(again) == hash(c), f"{c}: equal codecs must have the same hash"
 
 
 def check_round_trip(
@@ -189,7 +189,7 @@ def check_round_trip(
     assert np.isfinite(decoded).all(), f"{where}: decoded values are not finite"
     simulated = c.simulate(state, values, key)
     assert np.array_equal(simulated.values, decoded), f"{where}: simulate made other values than decode"
-    assert simulated.payload_bytes == len(payload), f"{where}: simulate told another length than the payload has"
+    assert simulated.payload_bytes == len(payload), f"{where}: simulate says another length than the payload has"
     again = State.from_arrays(state.to_arrays())
     assert again.shape == shape, f"{where}: the shape did not survive to_arrays"
     assert c.encode(again, values, key) == payload, f"{where}: the state did not survive to_arrays"

@@ -224,13 +224,13 @@ class Sender:
             summary = self.summary(values, step)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
-        payload = self.encode(values, step)
+        payload = self.payload(values, step)
         shared = self.codec.shared(self.state)
         changed, self.known = shared != self.known, shared
         return Message(payload, shared if changed else None)
 
-    def encode(self, values: Any, step: int) -> bytes:
-        """The payload of a step with the codec as it is."""
+    def payload(self, values: Any, step: int) -> bytes:
+        """What is sent at a step with the codec as it is."""
         return self._engine.encode(self.codec, self.state, values, self._key(step))
 
     def rounds(self, values: Any, step: int) -> Rounds:

@@ -9,7 +9,7 @@ from helpers_sweep import rows_of, write_trace
 
 import gtrace
 from gtrace.errors import GtraceError
-from gtrace.sweep import draws
+from gtrace.sweep import fits
 from gtrace.sweep.jobs import start_of, windows_of
 from gtrace.sweep.store import ResultStore
 from gtrace.trace import Trace
@@ -149,7 +149,7 @@ class StoppedError(Exception):
 def test_rows_depend_neither_on_memory_nor_on_jobs_nor_on_where_a_sweep_resumes(
     path, result, tmp_path, monkeypatch, held
 ):
-    monkeypatch.setattr(draws, "_HELD", held)
+    monkeypatch.setattr(fits, "_HELD", held)
     whole = rows_about(KINDS, result)
     assert rows_of(gtrace.run_sweep(path, KINDS, draws=2, jobs=2)) == whole
 

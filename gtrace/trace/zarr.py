@@ -647,6 +647,12 @@ class _OpenRows(_Array):
 
     def put_row(self, row: int, values: NDArray[Any]) -> None:
         block, offset = divmod(row, self.chunks[0])
+        if block != self.block or self.columns > self._rows.shape[1]:
+            self._make_room(block)
+        self._rows[offset, : values.size] = values
+        self._dirty = True
+
+    def _make_room(self, block: int) -> None:
         width = self.chunks[1] if len(self.chunks) == 2 else 1
         shape = (self.chunks[0], -(-self.columns // width) * width)
         if block != self.block:
@@ -655,11 +661,9 @@ class _OpenRows(_Array):
             # The same memory for every chunk: fresh memory costs more than what is done with it.
             self._rows = self._rows if self._rows.shape == shape else np.empty(shape, self.column.dtype)
             self._rows.fill(self.column.fill)
-        elif shape != self._rows.shape:
+        else:
             more = (shape[0], shape[1] - self._rows.shape[1])
             self._rows = np.hstack((self._rows, np.full(more, self.column.fill, self.column.dtype)))
-        self._rows[offset, : values.size] = values
-        self._dirty = True
 
     def open_row(self, row: int) -> NDArray[Any]:
         values: NDArray[Any] = self._rows[row % self.chunks[0]]

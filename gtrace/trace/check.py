@@ -323,7 +323,8 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
             remove(new)
     for leftover in report.leftovers:
         # Those inside of a folder went with it.
-        remove(leftover)
+        if os.path.lexists(leftover):
+            remove(leftover)
     return Repair(report, changed=True, backup=backup)
 
 

@@ -19,11 +19,10 @@ import numpy as np
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, check_room, move_in, parse_json, remove, write_error
-from gtrace.trace.finished import WholeArray, arrays_of
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.source import Stream, TraceSource, check_root, refuse, tensor_spec
+from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec
 from gtrace.trace.zarr import ZarrSink, open_zarr, start_folder
 
 if TYPE_CHECKING:

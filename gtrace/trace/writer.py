@@ -29,13 +29,12 @@ from gtrace.trace.format import (
     TensorSpec,
     chunking,
     encode_name,
-    statistic_column,
     statistics_of,
 )
 from gtrace.trace.journal import refuse_living
 from gtrace.trace.rows import SAMPLE, checksum_bytes, row_statistics, row_width, subsample
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
-from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault
+from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault, table_of
 from gtrace.trace.zarr import ZarrSink, start_folder
 
 if TYPE_CHECKING:
@@ -604,33 +603,23 @@ class _MemoryStreamSink:
         self.rows: dict[tuple[int, int], NDArray[Any]] = {}
 
     def add_tensor(self, spec: TensorSpec) -> None:
-        """Remember the tensor."""
         self.specs.append(spec)
 
     def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        """Keep a copy."""
         self.rows[spec.index, row] = values.copy()
         self.rows[spec.index, row].flags.writeable = False
 
     def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
-        """Forget the copies."""
         for spec in specs:
             self.rows.pop((spec.index, row), None)
 
     def commit(self, row: int, record: Record) -> None:
-        """Keep the record; rows come in order."""
         self.records.append(record)
 
     def source(self, key: StreamKey) -> MemoryStream:
-        """What is committed so far."""
         records = self.records
-        tables = {}
-        for name in records[0].statistics if records else statistics_of(key.kind):
-            column = statistic_column(name)
-            tables[name] = np.full((len(records), len(self.specs)), column.fill, column.dtype)
-            for row, record in enumerate(records):
-                values = record.statistics[name]
-                tables[name][row, : values.size] = values
+        names = records[0].statistics if records else statistics_of(key.kind)
+        tables = {name: table_of(records, name, len(self.specs)) for name in names}
         return MemoryStream(
             key,
             np.array([record.step for record in records], np.int64),

@@ -40,12 +40,11 @@ from gtrace.trace.files import (
     write_beside,
     write_file,
 )
-from gtrace.trace.finished import arrays_of
 from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import MAX_BYTES, MOST_ROWS, NAME, JournalRows, JournalWriter, in_journal, parse_journal
 from gtrace.trace.rows import checksum_bytes
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.source import Stream, TraceSource, check_root, refuse, tensor_spec
+from gtrace.trace.source import Stream, TraceSource, arrays_of, check_root, refuse, tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.trace.files import Files
-    from gtrace.trace.finished import WholeArray
     from gtrace.trace.format import ArrayForm, ColumnType, Record, TensorSpec
+    from gtrace.trace.source import WholeArray
 
 
 #: Orders of codecs that are read; what stands before the last two is the array's plain bytes.
@@ -352,7 +351,8 @@ class ZarrStream(Stream):
         entries = parse_journal(files.read(where, MAX_BYTES) or b"", key.kind, where, tolerate)
         steps = self._read_steps()
         self._journal = JournalRows(entries, steps.size, where, tolerate)
-        self.steps = self._committed(folder, np.concatenate((steps, self._journal.steps())))
+        late = np.array([record.step for record in self._journal.records], np.int64)
+        self.steps = self._committed(folder, np.concatenate((steps, late)))
         #: Rows that are in chunks.
         self._base = min(steps.size, self.steps.size)
         self._journal.cut(self.steps.size)
@@ -410,12 +410,12 @@ class ZarrStream(Stream):
 
     def has(self, name: str) -> bool:
         """Whether it has this (step, tensor) array."""
-        return name in self._tables or name in self._journal.names
+        return name in self._tables or any(name in record.statistics for record in self._journal.records)
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         """One of the numbers about the steps."""
         out = np.full(self.steps.size, np.nan)
-        out[self._base :] = self._journal.scalar(name)
+        out[self._base :] = [record.scalars[name] for record in self._journal.records]
         if self._base:
             array = self._table(name, 1, layout.SCALAR)
             out[: self._base] = array.table(self._base, 1, np.nan, name)[:, 0]
@@ -423,14 +423,14 @@ class ZarrStream(Stream):
 
     def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
-        late = self._journal.statistic(name, column)[:, : self._columns]
-        early = np.empty((0, 0), column.dtype)
+        table = np.full((self.steps.size, self._columns), column.fill, column.dtype)
         if self._base:
             array = self._table(name, 2, column)
             early = array.table(self._base, min(array.shape[1], self._columns), column.fill, name)
-        table = np.full((self.steps.size, max(late.shape[1], early.shape[1])), column.fill, column.dtype)
-        table[: self._base, : early.shape[1]] = early
-        table[self._base :, : late.shape[1]] = late
+            table[: self._base, : early.shape[1]] = early
+        for row, record in enumerate(self._journal.records, self._base):
+            values = record.statistics.get(name, np.empty(0))[: self._columns]
+            table[row, : values.size] = values
         return table
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
@@ -623,13 +623,11 @@ class _Array:
             self.document["codecs"] = [codec for codec in self.document["codecs"] if codec["name"] != "blosc"]
 
     def set_rows(self, rows: int) -> None:
-        """Store the metadata with this number of rows."""
         os.makedirs(self.folder, exist_ok=True)
         self.document["shape"] = [rows, self.columns][: len(self.chunks)]
         write_json(self.folder, self.document)
 
     def place(self, block: int, part: int) -> str:
-        """The file of a chunk."""
         return os.path.join(self.folder, f"c.{block}.{part}" if len(self.chunks) == 2 else f"c.{block}")
 
     def encode(self, values: NDArray[Any]) -> tuple[bytes | memoryview, bytes]:
@@ -648,8 +646,13 @@ class _OpenRows(_Array):
     _rows: NDArray[Any] = np.empty((0, 0))
 
     def put_row(self, row: int, values: NDArray[Any]) -> None:
-        """Set one row, which is in this row of chunks or a later one."""
         block, offset = divmod(row, self.chunks[0])
+        if block != self.block or self.columns > self._rows.shape[1]:
+            self._make_room(block)
+        self._rows[offset, : values.size] = values
+        self._dirty = True
+
+    def _make_room(self, block: int) -> None:
         width = self.chunks[1] if len(self.chunks) == 2 else 1
         shape = (self.chunks[0], -(-self.columns // width) * width)
         if block != self.block:
@@ -658,19 +661,15 @@ class _OpenRows(_Array):
             # The same memory for every chunk: fresh memory costs more than what is done with it.
             self._rows = self._rows if self._rows.shape == shape else np.empty(shape, self.column.dtype)
             self._rows.fill(self.column.fill)
-        elif shape != self._rows.shape:
+        else:
             more = (shape[0], shape[1] - self._rows.shape[1])
             self._rows = np.hstack((self._rows, np.full(more, self.column.fill, self.column.dtype)))
-        self._rows[offset, : values.size] = values
-        self._dirty = True
 
     def open_row(self, row: int) -> NDArray[Any]:
-        """A row that was put there and is in memory."""
         values: NDArray[Any] = self._rows[row % self.chunks[0]]
         return values
 
     def discard(self, row: int) -> None:
-        """Take back the last row."""
         if row // self.chunks[0] == self.block:
             self._rows[row % self.chunks[0]] = self.column.fill
             self._dirty = True
@@ -701,7 +700,6 @@ class _LongRows(_Array):
             write_file(self.place(row, part), *self.encode(piece))
 
     def discard(self, row: int) -> None:
-        """Delete the row's files."""
         for part in range(-(-self.columns // self.chunks[1])):
             Path(self.place(row, part)).unlink(missing_ok=True)
 
@@ -725,7 +723,6 @@ class _ZarrStreamSink:
         self._tables: dict[str, _OpenRows] = {}
 
     def add_tensor(self, spec: TensorSpec) -> None:
-        """Make the tensor's folder and metadata."""
         kind = _LongRows if spec.chunk_rows == 1 else _OpenRows
         array = kind(self._folder, spec.form, plain=self._plain)
         array.set_rows(self._rows)
@@ -733,18 +730,15 @@ class _ZarrStreamSink:
         self._tensors.append(array)
 
     def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        """Copy a short row into the tensor's open chunk, write a long one."""
         self._grow(row)
         if spec.size:
             self._tensors[spec.index].put_row(row, values)
 
     def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
-        """Take the rows out of the open chunks, and delete chunks of their own."""
         for spec in specs:
             self._tensors[spec.index].discard(row)
 
     def commit(self, row: int, record: Record) -> None:
-        """Append the row to the journal; empty that first if it is full."""
         self._grow(row)
         self._make_tables(record.statistics)
         # Every table's chunk ends at a multiple of 64 rows, so none is left behind unwritten.

@@ -67,12 +67,12 @@ class AllReduceComparison:
     @property
     def relative_variance(self) -> float:
         """Error of the decoded gradients' average, as a share of the exact one's energy."""
-        return ratio(self.error, self.energy)
+        return float(ratio(self.error, self.energy))
 
     @property
     def bf16_variance(self) -> float:
         """The same of an all-reduce in bfloat16."""
-        return ratio(self.bf16_error, self.energy)
+        return float(ratio(self.bf16_error, self.energy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,12 +128,12 @@ class Tally:
     @property
     def relative_variance(self) -> float:
         """Squared error of the mean over its energy; NaN where the mean is zero and the error is not."""
-        return relative(self.squared_error, self.energy)
+        return float(relative(self.squared_error, self.energy))
 
     @property
     def worker_variance(self) -> float:
         """Squared error of single workers' gradients over their energy."""
-        return relative(self.worker_squared_error, self.worker_energy)
+        return float(relative(self.worker_squared_error, self.worker_energy))
 
     def record(self) -> dict[str, Any]:
         """What every run log says of a step."""

@@ -282,7 +282,7 @@ def test_a_pooled_fit_looks_at_the_batches_before():
     sketches = [gtrace.MomentSketch.from_spec(values, made.needs) for values in batches[3:]]
     expected = made.fit(made.init(batches[-1].size), pooled(sketches), 12)
     found = layers._tensors["layer"].sender.state
-    np.testing.assert_array_equal(made.levels(found), made.levels(expected))
+    np.testing.assert_array_equal(made.parts.grid.levels(found), made.parts.grid.levels(expected))
 
 
 def test_bits_are_those_of_the_payloads():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gtrace.training.comparison import train as train
     from gtrace.training.compression import Compression as Compression
     from gtrace.training.compression import compress as compress
+    from gtrace.training.ddp import RankExchange as RankExchange
     from gtrace.training.ddp import RankOptions as RankOptions
     from gtrace.training.ddp import State as State
     from gtrace.training.ddp import ddp_comm_hook as ddp_comm_hook
@@ -50,7 +51,7 @@ _HOMES = {
     "gtrace.schedule": ("RefitSchedule",),
     "gtrace.training.comparison": ("Study", "train"),
     "gtrace.training.compression": ("Compression", "compress"),
-    "gtrace.training.ddp": ("RankOptions", "State", "ddp_comm_hook"),
+    "gtrace.training.ddp": ("RankExchange", "RankOptions", "State", "ddp_comm_hook"),
     "gtrace.training.exchange": ("Exchange", "Exchanged", "NonfiniteGradientError", "Tally"),
     "gtrace.training.mqgrad": ("MQGrad",),
     "gtrace.training.plain": ("PlainTraining",),

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gtrace.report.analysis.results import leaders, ranking
 from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import ResultStore
 
@@ -56,8 +55,8 @@ def table(path):
             analysis = analyze(result, path.stem, TARGETS, workers=workers, coder=coder)
             cells = []
             for k in range(len(TARGETS)):
-                first = {family.label for family in leaders(analysis, k)}
-                cells.append(", ".join(shown(family, k, first) for family in ranking(analysis, k)[:2]) or "–")
+                first = {family.label for family in analysis.leaders(k)}
+                cells.append(", ".join(shown(family, k, first) for family in analysis.ranking(k)[:2]) or "–")
             lines.append(f"| {coder} | {workers} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 from gtrace.cli import gtrace
-from gtrace.codecs import Codec, ExpectingCodec, codec_class, codec_names, parameter_fields, wrapper_names
+from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, wrapper_names
 from gtrace.sweep.schema import COLUMNS
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def _codec(name: str) -> str:
         (
             "unbiased" if cls.unbiased else "biased",
             "keeps memory between steps" if cls.stateful else "no memory between steps",
-            "error and bits in closed form" if issubclass(cls, ExpectingCodec) else "measured by encoding",
+            "error and bits in closed form"
+            if name in codec_names() and codec(name).expects
+            else "measured by encoding",
         )
     )
     shown = name + (":" if name in wrapper_names() else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, STEPS, TENSORS, TracePath, options, print_json, steps_option
+from gtrace.cli.options import JSON, STEPS, TENSORS, TracePath, options, pick, print_json
 from gtrace.settings import option
 
 
@@ -24,7 +24,7 @@ class ExportSettings:
         help="The folder, for parquet the file.  [default: TRACE.npz, TRACE.safetensors or TRACE.parquet]",
     )
     tensors: tuple[str, ...] = option((), **TENSORS)
-    steps: str | None = option(None, **STEPS)
+    steps: tuple[int, ...] | None = option(None, **STEPS)
     kind: str | None = option(
         None,
         choices=("weight", "neural"),
@@ -56,16 +56,12 @@ def command(settings: ExportSettings, trace: Path | str) -> None:
             opened,
             settings.output or Path(f"{stem_of(trace)}.{settings.to}"),
             settings.to,
-            ExportChoice(
-                settings.tensors, steps_option(settings.steps), settings.kind, settings.optimizer, settings.rank
-            ),
+            ExportChoice(settings.tensors, settings.steps, settings.kind, settings.optimizer, settings.rank),
             force=settings.force,
             progress=progress,
         )
     if settings.as_json:
-        print_json(
-            {"output": os.fspath(made.output), "steps": made.steps, "tensors": made.tensors, "files": made.files}
-        )
+        print_json({"output": os.fspath(made.output), **pick(made, "steps", "tensors", "files")})
         return
     click.echo(f"{count(len(made.steps), 'step')}, {count(len(made.tensors), 'tensor')} in {count(made.files, 'file')}")
     click.echo(literal(os.fspath(made.output)))

@@ -123,17 +123,11 @@ def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: C
 
 
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
-    from gtrace.report.inputs import load_report
+    from gtrace.report.inputs import Asked, load_report
 
-    return load_report(
-        results,
-        pairs=settings.pairs,
-        groups=settings.groups,
-        batch=settings.batch,
-        cluster=cluster,
-        workers=settings.cluster.ranks,
-        coder=settings.coder,
-    )
+    workers = settings.cluster.ranks
+    asked = Asked(settings.pairs, settings.groups, settings.batch, cluster, workers, settings.coder)
+    return load_report(results, asked=asked)
 
 
 def _given(results: list[Path]) -> list[Path]:

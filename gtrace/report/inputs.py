@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
@@ -72,6 +72,13 @@ class Report:
         return len(self.sweeps) + len(self.runs) + len(self.traces) + len(self.plans)
 
 
+class _Basis(TypedDict):
+    """What sweeps and their groups are compared by."""
+
+    workers: int | None
+    coder: Coder
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a reader asked of sweeps, beside what they hold.
@@ -117,34 +124,38 @@ def make_report(
         UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep; a
             cluster, and nothing that travels between ranks.
     """
-    named = _Names([p for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))])
     if asked.pairs and not sweeps:
         raise UsageError("--pair compares configurations of a sweep; pass a .sweep.db")
     if asked.groups and not sweeps:
         raise UsageError("--group sums up a sweep by groups of its tensors; pass a .sweep.db")
-    read_sweeps = []
-    grouped = []
+    files = [Path(p).name for p in (*sweeps, *runs, *traces) if isinstance(p, (str, Path))]
+
+    def named(source: object, kind: str, place: int, several: bool) -> str:
+        """The file's name, the whole path if two inputs have the same name; a number for what is in memory."""
+        if not isinstance(source, (str, Path)):
+            return f"{kind} {place + 1}" if several else kind
+        name = Path(source).name
+        return str(source) if files.count(name) > 1 else name or str(source)
+
+    basis: _Basis = {"workers": asked.workers, "coder": asked.coder}
+    read_sweeps, grouped = [], []
     for k, sweep in enumerate(sweeps):
-        if isinstance(sweep, SweepResult):
-            result, name = sweep, f"sweep {k + 1}" if len(sweeps) > 1 else "sweep"
-        else:
-            result, name = ResultStore.load(Path(sweep)), named(sweep)
-        read_sweeps.append(analyze(result, name, batch=asked.batch, workers=asked.workers, coder=asked.coder))
+        result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep))
+        read_sweeps.append(analyze(result, named(sweep, "sweep", k, len(sweeps) > 1), batch=asked.batch, **basis))
         if asked.groups:
-            grouped.append(tuple(group_tensors(result, asked.groups, workers=asked.workers, coder=asked.coder)))
-    read_runs = []
-    for k, run in enumerate(runs):
-        if isinstance(run, (str, Path)):
-            read_runs.append(analyze_runs(read_runlog(Path(run)), named(run)))
-        else:
-            read_runs.append(analyze_runs(run, f"run {k + 1}" if len(runs) > 1 else "run"))
-    read_traces = [summarize_trace(Path(trace), named(trace)) for trace in traces]
+            grouped.append(tuple(group_tensors(result, asked.groups, **basis)))
+    read_runs = [
+        analyze_runs(
+            read_runlog(Path(run)) if isinstance(run, (str, Path)) else run, named(run, "run", k, len(runs) > 1)
+        )
+        for k, run in enumerate(runs)
+    ]
+    read_traces = [summarize_trace(Path(trace), named(trace, "trace", 0, False)) for trace in traces]
     read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
-    names = [s.name for s in read_sweeps] + [r.name for r in read_runs] + [t.name for t in read_traces]
-    names += [plan.name for plan in read_plans]
-    heading = title or f"gtrace report: {', '.join(names)}"
+    names = [*(s.name for s in read_sweeps), *(r.name for r in read_runs)]
+    names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     return Report(
-        heading,
+        title or f"gtrace report: {', '.join(names)}",
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),
@@ -172,42 +183,21 @@ def _savings(
     return known
 
 
-def load_report(
-    paths: Sequence[Path],
-    title: str | None = None,
-    pairs: Sequence[tuple[str, str]] = (),
-    groups: Sequence[str] = (),
-    batch: float = math.nan,
-    cluster: Cluster | None = None,
-    *,
-    workers: int | None = None,
-    coder: Coder = "huffman",
-) -> Report:
-    """Read paths of any kind; what each is, is told from its content.
+def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked = Asked()) -> Report:
+    """Read paths of any kind; what each is, is known from its content.
 
     Args:
         paths: results and traces.
         title: heading; made from the names when left out.
-        pairs: specs of configurations to be compared within each sweep as they are.
-        groups: of tensors, see :class:`Asked`.
-        batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
-        cluster: for which savings are computed; None for none.
-        workers: see :class:`Asked`.
-        coder: likewise.
+        asked: which comparisons, for whom.
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
         UsageError: pairs or groups that the sweeps do not have, or a cluster and nothing that travels between ranks.
     """
     kinds = [(path, kind_of(path)) for path in paths]
-    return make_report(
-        sweeps=[path for path, kind in kinds if kind == "sweep"],
-        runs=[path for path, kind in kinds if kind == "run"],
-        traces=[path for path, kind in kinds if kind == "trace"],
-        title=title,
-        plans=[path for path, kind in kinds if kind == "plan"],
-        asked=Asked(pairs, groups, batch, cluster, workers, coder),
-    )
+    of = {name: [path for path, kind in kinds if kind == name] for name in ("sweep", "run", "trace", "plan")}
+    return make_report(of["sweep"], of["run"], of["trace"], title, plans=of["plan"], asked=asked)
 
 
 def kind_of(path: Path) -> str:
@@ -263,14 +253,3 @@ def _is_run_log(path: Path) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and record.get("type") == "study"
-
-
-class _Names:
-    """File names for headings; the whole path where two inputs have the same name."""
-
-    def __init__(self, paths: Sequence[Path | str]) -> None:
-        self._names = [Path(p).name for p in paths]
-
-    def __call__(self, path: Path | str) -> str:
-        name = Path(path).name
-        return str(path) if self._names.count(name) > 1 else name or str(path)

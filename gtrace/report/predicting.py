@@ -12,12 +12,10 @@ from scipy import stats
 
 from gtrace.errors import TraceError, UsageError
 from gtrace.report.analysis.run_logs import analyze_runs
-from gtrace.report.analysis.runs import known_mean
-from gtrace.report.analysis.seeds import BASELINE
-from gtrace.report.charts import Chart, Curve, Panel
+from gtrace.report.analysis.runs import BASELINE, known_mean
 from gtrace.report.names import MISSING, count, number
+from gtrace.report.section import Cell, Chart, Column, Curve, Panel, Table
 from gtrace.report.statistics import CONFIDENCE, Interval
-from gtrace.report.tables import Cell, Column, Table
 from gtrace.types import Key
 
 if TYPE_CHECKING:

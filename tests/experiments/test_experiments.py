@@ -9,8 +9,8 @@ import pytest
 
 from gtrace.cli import main
 from gtrace.errors import TraceError, UsageError
-from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.figures.charts import draw_chart
+from gtrace.report.section import Chart, Curve, Panel
 from gtrace_experiments import reproduce
 from gtrace_experiments.reproduce.experiment import Check, Context, Experiment, Outcome, Result, Table
 from gtrace_experiments.reproduce.page import show, write_page

@@ -37,7 +37,7 @@ from gtrace.planning import Budget, make_plan, save_plan
 from gtrace.report.inputs import make_report
 from gtrace.report.render.html import pieces
 from gtrace.report.render.text import print_report
-from gtrace.report.tables import Cell, Column, Table
+from gtrace.report.section import Cell, Column, Table
 from gtrace.runlog import RunLogWriter
 from gtrace.schedule import RefitSchedule
 from gtrace.sweep import ResultStore, expand

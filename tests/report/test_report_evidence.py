@@ -6,7 +6,7 @@ import pytest
 from helpers_report import result_of, row
 
 from gtrace.errors import UsageError
-from gtrace.report.analysis.bd_rate import bd_rate, envelope
+from gtrace.report.analysis.equal_bits import bd_rate, envelope
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.sections.sweep_words import sweep_verdict
 

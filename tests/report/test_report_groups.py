@@ -14,7 +14,7 @@ from gtrace.errors import UsageError
 from gtrace.report import make_report, to_csv, to_html, to_json, to_json_lines, to_latex, to_markdown
 from gtrace.report.analysis.groups import OTHERS, group_tensors
 from gtrace.report.inputs import Asked
-from gtrace.report.sections.groups import group_table
+from gtrace.report.sections.sweep_tables import group_table
 from gtrace.trace import Trace
 
 SIZES = {"conv1.weight": 900, "conv1.bias": 30, "conv2.weight": 2000, "fc.weight": 400, "scale": 7}
@@ -97,7 +97,7 @@ def test_tables_have_every_group_and_codec(result):
     assert len(group_table(many).rows) == len(many)
 
 
-def test_every_form_of_a_report_has_the_groups(result):
+def test_every_form_of_a_report_has_the_groups(result, undrawn):
     report = make_report([result[1]], asked=Asked(groups=["conv=conv*"]))
     lines = list(csv.DictReader(io.StringIO(to_csv(report))))
     assert len(lines) == 2 * len(SPECS)
@@ -118,7 +118,7 @@ def test_groups_want_a_sweep():
         make_report(asked=Asked(groups=["layer"]))
 
 
-def test_the_command(result, tmp_path):
+def test_the_command(result, tmp_path, undrawn):
     path, _ = result
     run = CliRunner().invoke
     page = str(tmp_path / "page.html")

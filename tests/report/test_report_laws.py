@@ -9,9 +9,9 @@ from gtrace.fitting.sparsity import RULES
 from gtrace.report import load_report, to_html, to_json, to_markdown
 from gtrace.report.analysis.traces import law_sections, mean_over_layers
 from gtrace.report.figures import laws as figures
+from gtrace.report.section import Table
 from gtrace.report.sections import figure_specs
 from gtrace.report.sections.traces import cosine_table, format_table, law_section, law_table, sparsity_table
-from gtrace.report.tables import Table
 from gtrace.sweep.laws import ASKED
 from gtrace.trace import Trace, create_trace, open_trace
 

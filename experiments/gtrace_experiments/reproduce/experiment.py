@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from gtrace.report.charts import Chart, Curve, Panel
+from gtrace.report.section import Chart, Curve, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

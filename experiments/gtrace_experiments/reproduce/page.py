@@ -13,14 +13,14 @@ from gtrace.report.figures.svg import inline_svg, render
 from gtrace.report.names import literal
 from gtrace.report.render.files import put
 from gtrace.report.render.html import document, pieces
-from gtrace.report.tables import Cell, Column
-from gtrace.report.tables import Table as Cells
+from gtrace.report.section import Cell, Column
+from gtrace.report.section import Table as Cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from gtrace.report.tables import Mark
+    from gtrace.report.section import Mark
     from gtrace_experiments.reproduce.experiment import Experiment, Result, Table
 
 _TITLE = "The papers' experiments in miniature"

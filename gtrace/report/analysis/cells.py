@@ -10,18 +10,21 @@ import numpy as np
 
 from gtrace.codecs import codec
 from gtrace.errors import UsageError
+from gtrace.report.analysis.families import SUMMED
 from gtrace.report.names import natural_order
 from gtrace.sweep import EXPECTATION
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
+    from gtrace.report.analysis.families import Measure, Source
     from gtrace.sweep import SweepResult
 
 
-Source = Literal["measured", "expected", "mixed", "none"]
 _SOURCES: tuple[Source, ...] = ("none", "expected", "measured", "mixed")
 
 
@@ -169,20 +172,12 @@ class CellTable:
         bits: payload and shared bits per coordinate, mean over draws where there are any, else expected.
         bits_drawn: the bits were measured on encoded bytes.
         bits_shared: per coordinate, the part of them that is sent apart from payloads.
-        bits_fixed: per coordinate, with fixed-width symbols, shared bits left out.
-        bits_entropy: per coordinate, at the entropy of the symbols, likewise.
-        bits_huffman: per coordinate, with a Huffman code, likewise.
-        cosine: of decoded and original, mean over draws.
-        w1_normalized: Wasserstein-1 over mean |g|, mean over draws.
+        columns: columns that :data:`~gtrace.report.analysis.families.SUMMED` declares.
         mean_abs: mean |g|.
-        mean_abs_error: mean |Q(g) - g|, mean over draws.
-        optimal_variance: least relative variance of as many levels, 0 for a gradient that is zero.
-        model_variance: relative variance that a parametric law promised, 0 for a gradient that is zero.
-        update_error: error of Adam's update over the update, NaN where second moments are not known.
         noise_ratio: variance of Q(g) over gradient noise, NaN where not known.
         noise: (K,) gradient noise, tr Cov(g), NaN where not known.
         signal: (K,) squared norm of the expected gradient, as estimated; may be negative.
-            fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``,
+        fitted_on: of each configuration, which data its levels and codes came from: ``itself``, ``pooled N steps``,
             ``previous``, ``step N``; where several, the commonest that is not ``itself``; empty if nothing is fitted.
     """
 
@@ -208,16 +203,8 @@ class CellTable:
     bits: NDArray[np.float64]
     bits_drawn: NDArray[np.bool_]
     bits_shared: NDArray[np.float64]
-    bits_fixed: NDArray[np.float64]
-    bits_entropy: NDArray[np.float64]
-    bits_huffman: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    w1_normalized: NDArray[np.float64]
+    columns: Mapping[str, NDArray[np.float64]]
     mean_abs: NDArray[np.float64]
-    mean_abs_error: NDArray[np.float64]
-    optimal_variance: NDArray[np.float64]
-    model_variance: NDArray[np.float64]
-    update_error: NDArray[np.float64]
     noise_ratio: NDArray[np.float64]
     noise: NDArray[np.float64]
     signal: NDArray[np.float64]
@@ -234,7 +221,7 @@ class CellTable:
         A configuration that uses this coder keeps the bits of its payloads. Of any other the column of the coder is
         taken, with what is sent apart from payloads. What sends no symbols has one number of bits, whatever the coder.
         """
-        column: NDArray[np.float64] = getattr(self, f"bits_{coder}") + np.nan_to_num(self.bits_shared)
+        column = self.columns[f"bits_{coder}"] + np.nan_to_num(self.bits_shared)
         own = np.array([p is not None and p.get("coder") == coder for p in self.parameters], dtype=np.bool_)
         computed = np.isfinite(column) & ~(own[:, None] & np.isfinite(self.bits))
         return replace(self, bits=np.where(computed, column, self.bits), bits_drawn=self.bits_drawn & ~computed)
@@ -287,19 +274,20 @@ def read_cells(result: SweepResult) -> CellTable:
     keys, cell = np.unique((tensor + 1) * max(len(steps), 1) + step, return_inverse=True)
     shape = (len(specs), len(keys))
     fill = _Fill(config * len(keys) + cell, np.asarray(result["draw"]) == EXPECTATION, shape)
-    closed = {name: fill.expected(result[name]) for name in _BOTH}
-    drawn = {name: fill.mean_of_draws(result[name]) for name in _BOTH}
 
-    def prefer(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(np.isfinite(a), a, b)
+    def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
+        """The closed form where there is one, else the mean over draws; or the other way round."""
+        parts = fill.expected(result[name]), fill.mean_of_draws(result[name])
+        return _prefer(*(parts if expected else parts[::-1]))
 
-    energy = prefer(closed["energy"], drawn["energy"])
+    def summed(name: str, measure: Measure) -> NDArray[np.float64]:
+        if measure.of == "energy":
+            return np.where(energy == 0, 0.0, fill.expected(result[name]))
+        return column(name, expected=measure.expected)
 
-    def where_any(name: str) -> NDArray[np.float64]:
-        return np.where(energy == 0, 0.0, fill.expected(result[name]))
-
-    expected_bits = prefer(closed["bits_total"], closed["bits_huffman"])
-    n = prefer(closed["n"], drawn["n"])
+    n, energy = column("n"), column("energy")
+    closed_error, closed_bits = fill.expected(result["squared_error"]), fill.expected(result["bits_total"])
+    drawn_error, drawn_bits = fill.mean_of_draws(result["squared_error"]), fill.mean_of_draws(result["bits_total"])
     cell_tensor = keys // max(len(steps), 1) - 1
     elements = np.zeros(len(tensors), dtype=np.int64)
     largest = np.nan_to_num(n).max(axis=0, initial=0)
@@ -318,26 +306,18 @@ def read_cells(result: SweepResult) -> CellTable:
         step=keys % max(len(steps), 1),
         n=n,
         energy=energy,
-        squared_error=prefer(closed["squared_error"], drawn["squared_error"]),
-        error_drawn=~np.isfinite(closed["squared_error"]) & np.isfinite(drawn["squared_error"]),
-        relative_bias=prefer(closed["relative_bias"], drawn["relative_bias"]),
-        window=prefer(closed["window"], drawn["window"]),
-        window_error=prefer(closed["window_error"], drawn["window_error"]),
-        window_energy=prefer(closed["window_energy"], drawn["window_energy"]),
-        bits=prefer(drawn["bits_total"], expected_bits),
-        bits_drawn=np.isfinite(drawn["bits_total"]),
-        bits_shared=prefer(drawn["bits_shared"], closed["bits_shared"]),
-        bits_fixed=prefer(drawn["bits_fixed"], closed["bits_fixed"]),
-        bits_entropy=prefer(drawn["bits_entropy"], closed["bits_entropy"]),
-        bits_huffman=prefer(drawn["bits_huffman"], closed["bits_huffman"]),
-        cosine=prefer(drawn["cosine"], closed["cosine"]),
-        w1_normalized=prefer(drawn["w1_normalized"], closed["w1_normalized"]),
-        mean_abs=prefer(drawn["mean_abs"], closed["mean_abs"]),
-        mean_abs_error=prefer(drawn["mean_abs_error"], closed["mean_abs_error"]),
-        optimal_variance=where_any("optimal_variance"),
-        model_variance=where_any("model_variance"),
-        update_error=prefer(closed["update_error"], drawn["update_error"]),
-        noise_ratio=prefer(closed["noise_ratio"], drawn["noise_ratio"]),
+        squared_error=_prefer(closed_error, drawn_error),
+        error_drawn=~np.isfinite(closed_error) & np.isfinite(drawn_error),
+        relative_bias=column("relative_bias"),
+        window=column("window"),
+        window_error=column("window_error"),
+        window_energy=column("window_energy"),
+        bits=_prefer(drawn_bits, _prefer(closed_bits, fill.expected(result["bits_huffman"]))),
+        bits_drawn=np.isfinite(drawn_bits),
+        bits_shared=column("bits_shared", expected=False),
+        columns={name: summed(name, measure) for name, measure in SUMMED.items()},
+        mean_abs=column("mean_abs", expected=False),
+        noise_ratio=column("noise_ratio"),
         noise=_of_cells(result, tensors, steps, keys, "variance"),
         signal=_of_cells(result, tensors, steps, keys, "signal"),
         fitted_on=_fitted_on(config, result["fitted_on"], len(specs)),
@@ -350,27 +330,9 @@ CODERS: tuple[Coder, ...] = ("fixed", "huffman", "entropy")
 #: What the column ``fitted_on`` holds where nothing is fitted.
 NOTHING_FITTED = "-"
 
-#: Columns that a row of expectations and a row of a draw may both hold.
-_BOTH = (
-    "n",
-    "energy",
-    "squared_error",
-    "relative_bias",
-    "window",
-    "window_error",
-    "window_energy",
-    "bits_total",
-    "bits_shared",
-    "bits_fixed",
-    "bits_entropy",
-    "bits_huffman",
-    "cosine",
-    "w1_normalized",
-    "mean_abs",
-    "mean_abs_error",
-    "update_error",
-    "noise_ratio",
-)
+
+def _prefer(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isfinite(first), first, second)
 
 
 def _of_cells(

@@ -15,7 +15,7 @@ import numpy as np
 
 from gtrace.report.analysis.cells import divide
 from gtrace.report.analysis.equal_bits import all_at_bits
-from gtrace.report.analysis.families import LEVEL, decisive, ranked
+from gtrace.report.analysis.families import LEVEL, curves_of, decisive, ranked
 from gtrace.report.statistics import Interval, bootstrap, holm, thirds
 from gtrace.types import Key
 
@@ -163,23 +163,25 @@ class StepTable:
         """(C, S) relative variance of each step, over all elements."""
         return divide(self.whole_error, self.whole_energy, self.whole_energy > 0)
 
-    def difference(self, first: Mix, second: Mix) -> Pair:
-        """Two mixes of configurations, step by step."""
-        parts = [*first, *((c, -part) for c, part in second)]
+    def alone(self, parts: Mix) -> NDArray[np.float64]:
+        """(S,) the log of each step's own ratio, over all elements."""
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = np.sum([part * np.log(self.relative()[c]) for c, part in parts], axis=0)
+        return np.where(np.isfinite(apart), apart, np.nan)
+
+    def by_layers(self, parts: Mix) -> NDArray[np.float64]:
+        """(S,) the mean over layers of the logs of their own ratios."""
         layers = [self.of_layer(parts, place) for place in range(self.error.shape[1])]
         known = [values for values in layers if np.isfinite(values).any()]
-        return Pair(
-            self.log_ratio(parts, self.whole_error, self.whole_energy),
-            np.mean(known, axis=0) if known else np.full(len(self.steps), np.nan),
-            np.where(np.isfinite(apart), apart, np.nan),
-        )
+        return np.mean(known, axis=0) if known else np.full(len(self.steps), np.nan)
 
-    def ratio(self, first: Mix, second: Mix, within: NDArray[np.bool_]) -> float:
+    def by_elements(self, parts: Mix, within: NDArray[np.bool_] | bool = True) -> NDArray[np.float64]:
+        """:meth:`log_ratio` over all elements, of some of the steps (S,)."""
+        return self.log_ratio(parts, self.whole_error, self.whole_energy, within)
+
+    def ratio(self, parts: Mix, within: NDArray[np.bool_]) -> float:
         """Ratio of two mixes over some of the steps (S,), by elements."""
-        parts = [*first, *((c, -part) for c, part in second)]
-        logs = self.log_ratio(parts, self.whole_error, self.whole_energy, within)
+        logs = self.by_elements(parts, within)
         known = np.isfinite(logs)
         return math.exp(float(np.average(logs[known], weights=self.weights[known]))) if known.any() else math.nan
 
@@ -219,21 +221,6 @@ def log_of_mean(values: NDArray[np.float64], weights: NDArray[np.float64]) -> ND
     return math.log(mean) + values / mean - 1 if mean > 0 else np.full(len(values), np.nan)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """(S,) logs of the ratio of two mixes, whose weighted means are the logs of ratios of sums.
-
-    Attributes:
-        elements: over all elements.
-        layers: the mean over layers.
-        alone: the log of each step's own ratio, over all elements.
-    """
-
-    elements: NDArray[np.float64]
-    layers: NDArray[np.float64]
-    alone: NDArray[np.float64]
-
-
 def compare_families(
     table: StepTable, families: Sequence[Family], targets: Sequence[float]
 ) -> tuple[PairedComparison, ...]:
@@ -256,8 +243,8 @@ def compare_configurations(
 
 
 def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]]) -> tuple[PairedComparison, ...]:
-    pairs = [table.difference(one, other) for _, _, _, one, other in found]
-    intervals = [bootstrap(pair.elements, table.weights, KEY) for pair in pairs]
+    ratios = [over(one, other) for _, _, _, one, other in found]
+    intervals = [bootstrap(table.by_elements(parts), table.weights, KEY) for parts in ratios]
     corrected = holm([interval.p for interval in intervals])
     masks = thirds(table.steps)
     return tuple(
@@ -266,13 +253,18 @@ def _judged(table: StepTable, found: Sequence[tuple[str, str, float, Mix, Mix]])
             second=second,
             bits=bits,
             by_elements=interval,
-            by_layers=bootstrap(pair.layers, table.weights, KEY),
+            by_layers=bootstrap(table.by_layers(parts), table.weights, KEY),
             p_holm=float(p),
-            thirds={name: table.ratio(one, other, mask) for name, mask in masks},
-            better=_part(pair.alone, table.weights),
+            thirds={name: table.ratio(parts, mask) for name, mask in masks},
+            better=_part(table.alone(parts), table.weights),
         )
-        for (first, second, bits, one, other), pair, interval, p in zip(found, pairs, intervals, corrected, strict=True)
+        for (first, second, bits, _, _), parts, interval, p in zip(found, ratios, intervals, corrected, strict=True)
     )
+
+
+def over(first: Mix, second: Mix) -> Mix:
+    """The ratio of two mixes."""
+    return [*first, *((c, -part) for c, part in second)]
 
 
 def _part(logs: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
@@ -319,7 +311,7 @@ def compare_layers(
         ratio = own[best][0] / own[leader][0]
         if best == leader or ratio > 1 / (1 + LEVEL):
             continue
-        logs = table.of_layer([*own[best][1], *((c, -part) for c, part in own[leader][1])], place)
+        logs = table.of_layer(over(own[best][1], own[leader][1]), place)
         found.append((tensor, best, ratio, bootstrap(logs, table.weights, KEY)))
     # Every method of every tensor could have been the best one, so all of them count.
     unused = np.ones(max(tested - len(found), 0))
@@ -336,9 +328,8 @@ def _layer_mixes(
 ) -> dict[str, tuple[float, Mix]]:
     """label -> error on one tensor at equal bits of this tensor, and the mix that makes it."""
     bits, errors = table.layer_bits[:, place], table.layer_variance[:, place]
-    curves = [(bits[[*f.members]].tolist(), errors[[*f.members]].tolist()) for f in families]
     found = {}
-    for family, at in zip(families, all_at_bits(curves, target), strict=True):
+    for family, at in zip(families, all_at_bits(curves_of(families, bits, errors), target), strict=True):
         if at.variance > 0:
             whole = replace(at, lower=family.members[at.lower], upper=family.members[at.upper])
             found[family.label] = (at.variance, table.mix(whole, bits))

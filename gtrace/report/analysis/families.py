@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Outcome
-from gtrace.report.statistics import UNKNOWN, Interval
+import numpy as np
+
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, Outcome, Rates, all_at_bits
+from gtrace.report.section import Column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gtrace.report.analysis.cells import Source
+    from numpy.typing import NDArray
+
+    from gtrace.report.statistics import Interval
 
 
 #: Parameters that trade bits for error, with their short form; every other one makes a new family.
@@ -124,9 +128,44 @@ def ranked(families: Sequence[Family], target: int) -> list[Family]:
     return sorted(found, key=lambda f: f.at[target].variance)
 
 
+Source = Literal["measured", "expected", "mixed", "none"]
+
+
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of a configuration: how rows of a sweep are summed up to it, and its column in a table.
+
+    A new metric is a field of :class:`Configuration`, declared with :func:`shown` and named as its column of a sweep.
+
+    Attributes:
+        column: of the table of configurations.
+        of: what a mean over cells is weighted by: elements ``n``, ``magnitude`` (their number times mean |g|), or
+            ``energy``: then of expectations alone, 0 for a gradient that is zero, and unknown if any cell lacks it;
+            empty for what is no mean of a column.
+        expected: a closed form is preferred to the mean over draws.
+        absolute: in gradient units, and over mean |g| in a configuration.
+        form: of its cells.
+        optional: the table has it if any configuration does.
+        note: below the table.
+    """
+
+    column: Column
+    of: Literal["n", "magnitude", "energy", ""] = ""
+    expected: bool = False
+    absolute: bool = False
+    form: str = ""
+    optional: bool = False
+    note: str = ""
+
+
+def shown(heading: str, meaning: str, rank: int = 0, **how: Any) -> Any:
+    """A field of :class:`Configuration` that is a column of its table; ``how`` as in :class:`Measure`."""
+    return field(metadata={"measure": Measure(Column(heading, meaning, rank=rank), **how)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One codec with one set of parameters, summed over tensors and steps.
+    """One codec with one set of parameters, summed over tensors and steps; fields that are shown are in their order.
 
     Attributes:
         spec: canonical spec string.
@@ -137,30 +176,31 @@ class Configuration:
         cells: cells that were summed over.
         partial: measured on too few cells to be compared with the others; summed over its own.
         relative_variance: sum of squared errors / sum of energies, of single steps and one worker.
-        error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
-        bits: bits per coordinate, payload and shared bytes, under the coder of the comparison.
-        bits_source: ``measured`` (encoded bytes), ``expected`` (computed), ``mixed``, ``none``.
-        bits_fixed: with fixed-width symbols, without shared bytes; bits_entropy: at their entropy, likewise.
-        bits_huffman: with a Huffman code, likewise.
-        ratio_float32: 32 / bits, the ratio of totals.
-        step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
-        cosine: of decoded and original, mean over cells weighted by elements.
-        w1_normalized: Wasserstein-1 of the values over the mean absolute value.
+        bias: part of it that is bias, all of it where the bias is not known.
         optimal_variance: relative variance of the best levels of the same number under the same scale, over the
             same cells; NaN where a cell lacks it.
         times_optimal: relative_variance / optimal_variance, NaN where there is nothing to divide by.
         model_variance: relative variance that a parametric law promised for the levels it gave, NaN without one.
-        fitted_on: source of levels and codes: ``itself``, ``pooled N steps``, ``previous``, ``step N``, or nothing.
-            pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
-        mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
         layers_variance: geometric mean over layers of relative variances; NaN without layers.
-        in_steps: log of ``relative_variance`` with its interval over steps.
-        update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
+        error_source: ``expected`` (closed form) or ``measured`` (from draws), ``mixed``, ``none``.
+        bits: bits per coordinate, payload and shared bytes, under the coder of the comparison.
+        bits_source: ``measured`` (encoded bytes), ``expected`` (computed), ``mixed``, ``none``.
         bits_measured: bits per coordinate of its own payloads with shared bytes, whatever the coder.
+        bits_fixed: with fixed-width symbols, without shared bytes.
+        bits_entropy: at the entropy of the symbols, likewise.
+        bits_huffman: with a Huffman code, likewise.
+        ratio_float32: 32 / bits, the ratio of totals.
+        step_ratio_float32: mean over steps of each step's own ratio, as papers also report it.
+        cosine: of decoded and original, mean over cells weighted by elements.
+        mean_abs_error: mean |Q(g) - g| over mean |g|; never below ``w1_normalized``.
+        w1_normalized: Wasserstein-1 of the values over the mean absolute value.
+        update_error: error of Adam's update over the update, mean weighted by elements; NaN without second moments.
+        fitted_on: source of levels and codes: ``itself``, ``pooled N steps``, ``previous``, ``step N``, or nothing.
+        pareto: no other configuration takes fewer bits at no more error, or makes less error at no more bits.
+        in_steps: log of ``relative_variance`` with its interval over steps.
         error: what methods are ranked by; NaN where it was not measured.
         error_bias: the part of ``error`` that is bias, which more workers do not shrink.
-        bias: part of ``relative_variance`` that is bias, all of it where the bias is not known.
-        variance: part of ``relative_variance`` of one worker that is not.
+        variance: part of ``relative_variance`` of one worker that is not bias.
         window_error: as ``relative_variance``, of what has arrived over windows of steps; NaN where not measured.
         window_variance: the part of it, of one worker, that more workers shrink.
         bias_known: whether ``bias`` is known; otherwise it is the most that it can be.
@@ -173,34 +213,78 @@ class Configuration:
     nominal_bits: float
     cells: int
     partial: bool
-    relative_variance: float
+    relative_variance: float = shown(
+        "relative variance", "||Q(g) - g||² / ||g||² of one worker, summed over tensors and steps"
+    )
+    bias: float = shown("of it bias", "the part of relative variance that more workers do not shrink", 3)
+    optimal_variance: float = shown(
+        "optimal",
+        "relative variance of the best levels of the same number under the same scale",
+        2,
+        of="energy",
+        optional=True,
+        note="optimal: relative variance of the best levels of the same number, fitted to each gradient itself, with "
+        "the same scale.",
+    )
+    times_optimal: float = shown("times optimal", "relative variance over the optimal one", 1, optional=True)
+    model_variance: float = shown(
+        "model says",
+        "relative variance that the model of the data promised",
+        1,
+        of="energy",
+        optional=True,
+        note="model says: relative variance that the fitted model of the data promised; relative variance is what the "
+        "data gave.",
+    )
+    layers_variance: float = shown("by layers", "geometric mean of the layers' relative variances, each layer alike", 4)
     error_source: Source
-    bits: float
+    bits: float = shown("bits", "per value, {coded}, with norms and shared bytes")
     bits_source: Source
-    bits_fixed: float
-    bits_entropy: float
-    bits_huffman: float
-    ratio_float32: float
+    bits_measured: float = shown("bits measured", "per value, of its own payloads, with norms and shared bytes", 3)
+    bits_fixed: float = shown("bits fixed", "per value, with symbols of fixed width", 5, of="n")
+    bits_entropy: float = shown("bits entropy", "per value, at the entropy of the symbols", 4, of="n")
+    bits_huffman: float = shown("bits Huffman", "per value, with a Huffman code", 5, of="n")
+    ratio_float32: float = shown("32 / bits", "compression: float32 bits over bits", 1)
     step_ratio_float32: float
-    cosine: float
-    w1_normalized: float
-    optimal_variance: float
-    times_optimal: float
-    model_variance: float
+    cosine: float = shown(
+        "cosine", "of decoded and original gradient, mean weighted by elements", 3, of="n", form=".4f"
+    )
+    mean_abs_error: float = shown(
+        "|error| / |g|",
+        "mean |Q(g) - g| over mean |g|, which W1 / |g| never exceeds",
+        6,
+        of="magnitude",
+        absolute=True,
+    )
+    w1_normalized: float = shown(
+        "W1 / |g|",
+        "Wasserstein-1 distance of the values over mean |g|; blind to permutations",
+        7,
+        of="magnitude",
+    )
+    update_error: float = shown(
+        "update error", "of Adam's update, with v of the exact gradient", 8, of="n", expected=True, optional=True
+    )
     fitted_on: str
-    pareto: bool = False
-    mean_abs_error: float = math.nan
-    layers_variance: float = math.nan
-    in_steps: Interval = UNKNOWN
-    update_error: float = math.nan
-    bits_measured: float = math.nan
-    error: float = math.nan
-    error_bias: float = math.nan
-    bias: float = math.nan
-    variance: float = math.nan
-    window_error: float = math.nan
-    window_variance: float = math.nan
-    bias_known: bool = False
+    pareto: bool
+    in_steps: Interval
+    error: float
+    error_bias: float
+    variance: float
+    window_error: float
+    window_variance: float
+    bias_known: bool
+
+    @property
+    def name(self) -> str:
+        """Family and setting, short enough for a heading: ``qsgdinf b3``."""
+        return f"{self.family} {self.setting}".strip()
+
+
+#: field of a configuration -> how it is made and shown
+MEASURES: dict[str, Measure] = {f.name: f.metadata["measure"] for f in fields(Configuration) if f.metadata}
+#: columns of a sweep that are summed up as their measures say
+SUMMED = {name: measure for name, measure in MEASURES.items() if measure.of}
 
 
 class Standing(NamedTuple):
@@ -247,3 +331,17 @@ class Family:
     method: str
     members: tuple[int, ...]
     at: tuple[AtBits, ...]
+
+
+def curves_of(families: Sequence[Family], bits: NDArray[np.float64], errors: NDArray[np.float64]) -> list[Rates]:
+    """Bits and errors of the members of each family, from those (configurations,) of all."""
+    return [(bits[[*f.members]].tolist(), errors[[*f.members]].tolist()) for f in families]
+
+
+def errors_at(
+    families: Sequence[Family], bits: NDArray[np.float64], errors: NDArray[np.float64], targets: Sequence[float]
+) -> NDArray[np.float64]:
+    """(families, targets) errors at equal bits, NaN where a family cannot be compared."""
+    curves = curves_of(families, bits, errors)
+    found = [[at.variance for at in all_at_bits(curves, target)] for target in targets]
+    return np.array(found, dtype=np.float64).reshape(len(targets), len(families)).T

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import UsageError, suggest
+from gtrace.report.analysis.basis import Basis
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.evidence import (
     LayerChoice,
     PairedComparison,
@@ -27,49 +29,14 @@ from gtrace.report.analysis.families import (
     ranked,
 )
 from gtrace.report.analysis.safety import Safety
-from gtrace.report.analysis.workers import Basis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.bd_rate import BDRate
+    from gtrace.report.analysis.equal_bits import BDRate
     from gtrace.report.analysis.fits import TensorFit
-
-
-def decisive_target(analysis: SweepAnalysis) -> int:
-    """Index of the target where most methods can be compared, the nearest to three bits of those; or -1."""
-    return decisive(analysis.families, analysis.targets)
-
-
-def ranking(analysis: SweepAnalysis, target: int) -> list[Family]:
-    """The families that can be compared at a target (an index), least variance first."""
-    return ranked(analysis.families, target)
-
-
-def leaders(analysis: SweepAnalysis, target: int) -> list[Family]:
-    """The families that nobody beats at a target (an index), least variance first.
-
-    A family is beaten when its error is larger than that of the first by more than :data:`LEVEL`, beyond the noise of
-    steps. When there is no confidence interval, it must be larger in :data:`MOSTLY` all of training instead.
-    """
-    found = ranking(analysis, target)
-    return [f for f in found if f is found[0] or not _beaten(analysis, found[0], f, target)]
-
-
-def _beaten(analysis: SweepAnalysis, first: Family, other: Family, target: int) -> bool:
-    behind = other.at[target].variance > first.at[target].variance * (1 + LEVEL)
-    found = analysis.comparison(first.label, other.label, analysis.targets[target])
-    if found is None:
-        return behind
-    return behind and (found.differs if found.by_elements.known else not found.better < MOSTLY)
-
-
-def lossless(analysis: SweepAnalysis, family: Family) -> bool:
-    """Whether a family makes no error at all, as the uncompressed gradient: there is nothing to compare."""
-    values = [analysis.configurations[i].relative_variance for i in family.members]
-    return bool(values) and all(value == 0 for value in values)
 
 
 #: Tensors that a figure names one by one; more are named in groups, or every few.
@@ -155,21 +122,62 @@ class SweepAnalysis:
         """Whether any configuration has an error that is a number."""
         return any(math.isfinite(c.relative_variance) for c in self.configurations)
 
-    def nearest(self, family: Family, bits: float) -> int:
+    @property
+    def decisive(self) -> int:
+        """Index of the target where most methods can be compared, the nearest to three bits of those; or -1."""
+        return decisive(self.families, self.targets)
+
+    def ranking(self, target: int) -> list[Family]:
+        """The families that can be compared at a target (an index), least variance first."""
+        return ranked(self.families, target)
+
+    def leaders(self, target: int) -> list[Family]:
+        """The families that nobody beats at a target (an index), least variance first.
+
+        A family is beaten when its error is larger than that of the first by more than :data:`LEVEL`, beyond the noise
+        of steps. When there is no confidence interval, it must be larger in :data:`MOSTLY` all of training instead.
+        """
+        found = self.ranking(target)
+        return [f for f in found if f is found[0] or not self._beaten(found[0], f, target)]
+
+    def _beaten(self, first: Family, other: Family, target: int) -> bool:
+        behind = other.at[target].variance > first.at[target].variance * (1 + LEVEL)
+        found = self.comparison(first.label, other.label, self.targets[target])
+        if found is None:
+            return behind
+        return behind and (found.differs if found.by_elements.known else not found.better < MOSTLY)
+
+    def lossless(self, family: Family) -> bool:
+        """Whether a family has no error at all, as the uncompressed gradient: there is nothing to compare."""
+        values = [self.configurations[i].relative_variance for i in family.members]
+        return bool(values) and all(value == 0 for value in values)
+
+    @property
+    def fitted_at(self) -> list[int]:
+        """The steps whose data levels and codes were fitted on; empty where that is every step."""
+        refit = self.provenance.get("refit")
+        if refit == "once":
+            return [int(step) for step in self.steps[:1]]
+        return [step for step in self.steps.tolist() if step in refit] if isinstance(refit, (list, tuple)) else []
+
+    def nearest(self, family: Family, bits: float = PREFERRED_BITS) -> int:
         """Index of the family's configuration with the nearest measured bits, -1 where none is known."""
         known = [i for i in family.members if math.isfinite(self.configurations[i].bits)]
         return min(known, key=lambda i: abs(self.configurations[i].bits - bits), default=-1)
 
+    def view(self, families: Sequence[Family] | None = None) -> list[int]:
+        """One configuration of each family, for what is shown by layer or by step: the nearest to three bits."""
+        return [i for i in map(self.nearest, self.families if families is None else families) if i >= 0]
+
     def standings(self, bits: float) -> tuple[Standing, ...]:
         """The methods that can be compared at a target, least error first."""
-        found = [(family.label, family.at[k]) for k in self._places(bits) for family in ranked(self.families, k)]
+        if bits not in self.targets:
+            return ()
+        k = self.targets.index(bits)
         return tuple(
-            Standing(name, at.variance, at.bias, at.bits, at.outcome, self._specs(at.lower, at.upper))
-            for name, at in found
+            Standing(f.label, at.variance, at.bias, at.bits, at.outcome, self._specs(at.lower, at.upper))
+            for f, at in ((f, f.at[k]) for f in self.ranking(k))
         )
-
-    def _places(self, bits: float) -> list[int]:
-        return [k for k, target in enumerate(self.targets) if target == bits]
 
     def _specs(self, *indices: int) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.configurations[i].spec for i in indices))
@@ -195,30 +203,3 @@ class SweepAnalysis:
         if self.table is None:
             return ()
         return compare_configurations(self.table, list(place), [(place[a], place[b]) for a, b in pairs])
-
-
-def drawn_families(analysis: SweepAnalysis) -> list[Family]:
-    """The families that have at least one point to draw."""
-    return [
-        family
-        for family in analysis.families
-        if any(
-            drawable(analysis.configurations[i].bits) and drawable(analysis.configurations[i].relative_variance)
-            for i in family.members
-        )
-    ]
-
-
-def drawable(value: float) -> bool:
-    """Whether a logarithmic axis can show it."""
-    return math.isfinite(value) and value > 0
-
-
-def fitted_at(analysis: SweepAnalysis) -> list[int]:
-    """The steps of a sweep whose data levels and codes were fitted on; empty where that is every step."""
-    refit = analysis.provenance.get("refit")
-    if refit == "once":
-        return [int(step) for step in analysis.steps[:1]]
-    if not isinstance(refit, (list, tuple)):
-        return []
-    return [step for step in analysis.steps.tolist() if step in refit]

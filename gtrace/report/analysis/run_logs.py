@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gtrace.errors import TraceError
-from gtrace.report.analysis.runs import LoggedRun, RankCosts, ShadowCurve, known_mean
-from gtrace.report.analysis.seeds import BASELINE, SeedGroup, seed_groups
+from gtrace.report.analysis.runs import BASELINE, LoggedRun, RankCosts, SeedGroup, ShadowCurve, known_mean, seed_groups
 from gtrace.report.names import count, listed
 from gtrace.report.statistics import FEWEST_SEEDS
 

@@ -11,7 +11,7 @@ elements*: every element of the model counts alike. *By layers*, each layer coun
 layers' relative variances. All configurations are summed over the same cells.
 
 What methods are compared by is their *error*: bias and an M-th of the variance, for M workers, over windows of steps
-when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.workers`.
+when a codec with memory takes part, with the bits of one coder for all; see :mod:`gtrace.report.analysis.basis`.
 For one worker, without windows, it is the relative variance.
 """
 
@@ -19,13 +19,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report.analysis.bd_rate import bd_rates
+from gtrace.report.analysis.basis import over_windows, per_step, ranked_by, sweep_notes, workers_of
 from gtrace.report.analysis.cells import CODERS, CellTable, Coder, Sums, common_cells, divide, read_cells
-from gtrace.report.analysis.equal_bits import PREFERRED_BITS, AtBits, all_at_bits, choose_targets, pareto_front
+from gtrace.report.analysis.equal_bits import (
+    PREFERRED_BITS,
+    AtBits,
+    all_at_bits,
+    bd_rates,
+    choose_targets,
+    pareto_front,
+)
 from gtrace.report.analysis.evidence import (
     KEY,
     Phase,
@@ -34,20 +41,30 @@ from gtrace.report.analysis.evidence import (
     compare_layers,
     log_of_mean,
 )
-from gtrace.report.analysis.families import Configuration, Family, Labels, Leader, decisive, label
+from gtrace.report.analysis.families import (
+    SUMMED,
+    Configuration,
+    Family,
+    Labels,
+    Leader,
+    Measure,
+    curves_of,
+    decisive,
+    errors_at,
+    label,
+)
 from gtrace.report.analysis.fits import read_fits
-from gtrace.report.analysis.notes import sweep_notes
 from gtrace.report.analysis.results import SweepAnalysis
 from gtrace.report.analysis.runs import known_mean
 from gtrace.report.analysis.safety import judge
-from gtrace.report.analysis.workers import over_windows, per_step, ranked_by, workers_of
 from gtrace.report.statistics import bootstrap, step_weights, thirds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from gtrace.report.analysis.equal_bits import Rates
     from gtrace.sweep import SweepResult
 
 
@@ -86,22 +103,25 @@ def analyze(
         ranked_used = np.where(partial[:, None], compared.measured, compared.used(common))
         ranked_weights = _weights(compared, ranked_used)
     ranked_sums = Sums(compared, ranked_used, ranked_weights)
-    parts = _Parts(
-        error=ranked_sums.relative_variance(),
-        error_bias=ranked_sums.relative(split.bias, split.energy),
-        bias=sums.relative(steps.bias, steps.energy),
-        variance=sums.relative(steps.variance, steps.energy),
-        window_error=ranked_sums.relative(windows.error, windows.energy),
-        window_variance=ranked_sums.relative(windows.variance, windows.energy),
-        bias_known=np.logical_and.reduce(np.isfinite(table.relative_bias) | ~used, axis=1),
-    )
-    order, labels, configurations = _configurations(table, sums, partial, weights, parts, own.bits)
+    parts = {
+        "error": ranked_sums.relative_variance(),
+        "error_bias": ranked_sums.relative(split.bias, split.energy),
+        "bias": sums.relative(steps.bias, steps.energy),
+        "variance": sums.relative(steps.variance, steps.energy),
+        "window_error": ranked_sums.relative(windows.error, windows.energy),
+        "window_variance": ranked_sums.relative(windows.variance, windows.energy),
+        "bias_known": np.logical_and.reduce(np.isfinite(table.relative_bias) | ~used, axis=1),
+        "bits_measured": sums.ratio(own.bits, table.n, strict=True),
+    }
+    order, labels, configurations = _configurations(table, sums, partial, weights, parts)
     layer_bits = sums.bits_by(table.tensor, len(table.tensors))
     single = _step_table(table, sums, weights, order, configurations, layer_bits)
     ranked_steps = _step_table(compared, ranked_sums, ranked_weights, order, configurations, layer_bits)
-    curves = _curves(configurations, [c.bits for c in configurations], [c.error for c in configurations])
-    wanted = choose_targets(list(curves.values())) if targets is None else tuple(float(t) for t in targets)
-    families = _families(configurations, wanted)
+    families = _families(configurations)
+    bits, errors = (np.array([getattr(c, name) for c in configurations]) for name in ("bits", "error"))
+    wanted = choose_targets(curves_of(families, bits, errors)) if targets is None else tuple(float(t) for t in targets)
+    families = _placed(families, configurations, bits, errors, wanted)
+    of_one_step = np.array([c.bias + c.variance / chosen for c in configurations])
     layers = compare_layers(ranked_steps, families, wanted, table.tensors)
     return SweepAnalysis(
         name=name,
@@ -134,8 +154,8 @@ def analyze(
         table=ranked_steps,
         single=single,
         basis=basis,
-        step_at=_step_at(configurations, wanted, chosen),
-        coder_leaders=_coder_leaders(own, sums, order, configurations, families, wanted),
+        step_at=errors_at(families, bits, of_one_step, wanted),
+        coder_leaders=_coder_leaders(own, sums, order, errors, families, wanted),
     )
 
 
@@ -209,8 +229,6 @@ def _phases(
         group = np.where(mask[table.step], 0, -1)
         variance = ranked_sums.relative_variance_by(group, 1)[order, 0]
         bits = sums.bits_by(group, 1)[order, 0]
-        curves = [(bits[[*f.members]].tolist(), variance[[*f.members]].tolist()) for f in families]
-        at = [[local.variance for local in all_at_bits(curves, target)] for target in targets]
         found.append(
             Phase(
                 name=name,
@@ -219,22 +237,10 @@ def _phases(
                 steps=len(inside),
                 relative_variance=variance,
                 bits=bits,
-                at=np.array(at, dtype=np.float64).reshape(len(targets), len(families)).T,
+                at=errors_at(families, bits, variance, targets),
             )
         )
     return tuple(found)
-
-
-class _Parts(NamedTuple):
-    """Fields of that name of configurations, (C,) each."""
-
-    error: NDArray[np.float64]
-    error_bias: NDArray[np.float64]
-    bias: NDArray[np.float64]
-    variance: NDArray[np.float64]
-    window_error: NDArray[np.float64]
-    window_variance: NDArray[np.float64]
-    bias_known: NDArray[np.bool_]
 
 
 def _configurations(
@@ -242,30 +248,26 @@ def _configurations(
     sums: Sums,
     partial: NDArray[np.bool_],
     weights: NDArray[np.float64],
-    parts: _Parts,
-    measured: NDArray[np.float64],
+    parts: Mapping[str, NDArray[Any]],
 ) -> tuple[NDArray[np.int64], Labels, tuple[Configuration, ...]]:
     labels = label(table.specs, table.methods, table.parameters)
     variance = sums.relative_variance()
     bits = sums.ratio(table.bits, table.n, strict=True)
-    others = {
-        name: sums.ratio(getattr(table, name), table.n, strict=False)
-        for name in ("bits_fixed", "bits_entropy", "bits_huffman", "cosine", "update_error")
-    }
-    # w1 over mean |g|: numerator and denominator are summed apart, as for the whole model's gradient.
-    magnitudes = table.mean_abs * table.n
-    w1 = sums.ratio(table.w1_normalized, magnitudes, strict=False)
-    absolute = sums.ratio(divide(table.mean_abs_error, table.mean_abs, table.mean_abs > 0), magnitudes, strict=False)
-    # What one cell lacks would make the sums of different cells, so nothing is left out here.
-    optimal = sums.ratio(table.optimal_variance, table.energy, strict=True)
-    model = sums.ratio(table.model_variance, table.energy, strict=True)
-    times = divide(variance, optimal, optimal > 0)
-    step_ratio = sums.step_ratio()
+    numbers = {name: _summed(name, measure, table, sums) for name, measure in SUMMED.items()}
+    optimal = numbers["optimal_variance"]
     layer_logs = _log(sums.relative_variance_by(table.tensor, len(table.tensors)))
+    numbers |= {
+        "relative_variance": variance,
+        "times_optimal": divide(variance, optimal, optimal > 0),
+        "layers_variance": np.array([math.exp(known_mean(logs)) for logs in layer_logs]),
+        "bits": bits,
+        "ratio_float32": divide(np.full(len(bits), 32.0), bits, bits > 0),
+        "step_ratio_float32": sums.step_ratio(),
+        **parts,
+    }
     top, bottom = (sums.totals(v, table.step, len(table.steps)) for v in (table.squared_error, table.energy))
     in_steps = _in_steps(top, bottom, weights)
-    own_bits = sums.ratio(measured, table.n, strict=True)
-    compared = np.where(partial, np.nan, parts.error)
+    compared = np.where(partial, np.nan, parts["error"])
     front = pareto_front(bits.tolist(), compared.tolist())
     error_source = sums.source(~table.error_drawn, table.error_drawn)
     bits_source = sums.source(np.isfinite(table.bits) & ~table.bits_drawn, table.bits_drawn)
@@ -287,32 +289,29 @@ def _configurations(
             nominal_bits=table.nominal_bits[c],
             cells=int(sums.cells[c]),
             partial=bool(partial[c]),
-            relative_variance=float(variance[c]),
             error_source=error_source[c],
-            bits=float(bits[c]),
             bits_source=bits_source[c],
-            bits_fixed=float(others["bits_fixed"][c]),
-            bits_entropy=float(others["bits_entropy"][c]),
-            bits_huffman=float(others["bits_huffman"][c]),
-            ratio_float32=32 / float(bits[c]) if bits[c] > 0 else math.nan,
-            step_ratio_float32=float(step_ratio[c]),
-            cosine=float(others["cosine"][c]),
-            w1_normalized=float(w1[c]),
-            optimal_variance=float(optimal[c]),
-            times_optimal=float(times[c]),
-            model_variance=float(model[c]),
             fitted_on=table.fitted_on[c],
             pareto=bool(front[c]),
-            mean_abs_error=float(absolute[c]),
-            layers_variance=math.exp(known_mean(layer_logs[c])),
             in_steps=bootstrap(in_steps[c], weights, KEY),
-            update_error=float(others["update_error"][c]),
-            bits_measured=float(own_bits[c]),
-            **{name: values[c].item() for name, values in parts._asdict().items()},
+            **{name: values[c].item() for name, values in numbers.items()},
         )
         for c in order
     )
     return np.array(order, dtype=np.int64), labels, configurations
+
+
+def _summed(name: str, measure: Measure, table: CellTable, sums: Sums) -> NDArray[np.float64]:
+    """(C,) the mean of a column over the cells in use."""
+    values = table.columns[name]
+    if measure.absolute:
+        values = divide(values, table.mean_abs, table.mean_abs > 0)
+    if measure.of == "energy":
+        # What one cell lacks would make the sums of different cells, so nothing is left out here.
+        return sums.ratio(values, table.energy, strict=True)
+    # Numerator and denominator are summed apart, as for the whole model's gradient.
+    weights = table.mean_abs * table.n if measure.of == "magnitude" else table.n
+    return sums.ratio(values, weights, strict=False)
 
 
 def _in_steps(
@@ -327,54 +326,45 @@ def _in_steps(
     return out
 
 
-def _curves(
-    configurations: Sequence[Configuration], bits: Sequence[float], errors: Sequence[float]
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Family -> bits and errors of its configurations that can be compared."""
-    found: dict[str, tuple[list[float], list[float]]] = {c.family: ([], []) for c in configurations}
-    for c, b, error in zip(configurations, bits, errors, strict=True):
-        if not c.partial:
-            found[c.family][0].append(b)
-            found[c.family][1].append(error)
-    return found
+def _families(configurations: Sequence[Configuration]) -> tuple[Family, ...]:
+    """Configurations that can be compared, by family; not yet held against each other."""
+    methods = {c.family: c.method for c in configurations}
+    members = {
+        name: tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial) for name in methods
+    }
+    return tuple(Family(name, method, members[name], ()) for name, method in methods.items())
 
 
-def _families(configurations: tuple[Configuration, ...], targets: tuple[float, ...]) -> tuple[Family, ...]:
-    curves = _curves(configurations, [c.bits for c in configurations], [c.error for c in configurations])
-    at = [all_at_bits(list(curves.values()), target) for target in targets]
-    families = []
-    for f, name in enumerate(curves):
-        members = tuple(i for i, c in enumerate(configurations) if c.family == name and not c.partial)
-        method = next(c.method for c in configurations if c.family == name)
-        own = (_placed(found[f], members, configurations) for found in at)
-        families.append(Family(name, method, members, tuple(own)))
-    return tuple(families)
+def _placed(
+    families: Sequence[Family],
+    configurations: Sequence[Configuration],
+    bits: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    targets: Sequence[float],
+) -> tuple[Family, ...]:
+    """The families at equal bits, with indices of the analysis, and the part of their errors that is bias."""
 
+    def whole(at: AtBits, members: Sequence[int]) -> AtBits:
+        if at.lower < 0:
+            return at
+        lower, upper = members[at.lower], members[at.upper]
+        parts = [c.error_bias / c.error if c.error > 0 else 0.0 for c in (configurations[lower], configurations[upper])]
+        low, high = bits[lower], bits[upper]
+        share = float((at.target - low) / (high - low)) if high > low else 0.0
+        return replace(at, lower=lower, upper=upper, bias=at.variance * ((1 - share) * parts[0] + share * parts[1]))
 
-def _placed(at: AtBits, members: Sequence[int], configurations: Sequence[Configuration]) -> AtBits:
-    """``at`` with indices of the analysis, and the part of its error that is bias."""
-    if at.lower < 0:
-        return at
-    lower, upper = members[at.lower], members[at.upper]
-    ends = [c.error_bias / c.error if c.error > 0 else 0.0 for c in (configurations[lower], configurations[upper])]
-    low, high = configurations[lower].bits, configurations[upper].bits
-    share = (at.target - low) / (high - low) if high > low else 0.0
-    return replace(at, lower=lower, upper=upper, bias=at.variance * ((1 - share) * ends[0] + share * ends[1]))
-
-
-def _step_at(configurations: Sequence[Configuration], targets: Sequence[float], workers: int) -> NDArray[np.float64]:
-    """(families, targets) error of single steps at equal bits."""
-    errors = [c.bias + c.variance / workers for c in configurations]
-    curves = list(_curves(configurations, [c.bits for c in configurations], errors).values())
-    found = [[at.variance for at in all_at_bits(curves, target)] for target in targets]
-    return np.array(found, dtype=np.float64).reshape(len(targets), len(curves)).T
+    curves = curves_of(families, bits, errors)
+    found = [all_at_bits(curves, target) for target in targets]
+    return tuple(
+        replace(family, at=tuple(whole(own[f], family.members) for own in found)) for f, family in enumerate(families)
+    )
 
 
 def _coder_leaders(
     table: CellTable,
     sums: Sums,
     order: NDArray[np.int64],
-    configurations: Sequence[Configuration],
+    errors: NDArray[np.float64],
     families: Sequence[Family],
     targets: Sequence[float],
 ) -> dict[str, Leader]:
@@ -383,10 +373,9 @@ def _coder_leaders(
     found: dict[str, Leader] = {}
     for coder in CODERS if k >= 0 else ():
         bits = sums.ratio(table.under_coder(coder).bits, table.n, strict=True)[order]
-        curves = _curves(configurations, bits.tolist(), [c.error for c in configurations])
-        points = list(curves.values())
-        own = (_leader(points, list(curves), rate) for rate in choose_targets(points))
-        same = _leader(points, list(curves), targets[k])
+        curves = curves_of(families, bits, errors)
+        own = (_leader(curves, families, rate) for rate in choose_targets(curves))
+        same = _leader(curves, families, targets[k])
         best = same or max(
             (leader for leader in own if leader),
             key=lambda leader: (leader.among, -abs(leader.target - PREFERRED_BITS)),
@@ -397,10 +386,10 @@ def _coder_leaders(
     return found
 
 
-def _leader(curves: Sequence[tuple[list[float], list[float]]], names: Sequence[str], target: float) -> Leader | None:
+def _leader(curves: Sequence[Rates], families: Sequence[Family], target: float) -> Leader | None:
     """Who has the least error; None when fewer than two can be compared, or when nobody beats sending nothing."""
-    errors = [at.variance for at in all_at_bits(curves, target)]
-    known = [(value, name) for value, name in zip(errors, names, strict=True) if math.isfinite(value)]
+    found = zip(all_at_bits(curves, target), families, strict=True)
+    known = [(at.variance, family.label) for at, family in found if math.isfinite(at.variance)]
     if len(known) < 2 or min(known)[0] > 1:
         return None
     return Leader(min(known)[1], target, min(known)[0], len(known))

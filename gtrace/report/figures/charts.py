@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gtrace.report.charts import Chart, Panel
     from gtrace.report.figures.style import Look
+    from gtrace.report.section import Chart, Panel
 
 
 #: Inches of a panel, and of the list of names beside several.

@@ -11,10 +11,9 @@ import numpy as np
 from matplotlib.colors import LogNorm
 
 from gtrace.report.analysis.results import MOST_NAMED
-from gtrace.report.figures.style import MISSING_CELL, PAPER, log_ticks, new_figure, styled
-from gtrace.report.figures.sweep import VARIANCE, say_empty
+from gtrace.report.figures.style import MISSING_CELL, PAPER, log_ticks, new_figure, say_empty, styled
+from gtrace.report.figures.sweep import VARIANCE
 from gtrace.report.names import literal, number, shorten_all
-from gtrace.report.tables import configuration_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ def layer_heatmap(analysis: SweepAnalysis) -> Figure:
     with styled():
         columns = [i for i in range(len(analysis.configurations)) if (analysis.per_tensor[i] > 0).any()]
         values = analysis.per_tensor[columns].T
-        names = [literal(configuration_name(analysis.configurations[i])) for i in columns]
+        names = [literal(analysis.configurations[i].name) for i in columns]
         families = [analysis.configurations[i].family for i in columns]
         if columns and analysis.safety.known:
             values = np.column_stack([values, analysis.safety.noise_per_tensor])

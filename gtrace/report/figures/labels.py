@@ -78,11 +78,20 @@ def make_room(axes: Axes, labels: Sequence[Label]) -> None:
         axes.set_xlim(low, high + (high - low) * share / (1 - share))
 
 
-def label_curves(axes: Axes, labels: Sequence[Label]) -> None:
+def label_curves(axes: Axes, labels: Sequence[Label], *, room: bool = False) -> None:
     """Write each label near its curve's end, or further back along the curve where the end is crowded.
 
     Call it last: limits and layout must be final, since overlaps are judged in pixels.
+
+    Args:
+        axes: with the curves.
+        labels: none of them draws nothing.
+        room: widen the axes first, see :func:`make_room`.
     """
+    if not labels:
+        return
+    if room:
+        make_room(axes, labels)
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()

@@ -13,7 +13,7 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.analysis.traces import SCALE, LawSection, Picture, judged_layers, mean_over_layers
 from gtrace.report.figures.labels import Label, label_curves, make_room
-from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, styled
+from gtrace.report.figures.style import FRONT, INK, MUTED, PAPER, Look, hue, log_ticks, new_figure, note, styled
 from gtrace.report.figures.sweep import step_axis
 from gtrace.report.names import literal, shorten_all
 from gtrace.sweep.laws import ASKED
@@ -75,17 +75,8 @@ def _linear_histogram(axes: Axes, picture: Picture) -> None:
         own = _LOOKS[name]
         axes.plot(x / mean, fit.laws[name].density(x) * width, color=own.line, linestyle=own.dash)
         # All three curves end on the axis, where their names would lie upon each other.
-        axes.text(
-            0.97,
-            0.95 - 0.08 * place,
-            name,
-            transform=axes.transAxes,
-            ha="right",
-            va="top",
-            color=own.text,
-            fontsize=8,
-            fontweight="bold",
-        )
+        top = 0.95 - 0.08 * place
+        note(axes, 0.97, top, name, ha="right", va="top", color=own.text, fontsize=8, fontweight="bold")
     axes.set_ylim(0, float(share.max()) * 1.08)
     axes.set_title("(a) linear axis: a spike and a long tail" if share[0] > 0.2 else "(a) linear axis")
     axes.set_xlabel("|g| over its mean, up to the 99.5 % quantile")
@@ -131,15 +122,8 @@ def _quantiles(axes: Axes, picture: Picture, name: str) -> None:
     axes.set_title(f"({'d' if law.logarithmic else 'c'}) Q-Q {name}: {_verdict(picture.fit.ks[name])}")
     axes.set_xlabel("quantile of a standard normal law")
     axes.set_ylabel("quantile of log2 |g|" if law.logarithmic else "quantile of |g| over its mean")
-    axes.text(
-        0.03,
-        0.96,
-        f"KS distance {picture.fit.ks[name]:.3f}\ndashed: the fitted law",
-        transform=axes.transAxes,
-        va="top",
-        fontsize=8,
-        color=own.text,
-    )
+    said = f"KS distance {picture.fit.ks[name]:.3f}\ndashed: the fitted law"
+    note(axes, 0.03, 0.96, said, va="top", fontsize=8, color=own.text)
 
 
 def _verdict(distance: float) -> str:
@@ -163,8 +147,7 @@ def distances_over_steps(section: LawSection) -> Figure:
         axes.set_xlabel("training step")
         log_ticks(axes.yaxis)
         step_axis(axes, steps)
-        make_room(axes, labels)
-        label_curves(axes, labels)
+        label_curves(axes, labels, room=True)
         return figure
 
 
@@ -192,9 +175,7 @@ def spread_over_steps(section: LawSection) -> Figure:
             axes.set_title(title)
             axes.set_xlabel("training step")
             step_axis(axes, np.array(section.steps))
-            if labels:
-                make_room(axes, labels)
-                label_curves(axes, labels)
+            label_curves(axes, labels, room=True)
         return figure
 
 
@@ -223,31 +204,15 @@ def format_errors(section: LawSection) -> Figure:
                 at = int(where[where.size // 2])
                 _name_format(axes, str(form), look.text, float(sigmas[at]), float(curves[place, at]))
             inside = own[own <= sigmas[-1]]
-            axes.plot(
-                inside,
-                np.zeros(inside.size),
-                "|",
-                color=INK,
-                alpha=0.45,
-                markersize=9,
-                markeredgewidth=0.8,
-                transform=axes.get_xaxis_transform(),
-                clip_on=False,
-            )
+            tick = {"color": INK, "alpha": 0.45, "markersize": 9, "markeredgewidth": 0.8, "clip_on": False}
+            axes.plot(inside, np.zeros(inside.size), "|", transform=axes.get_xaxis_transform(), **tick)
             axes.set_title(f"FP{bits}")
             axes.set_xlabel("sigma of log2 |g|")
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             log_ticks(axes.yaxis)
             if axes is figure.axes[0]:
-                axes.text(
-                    sigmas[-1],
-                    ideal[-1] * 1.04,
-                    "least with scale=error",
-                    ha="right",
-                    va="bottom",
-                    fontsize=8,
-                    color=MUTED,
-                )
+                end = (sigmas[-1], ideal[-1] * 1.04)
+                axes.text(*end, "least with scale=error", ha="right", va="bottom", fontsize=8, color=MUTED)
         figure.axes[0].set_ylabel("expected relative error  E |Q(x) − x| / |x|")
         return figure
 
@@ -289,9 +254,7 @@ def _achieved(axes: Axes, section: LawSection) -> None:
     axes.set_xlabel("required sparsity")
     axes.set_ylabel("fraction of zeros after pruning")
     if not cells:
-        axes.text(
-            0.5, 0.5, "every gradient has half of it zero already", transform=axes.transAxes, ha="center", color=MUTED
-        )
+        note(axes, 0.5, 0.5, "every gradient has half of it zero already", ha="center", fontsize=None)
         return
     labels = []
     for place, rule in enumerate(RULES):
@@ -304,16 +267,8 @@ def _achieved(axes: Axes, section: LawSection) -> None:
             asked, realized, 2 * error, fmt=own.marker, color=own.line, markersize=4.5, capsize=2.5, elinewidth=1
         )
         labels.append(Label(rule, own.text, asked, expected))
-    axes.text(
-        0.98,
-        0.03,
-        "dashed: as required\nlines: expected; points: one draw ± 2 standard errors",
-        transform=axes.transAxes,
-        ha="right",
-        va="bottom",
-        fontsize=7.5,
-        color=MUTED,
-    )
+    said = "dashed: as required\nlines: expected; points: one draw ± 2 standard errors"
+    note(axes, 0.98, 0.03, said, ha="right", va="bottom")
     axes.set_xlim(0.46, 1.0)
     make_room(axes, labels)
     axes.set_xticks(ASKED)
@@ -331,15 +286,7 @@ def _cosines(axes: Axes, section: LawSection) -> None:
     axes.set_title("cosine of pruned and whole gradient")
     axes.set_xlabel("mean sparsity")
     axes.set_ylabel("mean over layers, weighted by size")
-    axes.text(
-        0.03,
-        0.03,
-        "solid: shared out by data\ndotted: the same in every layer",
-        transform=axes.transAxes,
-        va="bottom",
-        fontsize=7.5,
-        color=MUTED,
-    )
+    note(axes, 0.03, 0.03, "solid: shared out by data\ndotted: the same in every layer", va="bottom")
     if labels:
         make_room(axes, labels)
         axes.set_xticks(ASKED)

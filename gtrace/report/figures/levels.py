@@ -9,7 +9,19 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from gtrace.report.analysis.fits import common_count, levels_on
-from gtrace.report.figures.style import FRONT, GRID, INK, MUTED, Look, log_ticks, look, new_figure, plain_number, styled
+from gtrace.report.figures.style import (
+    FRONT,
+    GRID,
+    INK,
+    MUTED,
+    Look,
+    log_ticks,
+    look,
+    new_figure,
+    note,
+    plain_number,
+    styled,
+)
 from gtrace.report.figures.sweep import family_looks
 from gtrace.report.names import count, literal, shorten
 from gtrace.types import WHOLE_MODEL
@@ -153,7 +165,7 @@ def _draw_panel(top: Axes, bottom: Axes, panel: _Panel, most: int) -> None:
         for part, words in ((density.zeros, "are 0"), (hidden, "are too small to show"))
         if part > 0
     ]
-    top.text(0.01, 0.97, "\n".join(notes), transform=top.transAxes, va="top", fontsize=7.5, color=MUTED)
+    note(top, 0.01, 0.97, "\n".join(notes), va="top")
     top.set_title(f"{panel.tensor}: r = |g| / {_scale(density.law)}", fontsize=9)
     top.set_ylabel("per octave")
     top.set_xscale("log")

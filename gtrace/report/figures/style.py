@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
 
@@ -221,6 +222,18 @@ def styled() -> Iterator[None]:
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches, tied to no window and no global state."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def note(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
+    """Small quiet text at a place of the axes, (0, 0) to (1, 1); ``how`` as of ``Axes.text``."""
+    axes.text(x, y, text, **{"transform": axes.transAxes, "fontsize": 7.5, "color": MUTED, **how})
+
+
+def say_empty(axes: Axes) -> None:
+    """Axes without data say so, instead of standing there with ticks from 0 to 1."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    note(axes, 0.5, 0.5, "nothing to draw", ha="center", va="center", fontsize=None)
 
 
 def plain_number(value: float, _position: int | None = None) -> str:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gtrace.report.analysis.results import drawable, fitted_at
 from gtrace.report.analysis.safety import SAFE_BIAS
-from gtrace.report.figures.labels import Label, label_curves, list_curves, make_room
+from gtrace.report.figures.labels import Label, label_curves, list_curves
 from gtrace.report.figures.style import (
     FRONT,
     INK,
@@ -20,17 +19,19 @@ from gtrace.report.figures.style import (
     log_ticks,
     look,
     new_figure,
+    note,
     plain_number,
+    say_empty,
     styled,
 )
 from gtrace.report.names import literal, number, shorten
-from gtrace.report.tables import VIEW_BITS, configuration_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.transforms import Transform
     from numpy.typing import NDArray
 
@@ -60,6 +61,11 @@ _DASHED = (0, (4, 2))
 Values = TypeVar("Values", float, "NDArray[np.float64]")
 
 
+def _drawable(value: float) -> bool:
+    """Whether a logarithmic axis can show it."""
+    return math.isfinite(value) and value > 0
+
+
 def rate_distortion(analysis: SweepAnalysis) -> Figure:
     """Error against measured bits, one curve per method, with the Pareto front."""
     with styled():
@@ -70,8 +76,8 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
         by_step = analysis.per_step if analysis.table is None else analysis.table.relative()
         for family in analysis.families:
             own = looks[family.label]
-            points = [analysis.configurations[i] for i in family.members if drawable(analysis.configurations[i].bits)]
-            points = [c for c in points if drawable(c.error)]
+            points = [analysis.configurations[i] for i in family.members if _drawable(analysis.configurations[i].bits)]
+            points = [c for c in points if _drawable(c.error)]
             x = np.array([c.bits for c in points])
             y = np.array([c.error for c in points])
             lines += axes.plot(x, y, **own.curve(), label=family.label)
@@ -80,7 +86,7 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             low, high = middle_of_steps(by_step[members])
             axes.vlines(x, low, high, color=own.line, linewidth=1.0, alpha=0.45, zorder=1.5, label=f"_{family.label}")
         front = sorted(
-            (c.bits, c.error) for c in analysis.configurations if c.pareto and drawable(c.bits) and drawable(c.error)
+            (c.bits, c.error) for c in analysis.configurations if c.pareto and _drawable(c.bits) and _drawable(c.error)
         )
         if front:
             x, y = np.array(front).T
@@ -101,52 +107,40 @@ def rate_distortion(analysis: SweepAnalysis) -> Figure:
             notes = ["○ Pareto-optimal, grey: the front", "dotted: bits of the table"]
             if len(analysis.steps) >= _FEWEST_STEPS:
                 notes.append("bars: the middle 80 % of the steps")
-            axes.text(
-                1,
-                1,
-                "\n".join(notes),
-                transform=axes.transAxes,
-                ha="right",
-                va="top",
-                fontsize=7.5,
-                color=MUTED,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
-            )
-        if len(labels) > _FEW:
-            list_curves(axes, list(zip(lines, labels, strict=True)))
-        else:
-            label_curves(axes, labels)
+            box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.0}
+            note(axes, 1, 1, "\n".join(notes), ha="right", va="top", bbox=box)
+        _name_curves(axes, lines, labels, room=False)
         return figure
 
 
-def variance_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
-    """Relative variance over training steps, of each method's configuration nearest to ``near`` bits."""
+def variance_over_steps(analysis: SweepAnalysis) -> Figure:
+    """Relative variance over training steps, of each method's configuration nearest to three bits."""
     with styled():
         noise = _noise_levels(analysis.safety.noise_per_step, analysis.safety)
-        figure, axes = _over_steps(analysis, analysis.per_step, near, noise)
+        figure, axes = _over_steps(analysis, analysis.per_step, noise)
         axes.set_ylabel(VARIANCE)
         return figure
 
 
-def equivalent_batch_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
-    """Predicted equivalent batch size over training steps, of each method's configuration nearest to ``near`` bits."""
+def equivalent_batch_over_steps(analysis: SweepAnalysis) -> Figure:
+    """Predicted equivalent batch size over training steps, of each method's configuration nearest to three bits."""
     with styled():
         safety = analysis.safety
         told = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
         sizes = np.where(told, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
         full = np.full(len(analysis.steps), safety.stated_batch)
-        figure, axes = _over_steps(analysis, sizes, near, [("full precision", full)])
+        figure, axes = _over_steps(analysis, sizes, [("full precision", full)])
         known = math.isfinite(safety.batch)
         axes.set_ylabel("predicted equivalent batch size" if known else f"predicted batch, of {safety.stated_batch:g}")
         return figure
 
 
-def bits_over_steps(analysis: SweepAnalysis, near: float = VIEW_BITS) -> Figure:
+def bits_over_steps(analysis: SweepAnalysis) -> Figure:
     """Measured bits per coordinate over training steps, with the steps at which levels and codes were fitted anew."""
     with styled():
-        figure, axes = _over_steps(analysis, analysis.bits_per_step, near)
+        figure, axes = _over_steps(analysis, analysis.bits_per_step)
         axes.set_ylabel(BITS)
-        mark_updates(axes, np.array(fitted_at(analysis), dtype=np.float64))
+        mark_updates(axes, np.array(analysis.fitted_at, dtype=np.float64))
         return figure
 
 
@@ -155,16 +149,7 @@ def mark_updates(axes: Axes, steps: NDArray[np.float64]) -> None:
     if len(steps):
         place = axes.get_xaxis_transform()
         axes.plot(steps, np.zeros(len(steps)), "|", color=INK, markersize=12, mew=1.3, transform=place, label="updates")
-        axes.text(
-            1,
-            1,
-            "ticks on the axis: levels and codes fitted anew",
-            transform=axes.transAxes,
-            ha="right",
-            va="bottom",
-            fontsize=7.5,
-            color=MUTED,
-        )
+        note(axes, 1, 1, "ticks on the axis: levels and codes fitted anew", ha="right", va="bottom")
 
 
 def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
@@ -180,18 +165,15 @@ def _noise_levels(values: Values, safety: Safety) -> list[tuple[str, Values]]:
 def _name_line(axes: Axes, name: str, x: float, y: float, transform: Transform, rotation: float = 0) -> None:
     box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     aligned = "left" if rotation else "right"
-    axes.text(
-        x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", fontsize=7.5, color=INK, bbox=box
-    )
+    note(axes, x, y, name, transform=transform, rotation=rotation, ha=aligned, va="bottom", color=INK, bbox=box)
 
 
 def _over_steps(
     analysis: SweepAnalysis,
     values: NDArray[np.float64],
-    near: float,
     others: Sequence[tuple[str, NDArray[np.float64]]] = (),
 ) -> tuple[Figure, Axes]:
-    """``values`` (configurations, steps) of each family's configuration nearest to ``near`` bits, on a log axis.
+    """``values`` (configurations, steps) of each family's configuration nearest to three bits, on a log axis.
 
     ``others`` are named curves (steps,) of no family.
     """
@@ -200,7 +182,7 @@ def _over_steps(
     looks = family_looks(analysis)
     labels, lines = [], []
     for family in analysis.families:
-        i = analysis.nearest(family, near)
+        i = analysis.nearest(family)
         if i < 0:
             continue
         own = looks[family.label]
@@ -216,7 +198,7 @@ def _over_steps(
             label=family.label,
         )
         chosen = analysis.configurations[i]
-        name = f"{shorten(literal(configuration_name(chosen)), _NAME)}, {number(chosen.bits, 2)} bits"
+        name = f"{shorten(literal(chosen.name), _NAME)}, {number(chosen.bits, 2)} bits"
         labels.append(Label(name, own.text, x, y))
     for name, curve in others:
         known = np.isfinite(curve) & (curve > 0)
@@ -226,11 +208,7 @@ def _over_steps(
     axes.set_xlabel("training step")
     _frame(axes, empty=not any(len(label.x) for label in labels))
     step_axis(axes, analysis.steps)
-    if len(labels) > _FEW:
-        list_curves(axes, list(zip(lines, labels, strict=True)))
-    elif labels:
-        make_room(axes, labels)
-        label_curves(axes, labels)
+    _name_curves(axes, lines, labels)
     return figure, axes
 
 
@@ -247,7 +225,7 @@ def wasserstein(analysis: SweepAnalysis) -> Figure:
                 sorted(
                     (c.relative_variance, c.w1_normalized)
                     for c in (analysis.configurations[i] for i in family.members)
-                    if drawable(c.relative_variance) and drawable(c.w1_normalized)
+                    if _drawable(c.relative_variance) and _drawable(c.w1_normalized)
                 )
             ).reshape(-1, 2)
             lines += axes.plot(*points.T, **{**own.curve(), "linewidth": 0.8}, label=family.label)
@@ -264,12 +242,16 @@ def wasserstein(analysis: SweepAnalysis) -> Figure:
             axes.margins(x=0.08)
             axes.autoscale_view()
             log_ticks(axes.xaxis)
-        if len(labels) > _FEW:
-            list_curves(axes, list(zip(lines, labels, strict=True)))
-        elif not empty:
-            make_room(axes, labels)
-            label_curves(axes, labels)
+        _name_curves(axes, lines, [] if empty else labels)
         return figure
+
+
+def _name_curves(axes: Axes, lines: Sequence[Line2D], labels: Sequence[Label], *, room: bool = True) -> None:
+    """Names at the ends of a few curves, and beside the axes of many."""
+    if len(labels) > _FEW:
+        list_curves(axes, list(zip(lines, labels, strict=True)))
+    else:
+        label_curves(axes, labels, room=room)
 
 
 def middle_of_steps(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -327,13 +309,6 @@ def _bits_axis(axes: Axes, bits: NDArray[np.float64]) -> None:
         log_ticks(axes.xaxis)
     else:
         axes.set_xlim(0, 1.16 * (high or 1.0))
-
-
-def say_empty(axes: Axes) -> None:
-    """Axes without data say so, instead of standing there with ticks from 0 to 1."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)
 
 
 def step_axis(axes: Axes, steps: NDArray[np.int64]) -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gtrace.report.analysis.families import method_of, short_spec
-from gtrace.report.analysis.runs import WINDOW, running_mean, worst_shadows
-from gtrace.report.analysis.seeds import BASELINE
+from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
 from gtrace.report.figures.labels import Label, label_curves, make_room
-from gtrace.report.figures.style import MUTED, Look, log_ticks, look, new_figure, series, styled
+from gtrace.report.figures.style import Look, log_ticks, look, new_figure, say_empty, series, styled
 from gtrace.report.figures.sweep import log_values
 from gtrace.report.names import literal, shorten
 
@@ -46,9 +45,8 @@ def weight_gradient_cosines(run: LoggedRun) -> Figure:
                 labels.append(Label(name, own.text, x, y))
             axes.set_xlabel("training step")
             axes.set_title("this layer alone" if part == "cosine_alone" else "all layers")
-            if axes is right and labels:
-                make_room(axes, labels)
-                label_curves(axes, labels)
+            if axes is right:
+                label_curves(axes, labels, room=True)
         left.set_ylabel("cosine to the exact weight gradient")
         return figure
 
@@ -92,10 +90,9 @@ def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
         axes.set_ylabel(f"bits per value, {what}")
         if labels:
             log_values(axes)
-            make_room(axes, labels)
-            label_curves(axes, labels)
+            label_curves(axes, labels, room=True)
         else:
-            _empty(axes)
+            say_empty(axes)
         return figure
 
 
@@ -116,10 +113,9 @@ def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
         if labels:
             axes.set_yscale("log")
             log_ticks(axes.yaxis)
-            make_room(axes, labels)
-            label_curves(axes, labels)
+            label_curves(axes, labels, room=True)
         else:
-            _empty(axes)
+            say_empty(axes)
         return figure
 
 
@@ -150,7 +146,7 @@ def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
         for axes, labels in panels:
             axes.set_xlabel(_progress_name(analysis, against))
             if not labels:
-                _empty(axes)
+                say_empty(axes)
                 continue
             if axes is left and all((label.y > 0).all() for label in labels):
                 axes.set_yscale("log")
@@ -226,9 +222,3 @@ def _bytes(value: float, _position: float | None = None) -> str:
             return f"{value:g} {unit}"
         value /= 1000
     return f"{value:g} TB"
-
-
-def _empty(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color=MUTED)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from gtrace.sweep.store import SweepResult
 
 
-_FIGURE_SUFFIXES: dict[str, FigureKind] = {".pdf": "pdf", ".png": "png", ".svg": "svg"}
+PAGE = ".report.html"
+FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
+_FIGURE_SUFFIXES = (".pdf", ".png", ".svg")
 
 
 def write_figure(report: Report, name: str, output: Path, *, force: bool = False) -> Path:
@@ -48,18 +50,11 @@ def write_drawing(output: Path, draw: Callable[[], Figure], *, force: bool = Fal
     """
     if output.suffix.lower() not in _FIGURE_SUFFIXES:
         raise UsageError(f"{output}: a figure is written as {', '.join(_FIGURE_SUFFIXES)}")
-    if not output.parent.is_dir():
-        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
+    _need_folder(output)
     refuse([output], force=force)
-
-    kind: FigureKind = _FIGURE_SUFFIXES[output.suffix.lower()]
+    kind = next(kind for kind in FIGURE_KINDS if output.suffix.lower() == f".{kind}")
     put(output, figures.svg.render(draw(), kind))
     return output
-
-
-KINDS = (".html", ".md", ".csv", ".jsonl", ".parquet", ".tex")
-PAGE = ".report.html"
-FIGURE_KINDS: tuple[FigureKind, ...] = ("png", "svg", "pdf")
 
 
 def write_html(
@@ -89,8 +84,7 @@ def write_html(
         OutputExistsError: ``path`` exists and ``force`` is off.
         UsageError: there is no such folder.
     """
-    report = make_report(sweeps, runs, traces, title)
-    return write_report(report, Path(path), force=force)[0]
+    return write_report(make_report(sweeps, runs, traces, title), Path(path), force=force)[0]
 
 
 def write_report(report: Report, output: Path, *, force: bool = False) -> list[Path]:
@@ -108,8 +102,7 @@ def write_report(report: Report, output: Path, *, force: bool = False) -> list[P
         UsageError: unknown suffix, or no such folder.
     """
     kind = output_kind(output)
-    if not output.parent.is_dir():
-        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
+    _need_folder(output)
     if kind:
         refuse([output], force=force)
         put(output, _render(report, kind))
@@ -149,9 +142,9 @@ def output_kind(output: Path) -> str:
     """
     if output.is_dir() or not (output.suffix or output.exists()):
         return ""
-    if output.suffix.lower() not in KINDS:
+    if output.suffix.lower() not in _RENDERERS:
         raise UsageError(
-            f"{output}: a report is written as {', '.join(KINDS)} or into a folder (a name without suffix)"
+            f"{output}: a report is written as {', '.join(_RENDERERS)} or into a folder (a name without suffix)"
         )
     return output.suffix.lower()
 
@@ -166,18 +159,25 @@ def default_page(first: Path) -> Path:
     return Path(name + PAGE)
 
 
+#: suffix -> what makes the file
+_RENDERERS: dict[str, Callable[[Report], str | bytes]] = {
+    ".html": to_html,
+    ".md": to_markdown,
+    ".csv": to_csv,
+    ".jsonl": to_json_lines,
+    ".parquet": to_parquet,
+    ".tex": to_latex,
+}
+
+
 def _render(report: Report, kind: str) -> bytes:
-    if kind == ".md":
-        return to_markdown(report).encode()
-    if kind == ".csv":
-        return to_csv(report).encode()
-    if kind == ".jsonl":
-        return to_json_lines(report).encode()
-    if kind == ".parquet":
-        return to_parquet(report)
-    if kind == ".tex":
-        return to_latex(report).encode()
-    return to_html(report).encode()
+    made = _RENDERERS[kind](report)
+    return made if isinstance(made, bytes) else made.encode()
+
+
+def _need_folder(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise UsageError(f"{output}: the folder {output.parent} does not exist; create it or choose another -o")
 
 
 def refuse(paths: Sequence[Path], *, force: bool) -> None:

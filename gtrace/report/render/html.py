@@ -20,9 +20,8 @@ from markupsafe import Markup
 import gtrace
 from gtrace.report import figures
 from gtrace.report.names import literal
+from gtrace.report.section import FigureSpec, LayerTables, Section, Table
 from gtrace.report.sections import sections
-from gtrace.report.sections.section import FigureSpec, LayerTables, Section
-from gtrace.report.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gtrace.report.inputs import Report
-    from gtrace.report.tables import Cell, Table
+    from gtrace.report.section import Cell, Table
 
 
 #: What LaTeX would act on, and symbols of tables that its fonts lack.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gtrace.report.inputs import Report
-    from gtrace.report.tables import Table
+    from gtrace.report.section import Table
 
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#!|~$&])")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gtrace.errors import UsageError
-from gtrace.report.plain import Record, plain
 from gtrace.report.sections import SECTIONS, sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gtrace.report.inputs import Report
+    from gtrace.report.section import Record
 
 
 def table_records(report: Report) -> list[Record]:
@@ -120,3 +123,14 @@ def to_json(report: Report) -> dict[str, Any]:
         for name, entry in section.numbers().json.items():
             found[name].append(entry)
     return found
+
+
+def plain(value: Any) -> Any:
+    """``value`` in types that JSON has; numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

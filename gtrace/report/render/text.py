@@ -9,8 +9,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from gtrace.report.names import MISSING, literal
+from gtrace.report.section import PARETO, Cell, Column, Table
 from gtrace.report.sections import sections
-from gtrace.report.tables import PARETO, Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gtrace.report.inputs import Report
-    from gtrace.report.sections.section import Section
+    from gtrace.report.section import Section
 
 
 _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}

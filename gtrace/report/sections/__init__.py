@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gtrace.report.inputs import Report
-    from gtrace.report.sections.section import FigureSpec, Section
+    from gtrace.report.section import FigureSpec, Section
 
 #: Name -> the sections of that name in a report, with so many lines of tables of layers (None: all). In their order.
 SECTIONS: dict[str, Callable[[Report, int | None], Iterator[Section]]] = {

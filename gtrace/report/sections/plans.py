@@ -10,10 +10,8 @@ import numpy as np
 
 from gtrace.planning.plan import WORTH, to_plain
 from gtrace.report import figures
-from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import count, listed, natural_order, number
-from gtrace.report.sections.section import FigureSpec, Numbers, Section
-from gtrace.report.tables import Cell, Column, Table
+from gtrace.report.section import Cell, Chart, Column, Curve, FigureSpec, Numbers, Panel, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,23 +6,25 @@ import dataclasses
 import math
 import re
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.safety import LAYER_RATIO, LAYER_SHARE, SAFE_BIAS, SAFE_RATIO, Judgement, cheapest_safe
 from gtrace.report.analysis.savings import EXCHANGES
 from gtrace.report.names import MISSING, count, listed, number
-from gtrace.report.tables import VIEW_BITS, Cell, Column, Table, configuration_name, value_cell
+from gtrace.report.section import NOTHING, Cell, Column, Table, value_cell
+from gtrace.report.sections.sweep_tables import method_columns, most_energy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.safety import Safety, Verdict
     from gtrace.report.analysis.savings import Saving, Savings
-    from gtrace.report.tables import Mark
+    from gtrace.report.section import Mark, Shown
 
 
 TITLE = "Is it safe?"
@@ -233,48 +235,39 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         most: of more tensors, those with the largest part of the energy.
     """
     safety = analysis.safety
-    chosen = [analysis.nearest(family, VIEW_BITS) for family in analysis.families]
-    chosen = [i for i in chosen if i >= 0 and safety.judged[i].bias < SAFE_BIAS]
-    columns = [
-        Column("tensor", "parameter name", numeric=False),
-        Column("elements", rank=len(chosen) + 1),
-        Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient"),
-        *(
-            Column(configuration_name(analysis.configurations[i]), analysis.configurations[i].spec, rank=place)
-            for place, i in enumerate(chosen)
-        ),
-    ]
-    shown = list(range(len(analysis.tensors)))
-    if most is not None and len(shown) > most:
-        share = np.nan_to_num(analysis.energy_share)
-        shown = sorted(sorted(shown, key=lambda t: float(share[t]), reverse=True)[:most])
-    rows = tuple(
+    chosen = [i for i in analysis.view() if safety.judged[i].bias < SAFE_BIAS]
+    columns: list[tuple[Column, Callable[[int], Shown]]] = [
+        (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
+        (Column("elements", rank=len(chosen) + 1), lambda t: f"{analysis.elements[t]:,}"),
         (
-            Cell(analysis.tensors[t]),
-            Cell(f"{analysis.elements[t]:,}"),
-            value_cell(float(safety.noise_per_tensor[t])),
-            *(_layer_cell(safety, i, t) for i in chosen),
-        )
-        for t in shown
-    )
+            Column("noise / ||g||²", "tr Cov(g) over the squared norm of the gradient"),
+            lambda t: float(safety.noise_per_tensor[t]),
+        ),
+        *method_columns(analysis, chosen, partial(_layer_cell, safety)),
+    ]
+    shown = most_energy(analysis, most)
     whole = f"{safety.stated_batch:,.0f} samples"
     notes = [
         (
             f"Predicted batch in full precision that a batch of {whole} behaves like in this tensor, per method with "
-            f"the configuration nearest to {VIEW_BITS:g} measured bits, and below it the noise ratio."
+            f"the configuration nearest to {PREFERRED_BITS:g} measured bits, and below it the noise ratio."
         )
     ]
-    if len(rows) < len(analysis.tensors):
-        notes.append(
-            f"{count(len(analysis.tensors) - len(rows), 'tensor')} with less energy left out; -o FILE has all."
-        )
-    return Table(
-        "Equivalent batch size per tensor", tuple(columns), rows, tuple(notes), "No tensor was measured.", folded=True
+    if len(shown) < len(analysis.tensors):
+        left = count(len(analysis.tensors) - len(shown), "tensor")
+        notes.append(f"{left} with less energy left out; -o FILE has all.")
+    return Table.of(
+        "Equivalent batch size per tensor",
+        shown,
+        columns,
+        notes=tuple(notes),
+        empty="No tensor was measured.",
+        folded=True,
     )
 
 
 def _layer_cell(safety: Safety, i: int, t: int) -> Cell:
     ratio = float(safety.ratio_per_tensor[i, t])
     if not math.isfinite(ratio):
-        return Cell(MISSING, mark="missing")
+        return NOTHING
     return Cell(_samples(safety.stated_batch / (1 + ratio)), number(ratio))

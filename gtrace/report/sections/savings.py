@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
 from gtrace.report import figures
+from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
-from gtrace.report.charts import Chart, Curve, Panel
 from gtrace.report.names import MISSING, count, duration, number, size
-from gtrace.report.sections.section import FigureSpec, Numbers, Section
-from gtrace.report.tables import VIEW_BITS, Cell, Column, Table
+from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, FigureSpec, Numbers, Panel, Section, Table
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def savings_verdict(savings: Savings) -> list[str]:
     # What was measured says more than what is usually the faster exchange.
     told = [row for row in savings.rows if row.pareto and row.coding == "measured"]
     told = told or [row for row in savings.rows if row.pareto and row.exchange == "two-shot"]
-    for row in sorted(told, key=lambda row: abs(row.bits - VIEW_BITS))[:1]:
+    for row in sorted(told, key=lambda row: abs(row.bits - PREFERRED_BITS))[:1]:
         coding = f" and codes for {duration(row.step.codec)}" if row.coding else ""
         rate = f"; at {_rate(row.rate_bfloat16)}, coding would take all that it gains over bf16"
         said.append(
@@ -124,7 +123,7 @@ def _about_coding(savings: Savings) -> str:
 
 
 def _row(row: Saving, *, timed: bool) -> tuple[Cell, ...]:
-    none = Cell(MISSING, mark="missing")
+    none = NOTHING
     rate = Cell(_rate(row.rate_bfloat16), _rate(row.rate_float32))
     if not math.isfinite(row.rate_bfloat16):
         rate = Cell(MISSING, rate.detail.strip(MISSING), "missing", "no codec is fast enough")

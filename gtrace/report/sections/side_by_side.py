@@ -7,11 +7,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gtrace.report.names import MISSING, count, listed, number
-from gtrace.report.plain import flat
-from gtrace.report.sections.section import Numbers, Section
-from gtrace.report.sections.sweep_tables import interval_cell, p_text
-from gtrace.report.tables import Cell, Column, Mark, Table
+from gtrace.report.names import count, listed, number
+from gtrace.report.section import Cell, Column, Numbers, Section, Table, flat
+from gtrace.report.sections.sweep_tables import interval_cell, p_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,38 +20,37 @@ if TYPE_CHECKING:
 
 def side_by_side_table(pair: SideBySide) -> Table:
     """One line per configuration that two sweeps share."""
-    columns = (
-        Column("configuration", numeric=False),
-        Column(pair.first, f"relative variance in {pair.first}, over what both have"),
-        Column(pair.second, f"relative variance in {pair.second}, over what both have"),
-        Column("ratio", f"{pair.second} / {pair.first}"),
-        Column("95% interval", "of the ratio, over the steps that both have"),
-        Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
-        Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2),
-        Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2),
-        Column("cells", "tensors at steps that both have", rank=3),
-    )
-    rows = []
-    for c in pair.shared:
-        mark: Mark = "best" if c.differs else ""
-        rows.append(
-            (
-                Cell(c.spec),
-                Cell(number(c.first)),
-                Cell(number(c.second)),
-                Cell(number(c.ratio), mark=mark),
-                interval_cell(c.by_elements),
-                Cell(MISSING if math.isnan(c.p_holm) else p_text(c.p_holm), mark=mark),
-                Cell(number(c.first_bits)),
-                Cell(number(c.second_bits)),
-                Cell(f"{c.cells:,}"),
-            )
-        )
     reasons = dict.fromkeys(c.by_elements.why for c in pair.shared if c.by_elements.why)
     notes = [f"Ratio: relative variance of {pair.second} over that of {pair.first}, of {pair.whose}."]
     if reasons:
         notes.append(f"No interval: {'; '.join(reasons)}.")
-    return Table("The same configurations in both", columns, tuple(rows), tuple(notes), "No codec is in both sweeps.")
+    over = "over what both have"
+    return Table.of(
+        "The same configurations in both",
+        pair.shared,
+        [
+            (Column("configuration", numeric=False), lambda c: c.spec),
+            (Column(pair.first, f"relative variance in {pair.first}, {over}"), lambda c: number(c.first)),
+            (Column(pair.second, f"relative variance in {pair.second}, {over}"), lambda c: number(c.second)),
+            (
+                Column("ratio", f"{pair.second} / {pair.first}"),
+                lambda c: Cell(number(c.ratio), mark="best" if c.differs else ""),
+            ),
+            (
+                Column("95% interval", "of the ratio, over the steps that both have"),
+                lambda c: interval_cell(c.by_elements),
+            ),
+            (
+                Column("p", "that there is no difference, corrected for the number of configurations (Holm)", rank=1),
+                lambda c: p_cell(c.p_holm, differs=c.differs),
+            ),
+            (Column(f"bits {pair.first}", "measured, over the whole sweep", rank=2), lambda c: number(c.first_bits)),
+            (Column(f"bits {pair.second}", "measured, over the whole sweep", rank=2), lambda c: number(c.second_bits)),
+            (Column("cells", "tensors at steps that both have", rank=3), lambda c: f"{c.cells:,}"),
+        ],
+        notes=tuple(notes),
+        empty="No codec is in both sweeps.",
+    )
 
 
 def side_by_side_verdict(pair: SideBySide) -> list[str]:

@@ -1,41 +1,42 @@
-"""A sweep as a section: which words, tables and figures it has, and in which order."""
+"""A sweep as a section: which words, tables and figures it has, in which order, and its numbers for other programs."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gtrace.report import figures
+from gtrace.report.analysis.basis import averaged_over
+from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.fits import MOST_TENSORS, common_count, tensors_with_convergence, tensors_with_levels
-from gtrace.report.analysis.results import MOST_NAMED, drawn_families, fitted_at
+from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.names import count
-from gtrace.report.sections.groups import group_table, groups_in_words
-from gtrace.report.sections.safety import noise_table, safety_sentences, safety_table
-from gtrace.report.sections.section import FigureSpec, Section
-from gtrace.report.sections.sweep_numbers import sweep_numbers
+from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
+from gtrace.report.sections.safety import noise_table, safety_json, safety_sentences, safety_table
 from gtrace.report.sections.sweep_tables import (
     comparison_table,
     configuration_table,
     equal_bits_table,
+    group_table,
     layer_table,
     layer_tables,
     pairs_table,
     phase_table,
 )
-from gtrace.report.sections.sweep_words import compared_in_words, sweep_verdict
-from gtrace.report.tables import VIEW_BITS
+from gtrace.report.sections.sweep_words import compared_in_words, groups_in_words, sweep_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gtrace.report.analysis.evidence import PairedComparison
+    from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.inputs import Report
-    from gtrace.report.sections.section import Block
+    from gtrace.report.section import Block
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -61,7 +62,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             summary=(prefix + first, *([" ".join(others)] if others else [])),
             facts=_facts(analysis),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
-            numbers=partial(sweep_numbers, analysis, pairs, groups),
+            numbers=partial(_numbers, analysis, pairs, groups),
         )
 
 
@@ -117,7 +118,7 @@ def _details(analysis: SweepAnalysis, most_layers: int | None) -> Iterator[Block
 def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
     """The figures of a sweep that have something to show."""
     found = []
-    if drawn_families(analysis):
+    if any(c.bits > 0 and c.relative_variance > 0 and not c.partial for c in analysis.configurations):
         found.append(
             FigureSpec(
                 "rate-distortion",
@@ -134,7 +135,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
             FigureSpec(
                 "variance-over-steps",
                 "Error over training",
-                f"For each method the configuration with measured bits nearest to {VIEW_BITS:g}, which stand "
+                f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: figures.sweep.variance_over_steps(analysis),
             )
@@ -161,7 +162,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
             )
         )
     if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
-        marked = "Ticks on the axis: levels and codes were fitted to that step." if fitted_at(analysis) else ""
+        marked = "Ticks on the axis: levels and codes were fitted to that step." if analysis.fitted_at else ""
         found.append(
             FigureSpec(
                 "bits-over-steps",
@@ -238,3 +239,136 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
             )
         )
     return found
+
+
+def _numbers(
+    analysis: SweepAnalysis, pairs: tuple[PairedComparison, ...] | None, groups: tuple[TensorGroup, ...] | None
+) -> Numbers:
+    """Every number of a sweep, of the pairs and of the groups that the reader named; None if nobody named any."""
+    json: dict[str, Any] = {"sweeps": _json(analysis)}
+    rows = {"configurations": [{"results": analysis.name, **flat(c)} for c in analysis.configurations]}
+    group_rows = [row for group in groups or () for row in _group_rows(group)]
+    if groups is not None:
+        json["groups"] = [_group_json(group) for group in groups]
+        rows["groups"] = [{"results": analysis.name, **row} for row in group_rows]
+    if pairs is not None:
+        json["pairs"] = [flat(c) for c in pairs]
+    whose = {"workers": analysis.basis.workers, "averaged_over": averaged_over(analysis.provenance)}
+    records = [
+        *_records(analysis, whose),
+        *({"record": "group", **row} for row in group_rows),
+        *({"record": "pair", **whose, **flat(pair)} for pair in pairs or ()),
+    ]
+    return Numbers(json, records, rows)
+
+
+def _equal_bits(sweep: SweepAnalysis) -> Iterator[Record]:
+    """Each method at each target."""
+    specs = [c.spec for c in sweep.configurations]
+    for f, family in enumerate(sweep.families):
+        for k, at in enumerate(family.at):
+            yield {
+                "method": family.method,
+                "family": family.label,
+                "bits": at.target,
+                "error": at.variance,
+                "bias": at.bias,
+                "error_bits": at.bits,
+                "error_by_layers": sweep.at_layers[f, k],
+                "error_of_single_steps": sweep.step_at[f, k],
+                "outcome": at.outcome,
+                "why": OUTCOMES[at.outcome],
+                "lower": specs[at.lower] if at.lower >= 0 else None,
+                "upper": specs[at.upper] if at.upper >= 0 else None,
+            }
+
+
+def _records(sweep: SweepAnalysis, whose: Record) -> Iterator[Record]:
+    specs = [c.spec for c in sweep.configurations]
+    yield from ({"record": "configuration", **flat(c)} for c in sweep.configurations)
+    basis = {**whose, "coder": sweep.basis.coder, "window": sweep.basis.window}
+    for row in _equal_bits(sweep):
+        del row["method"], row["why"]
+        yield {"record": "equal_bits", **basis, **row}
+    yield from ({"record": "comparison", **whose, **flat(c)} for c in sweep.comparisons)
+    yield from ({"record": "bd_rate", **flat(rate)} for rate in sweep.bd_rates)
+    for phase in sweep.phases:
+        steps = {"phase": phase.name, "first_step": phase.first, "last_step": phase.last}
+        for i, spec in enumerate(specs):
+            numbers = {"relative_variance": phase.relative_variance[i], "bits": phase.bits[i]}
+            yield {"record": "phase", **steps, "spec": spec, **numbers}
+    for t, tensor in enumerate(sweep.tensors):
+        about = {"tensor": tensor, "elements": sweep.elements[t], "energy_share": sweep.energy_share[t]}
+        about["best"] = sweep.layer_best[t] or None
+        for i, spec in enumerate(specs):
+            numbers = {"relative_variance": sweep.per_tensor[i, t], "bits": sweep.per_tensor_bits[i, t]}
+            yield {"record": "layer", **about, "spec": spec, **numbers}
+    yield from ({"record": "layer_choice", **flat(choice)} for choice in sweep.layer_choices)
+
+
+def _json(analysis: SweepAnalysis) -> dict[str, Any]:
+    specs = [c.spec for c in analysis.configurations]
+    return {
+        "name": analysis.name,
+        "verdict": sweep_verdict(analysis),
+        "rows": analysis.rows,
+        "cells": analysis.cells,
+        **dataclasses.asdict(analysis.basis),
+        "coder_leaders": {coder: found._asdict() for coder, found in analysis.coder_leaders.items()},
+        "equal_bits": list(_equal_bits(analysis)),
+        "configurations": [flat(c) for c in analysis.configurations],
+        "tensors": list(analysis.tensors),
+        "elements": analysis.elements,
+        "steps": analysis.steps,
+        "per_tensor": {spec: analysis.per_tensor[k] for k, spec in enumerate(specs)},
+        "per_step": {spec: analysis.per_step[k] for k, spec in enumerate(specs)},
+        "notes": list(analysis.notes),
+        "warnings": list(analysis.warnings),
+        "provenance": analysis.provenance,
+        "fits": [dataclasses.asdict(fit) for fit in analysis.fits],
+        "step_weights": analysis.step_weights,
+        "averaged_over": averaged_over(analysis.provenance),
+        "comparisons": [flat(c) for c in analysis.comparisons],
+        "phases": [_phase_json(phase, analysis) for phase in analysis.phases],
+        "bd_rates": [dataclasses.asdict(rate) for rate in analysis.bd_rates],
+        "layer_choices": [flat(choice) for choice in analysis.layer_choices],
+        "safety": safety_json(analysis),
+        "layer_best": dict(zip(analysis.tensors, analysis.layer_best, strict=True)),
+    }
+
+
+def _phase_json(phase: Phase, analysis: SweepAnalysis) -> dict[str, Any]:
+    at = {
+        family.label: {f"{target:g}": phase.at[f, k] for k, target in enumerate(analysis.targets)}
+        for f, family in enumerate(analysis.families)
+    }
+    return {
+        "name": phase.name,
+        "first_step": phase.first,
+        "last_step": phase.last,
+        "steps": phase.steps,
+        "relative_variance": {c.spec: phase.relative_variance[i] for i, c in enumerate(analysis.configurations)},
+        "equal_bits": at,
+    }
+
+
+def _group_json(group: TensorGroup) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "tensors": list(group.tensors),
+        "elements": group.elements,
+        "energy_share": group.energy_share,
+        "verdict": sweep_verdict(group.analysis),
+        "configurations": [flat(c) for c in group.analysis.configurations],
+        "notes": list(group.analysis.notes),
+    }
+
+
+def _group_rows(group: TensorGroup) -> list[Record]:
+    about = {
+        "group": group.name,
+        "group_tensors": len(group.tensors),
+        "group_elements": group.elements,
+        "group_energy_share": group.energy_share,
+    }
+    return [{**about, **flat(c)} for c in group.analysis.configurations]

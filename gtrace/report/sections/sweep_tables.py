@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.report.analysis.equal_bits import OUTCOMES
+from gtrace.report.analysis.basis import CODED, whose_gradient
+from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
-from gtrace.report.analysis.notes import whose_gradient
-from gtrace.report.analysis.results import decisive_target, leaders, lossless, ranking
-from gtrace.report.analysis.workers import CODED
+from gtrace.report.analysis.families import MEASURES
 from gtrace.report.names import MISSING, count, listed, number, percent, sparkline
-from gtrace.report.sections.section import LayerTables
+from gtrace.report.section import NOTHING, PARETO, Cell, Column, LayerTables, Shown, Table, format_cell, value_cell
 from gtrace.report.sections.sweep_words import bits_in_words, energy_share, off_target, signed_percent
 from gtrace.report.statistics import THIRDS
-from gtrace.report.tables import (
-    PARETO,
-    VIEW_BITS,
-    Cell,
-    Column,
-    Mark,
-    Table,
-    configuration_name,
-    percent_cell,
-    value_cell,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from gtrace.report.analysis.bd_rate import BDRate
-    from gtrace.report.analysis.equal_bits import AtBits
-    from gtrace.report.analysis.evidence import PairedComparison
+    from gtrace.report.analysis.equal_bits import AtBits, BDRate
+    from gtrace.report.analysis.evidence import PairedComparison, Phase
     from gtrace.report.analysis.families import Configuration, Family
+    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.statistics import Interval
 
 
 #: Layers that have a section of their own, the ones with the most energy, and methods in each.
 MOST_LAYERS, MOST_METHODS = 250, 16
-_BITS = Column("bits", "measured bits per value of this tensor")
-_VARIANCE = Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps")
+#: groups, or codecs, up to which they have a column each
+_WIDE = 6
 
 
 def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
     """One folded table per layer with what each method makes of it; None if nothing was measured."""
-    chosen = [i for i in (analysis.nearest(f, VIEW_BITS) for f in analysis.families) if i >= 0][:MOST_METHODS]
-    values = analysis.per_tensor[chosen]
-    known = np.flatnonzero((values > 0).any(axis=0))
+    chosen = analysis.view()[:MOST_METHODS]
+    known = np.flatnonzero((analysis.per_tensor[chosen] > 0).any(axis=0))
     if not len(known):
         return None
     share = np.nan_to_num(analysis.energy_share)
@@ -61,7 +48,7 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
         if math.isfinite(analysis.energy_share[k]):
             named.append(f"{analysis.energy_share[k]:.1%} of the energy")
         if analysis.layer_best[k]:
-            content, rate = _ranked(analysis, k), bits_in_words(analysis.targets[decisive_target(analysis)])
+            content, rate = _ranked(analysis, k), bits_in_words(analysis.targets[analysis.decisive])
             named.append(f"least error at {rate}: {analysis.layer_best[k]}")
         else:
             content = _listed(analysis, chosen, k)
@@ -74,38 +61,49 @@ def layer_tables(analysis: SweepAnalysis) -> LayerTables | None:
 def _ranked(analysis: SweepAnalysis, k: int) -> Table:
     """The methods on one layer at equal bits of this layer, least error first."""
     known = sorted((float(at[k]), label) for label, at in analysis.layer_at.items() if math.isfinite(at[k]))
-    rate = bits_in_words(analysis.targets[decisive_target(analysis)])
-    columns = (
-        Column("method", numeric=False),
-        Column(f"error at {rate}", f"at {rate} per value of this tensor, summed over steps"),
-        Column("times least", "error over the least of these methods"),
+    rate = bits_in_words(analysis.targets[analysis.decisive])
+    return Table.of(
+        analysis.tensors[k],
+        known[:MOST_METHODS],
+        [
+            (Column("method", numeric=False), lambda found: found[1]),
+            (
+                Column(f"error at {rate}", f"at {rate} per value of this tensor, summed over steps"),
+                lambda found: energy_share(found[0]),
+            ),
+            (
+                Column("times least", "error over the least of these methods"),
+                lambda found: number(found[0] / known[0][0]),
+            ),
+        ],
     )
-    rows = tuple((Cell(name), Cell(energy_share(v)), Cell(number(v / known[0][0]))) for v, name in known[:MOST_METHODS])
-    return Table(analysis.tensors[k], columns, rows)
 
 
 def _listed(analysis: SweepAnalysis, chosen: list[int], k: int) -> Table:
     """One configuration of each method on a layer where nothing can be compared at equal bits, in no order."""
-    rows = tuple(
-        (
-            Cell(configuration_name(analysis.configurations[i])),
-            Cell(number(float(analysis.per_tensor_bits[i, k]))),
-            Cell(number(float(analysis.per_tensor[i, k]))),
-        )
-        for i in chosen
+    return Table.of(
+        analysis.tensors[k],
+        chosen,
+        [
+            (Column("method", numeric=False), lambda i: analysis.configurations[i].name),
+            (
+                Column("bits", "measured bits per value of this tensor"),
+                lambda i: number(float(analysis.per_tensor_bits[i, k])),
+            ),
+            (
+                Column("relative variance", "||Q(g) - g||² / ||g||² of this tensor, summed over steps"),
+                lambda i: number(float(analysis.per_tensor[i, k])),
+            ),
+        ],
     )
-    return Table(analysis.tensors[k], (Column("method", numeric=False), _BITS, _VARIANCE), rows)
-
-
-_MISSING = Cell(MISSING, mark="missing")
 
 
 def comparison_table(analysis: SweepAnalysis) -> Table:
     """The leader against every other method at the decisive bits, paired over steps."""
-    k = decisive_target(analysis)
+    k = analysis.decisive
     bits = analysis.targets[k] if k >= 0 else math.nan
     here = [c for c in analysis.comparisons if c.bits == bits]
-    rows = sum(len(ranking(analysis, j)) > 1 for j in range(len(analysis.targets)))
+    rows = sum(len(analysis.ranking(j)) > 1 for j in range(len(analysis.targets)))
     title = f"Error of the leader over that of the others at {bits:g} bits, paired over steps"
     note = (
         f"p is Holm's, corrected for the {len(analysis.comparisons)} comparisons at all {rows} numbers of bits; "
@@ -116,29 +114,6 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
 
 def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
     """One line per pair: ratio of errors, with its interval."""
-    columns = (
-        Column("first / second", "error of the first over that of the second", numeric=False),
-        Column("ratio", "of errors summed over all elements and steps"),
-        Column("95% interval", "from blocks of consecutive steps drawn again"),
-        Column("p", "that there is no difference, corrected for the number of comparisons (Holm)", rank=1),
-        Column("steps better", "part of training in which the first has less error", rank=3),
-        *(Column(name, f"ratio in the {name} third of training", rank=4) for name in THIRDS),
-        Column("by layers", "mean ratio of the layers, each layer alike", rank=2),
-    )
-    rows = []
-    for c in comparisons:
-        mark: Mark = "best" if c.differs else ""
-        rows.append(
-            (
-                Cell(f"{c.first} / {c.second}"),
-                Cell(number(c.ratio), mark=mark),
-                interval_cell(c.by_elements),
-                Cell(MISSING, mark="missing") if math.isnan(c.p_holm) else Cell(p_text(c.p_holm), mark=mark),
-                Cell(percent(c.better)),
-                *(Cell(number(c.thirds.get(name, math.nan))) for name in THIRDS),
-                Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
-            )
-        )
     reasons = dict.fromkeys(c.by_elements.why for c in comparisons if c.by_elements.why)
     why = (f"No interval: {'; '.join(reasons)}. Such lines describe these steps and prove nothing.",) if reasons else ()
     about = (
@@ -148,12 +123,48 @@ def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tupl
         ),
         "By layers: each layer alike, at the same configurations; small layers count as much as large ones.",
     )
-    return Table(title, columns, tuple(rows), (*about, *notes, *why) if rows else (), "Nothing to compare.")
+    return Table.of(
+        title,
+        comparisons,
+        [
+            (
+                Column("first / second", "error of the first over that of the second", numeric=False),
+                lambda c: f"{c.first} / {c.second}",
+            ),
+            (
+                Column("ratio", "of errors summed over all elements and steps"),
+                lambda c: Cell(number(c.ratio), mark="best" if c.differs else ""),
+            ),
+            (
+                Column("95% interval", "from blocks of consecutive steps drawn again"),
+                lambda c: interval_cell(c.by_elements),
+            ),
+            (
+                Column("p", "that there is no difference, corrected for the number of comparisons (Holm)", rank=1),
+                lambda c: p_cell(c.p_holm, differs=c.differs),
+            ),
+            (
+                Column("steps better", "part of training in which the first has less error", rank=3),
+                lambda c: percent(c.better),
+            ),
+            *((Column(name, f"ratio in the {name} third of training", rank=4), _in_third(name)) for name in THIRDS),
+            (
+                Column("by layers", "mean ratio of the layers, each layer alike", rank=2),
+                lambda c: Cell(number(math.exp(c.by_layers.estimate)), hint=_span(c.by_layers)),
+            ),
+        ],
+        notes=(*about, *notes, *why) if comparisons else (),
+        empty="Nothing to compare.",
+    )
+
+
+def _in_third(name: str) -> Callable[[PairedComparison], str]:
+    return lambda c: number(c.thirds.get(name, math.nan))
 
 
 def interval_cell(interval: Interval) -> Cell:
     """Both ends of an interval of logarithms as ratios, or a dash with the reason."""
-    return Cell(_span(interval)) if interval.known else Cell(MISSING, mark="missing", hint=interval.why)
+    return Cell(_span(interval)) if interval.known else dataclasses.replace(NOTHING, hint=interval.why)
 
 
 def _span(interval: Interval) -> str:
@@ -161,67 +172,56 @@ def _span(interval: Interval) -> str:
     return f"{number(low)} to {number(high)}" if interval.known else interval.why
 
 
-def p_text(value: float) -> str:
+def p_cell(value: float, *, differs: bool) -> Cell:
     """A p-value with three digits."""
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
+    if math.isnan(value):
+        return NOTHING
+    return Cell("<0.001" if value < 0.001 else f"{value:.3f}", mark="best" if differs else "")
 
 
 def phase_table(analysis: SweepAnalysis) -> Table:
     """Error of each method in the thirds of training, at the decisive bits, and a line over the steps."""
-    k = decisive_target(analysis)
+    k = analysis.decisive
     bits = analysis.targets[k] if k >= 0 else math.nan
-    columns = (
-        Column("method", numeric=False),
-        *(Column(f"{p.name} {p.first:,}–{p.last:,}", f"{p.steps} captured steps") for p in analysis.phases),
-        Column("over steps", "each line on a scale of its own", numeric=False, rank=1),
-    )
     place = {f.label: i for i, f in enumerate(analysis.families)}
-    rows = []
-    for family in ranking(analysis, k) if k >= 0 and analysis.phases else []:
-        i = place[family.label]
-        values = [float(phase.at[i, k]) for phase in analysis.phases]
-        line = analysis.per_step[analysis.nearest(family, bits)].tolist()
-        cells = [Cell(energy_share(v)) if math.isfinite(v) else _MISSING for v in values]
-        rows.append((Cell(family.label), *cells, Cell(sparkline(line))))
+    found = analysis.ranking(k) if k >= 0 and analysis.phases else []
+
+    def over(phase: Phase) -> Callable[[Family], Cell]:
+        return lambda family: _share_cell(float(phase.at[place[family.label], k]))
+
     notes = (
         "Thirds by step number. In each, methods are compared at equal bits of that third.",
         f"Over steps: single steps of the configuration with bits nearest to {bits:g}, from the least to the largest "
         "error.",
     )
     title = f"Error over training at {bits:g} measured bits per value"
-    return Table(title, columns, tuple(rows), notes if rows else (), "Too few steps to tell parts of training apart.")
+    return Table.of(
+        title,
+        found,
+        [
+            (Column("method", numeric=False), lambda family: family.label),
+            *(
+                (Column(f"{p.name} {p.first:,}–{p.last:,}", f"{p.steps} captured steps"), over(p))
+                for p in analysis.phases
+            ),
+            (
+                Column("over steps", "each line on a scale of its own", numeric=False, rank=1),
+                lambda family: sparkline(analysis.per_step[analysis.nearest(family, bits)].tolist()),
+            ),
+        ],
+        notes=notes if found else (),
+        empty="Too few steps to tell parts of training apart.",
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Extra:
-    """A column of the table of configurations that is there when any configuration has it."""
-
-    column: Column
-    value: Callable[[Configuration], float]
-    note: str = ""
-
-
-_EXTRAS = (
-    _Extra(
-        Column("optimal", "relative variance of the best levels of the same number under the same scale", rank=2),
-        lambda c: c.optimal_variance,
-        "optimal: relative variance of the best levels of the same number, fitted to each gradient itself, with "
-        "the same scale.",
-    ),
-    _Extra(Column("times optimal", "relative variance over the optimal one", rank=1), lambda c: c.times_optimal),
-    _Extra(
-        Column("model says", "relative variance that the model of the data promised", rank=1),
-        lambda c: c.model_variance,
-        "model says: relative variance that the fitted model of the data promised; relative variance is what the "
-        "data gave.",
-    ),
-)
+def _share_cell(error: float) -> Cell:
+    return Cell(energy_share(error)) if math.isfinite(error) else NOTHING
 
 
 def equal_bits_table(analysis: SweepAnalysis) -> Table:
     """The headline: error of each method at equal measured bits, best first."""
     columns = [Column("method", "codec, and what tells its families apart", numeric=False)]
-    decisive = decisive_target(analysis)
+    decisive = analysis.decisive
     columns += [
         Column(
             bits_in_words(t),
@@ -234,7 +234,7 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
     reference = analysis.bd_rates[0].reference if rates else ""
     if rates:
         columns.append(Column(f"BD-rate / {reference}", f"bits for the same error as {reference}, on average", rank=1))
-    best = [leaders(analysis, k) for k in range(len(analysis.targets))]
+    best = [analysis.leaders(k) for k in range(len(analysis.targets))]
 
     def order(family: Family) -> tuple[bool, float, bool]:
         here = family.at[decisive].variance if decisive >= 0 else math.nan
@@ -242,12 +242,12 @@ def equal_bits_table(analysis: SweepAnalysis) -> Table:
         return math.isnan(here), 0.0 if math.isnan(here) else here, nowhere
 
     places = {family.label: f for f, family in enumerate(analysis.families)}
-    ordered = sorted((f for f in analysis.families if not lossless(analysis, f)), key=order)
+    ordered = sorted((f for f in analysis.families if not analysis.lossless(f)), key=order)
     rows = []
     for family in ordered:
         cells = [Cell(family.label)]
         for k, at in enumerate(family.at):
-            winner = len(ranking(analysis, k)) > 1 and family in best[k]
+            winner = len(analysis.ranking(k)) > 1 and family in best[k]
             single = float(analysis.step_at[places[family.label], k])
             cells.append(_at_cell(analysis, at, single if analysis.basis.window else math.nan, winner=winner))
         if rates:
@@ -360,54 +360,33 @@ def _bracket_hint(low: Configuration, high: Configuration) -> str:
 
 def configuration_table(analysis: SweepAnalysis) -> Table:
     """One line per configuration."""
-    fitted = [extra for extra in _EXTRAS if any(math.isfinite(extra.value(c)) for c in analysis.configurations)]
-    alone = analysis.basis.window is None and analysis.basis.workers == 1
-    updates = any(math.isfinite(c.update_error) for c in analysis.configurations)
-    columns = (
-        Column("configuration", "codec and its parameters", numeric=False),
-        Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False, rank=2),
-        *([] if alone else [Column("error", f"what methods are compared by: {_compared(analysis)}")]),
-        Column("relative variance", "||Q(g) - g||² / ||g||² of one worker, summed over tensors and steps"),
-        Column("of it bias", "the part of relative variance that more workers do not shrink", rank=3),
-        *(extra.column for extra in fitted),
-        Column("by layers", "geometric mean of the layers' relative variances, each layer alike", rank=4),
-        Column("bits", f"per value, {CODED[analysis.basis.coder]}, with norms and shared bytes"),
-        Column("bits measured", "per value, of its own payloads, with norms and shared bytes", rank=3),
-        Column("bits fixed", "per value, with symbols of fixed width", rank=5),
-        Column("bits entropy", "per value, at the entropy of the symbols", rank=4),
-        Column("bits Huffman", "per value, with a Huffman code", rank=5),
-        Column("32 / bits", "compression: float32 bits over bits", rank=1),
-        Column("cosine", "of decoded and original gradient, mean weighted by elements", rank=3),
-        Column("|error| / |g|", "mean |Q(g) - g| over mean |g|, which W1 / |g| never exceeds", rank=6),
-        Column("W1 / |g|", "Wasserstein-1 distance of the values over mean |g|; blind to permutations", rank=7),
-        *([Column("update error", "of Adam's update, with v of the exact gradient", rank=8)] if updates else []),
-    )
-    rows = tuple(
+    known = {
+        name: measure
+        for name, measure in MEASURES.items()
+        if not measure.optional or any(math.isfinite(getattr(c, name)) for c in analysis.configurations)
+    }
+
+    def of(name: str) -> Callable[[Configuration], Cell]:
+        form = known[name].form
+        if form:
+            return lambda c: format_cell(getattr(c, name), form)
+        return lambda c: value_cell(*_CAREFUL[name](c)) if name in _CAREFUL else value_cell(getattr(c, name))
+
+    columns: list[tuple[Column, Callable[[Configuration], Shown]]] = [
         (
-            Cell(
-                c.spec,
-                mark="quiet" if c.partial else "",
-                hint="measured on too few cells" if c.partial else "",
-            ),
-            Cell(PARETO if c.pareto else "", mark="best" if c.pareto else ""),
-            *([] if alone else [value_cell(c.error)]),
-            value_cell(c.relative_variance),
-            value_cell(c.bias if c.bias_known else math.nan, hint="" if c.bias_known else "not known"),
-            *(value_cell(extra.value(c)) for extra in fitted),
-            value_cell(c.layers_variance),
-            value_cell(c.bits, hint={"expected": "computed", "mixed": "partly computed"}.get(c.bits_source, "")),
-            value_cell(c.bits_measured),
-            value_cell(c.bits_fixed),
-            value_cell(c.bits_entropy),
-            value_cell(c.bits_huffman),
-            value_cell(c.ratio_float32),
-            Cell(MISSING, mark="missing") if math.isnan(c.cosine) else Cell(f"{c.cosine:.4f}"),
-            value_cell(c.mean_abs_error),
-            value_cell(c.w1_normalized),
-            *([value_cell(c.update_error)] if updates else []),
-        )
-        for c in analysis.configurations
-    )
+            Column("configuration", "codec and its parameters", numeric=False),
+            lambda c: Cell(c.spec, "", "quiet", "measured on too few cells") if c.partial else c.spec,
+        ),
+        (
+            Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False, rank=2),
+            lambda c: Cell(PARETO, mark="best") if c.pareto else "",
+        ),
+    ]
+    if analysis.basis.window is not None or analysis.basis.workers > 1:
+        columns.append((Column("error", f"what methods are compared by: {_compared(analysis)}"), lambda c: c.error))
+    for name, measure in known.items():
+        meaning = measure.column.meaning.format(coded=CODED[analysis.basis.coder])
+        columns.append((dataclasses.replace(measure.column, meaning=meaning), of(name)))
     notes = (
         f"{PARETO} Pareto-optimal: no other configuration takes fewer bits at no more error. What loses more than the "
         "gradient's energy is never marked.",
@@ -415,13 +394,22 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
             "Relative variance: errors and energies summed over all elements. By layers: each layer alike. Steps "
             "count by the part of training that they stand for."
         ),
-        *(extra.note for extra in fitted if extra.note),
+        *(measure.note for measure in known.values() if measure.note),
         (
             f"32 / bits: bits of float32 over bits, of {whose_gradient(analysis.provenance)}. W1 ignores "
             "which value is where: it ranks no codec, and the mean error beside it is its upper bound."
         ),
     )
-    return Table("Configurations", columns, rows, notes, "No configuration was measured.")
+    return Table.of(
+        "Configurations", analysis.configurations, columns, notes=notes, empty="No configuration was measured."
+    )
+
+
+#: numbers that are known in part, or in a way that a hint tells
+_CAREFUL: dict[str, Callable[[Configuration], tuple[float, str]]] = {
+    "bias": lambda c: (c.bias, "") if c.bias_known else (math.nan, "not known"),
+    "bits": lambda c: (c.bits, {"expected": "computed", "mixed": "partly computed"}.get(c.bits_source, "")),
+}
 
 
 def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
@@ -431,59 +419,106 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         analysis: of a sweep.
         most: of more tensors, those with the largest part of the energy and those that prefer another method.
     """
-    k = decisive_target(analysis)
-    order = [f.label for f in ranking(analysis, k)] if k >= 0 else []
+    k = analysis.decisive
+    order = [f.label for f in analysis.ranking(k)] if k >= 0 else []
     families = sorted(analysis.families, key=lambda f: order.index(f.label) if f.label in order else len(order))
-    chosen = [i for i in (analysis.nearest(f, VIEW_BITS) for f in families) if i >= 0]
-    columns = [
-        Column("tensor", "parameter name", numeric=False),
-        Column("elements", rank=len(chosen) + 2),
-        Column("energy", "part of the total ||g||²", rank=len(chosen) + 1),
-    ]
-    if any(analysis.layer_best):
-        columns.append(
-            Column(
-                f"best at {analysis.targets[k]:g}",
-                f"method with the least error at {analysis.targets[k]:g} measured bits of this tensor; bold where it "
-                "differs from the leader beyond the noise of steps",
-                numeric=False,
-            )
-        )
-    columns += [
-        Column(configuration_name(analysis.configurations[i]), analysis.configurations[i].spec, rank=place)
-        for place, i in enumerate(chosen)
-    ]
+    chosen = analysis.view(families)
     sure = {c.tensor for c in analysis.layer_choices if c.sure}
-    shown = list(range(len(analysis.tensors)))
-    if most is not None and len(shown) > most:
-        share = np.nan_to_num(analysis.energy_share)
-        weight = [(analysis.tensors[t] in sure, float(share[t])) for t in shown]
-        shown = sorted(sorted(shown, key=lambda t: weight[t], reverse=True)[:most])
-    rows = []
-    for t in shown:
-        name = analysis.tensors[t]
-        cells = [Cell(name), Cell(f"{analysis.elements[t]:,}"), percent_cell(float(analysis.energy_share[t]))]
-        if any(analysis.layer_best):
-            best = analysis.layer_best[t]
-            cells.append(Cell(best or MISSING, mark="best" if name in sure else "" if best else "missing"))
-        rows.append((*cells, *(value_cell(float(analysis.per_tensor[i, t])) for i in chosen)))
-    notes = [
+
+    def best(t: int) -> Cell:
+        label = analysis.layer_best[t]
+        return Cell(label, mark="best" if analysis.tensors[t] in sure else "") if label else NOTHING
+
+    columns: list[tuple[Column, Callable[[int], Shown]]] = [
+        (Column("tensor", "parameter name", numeric=False), lambda t: analysis.tensors[t]),
+        (Column("elements", rank=len(chosen) + 2), lambda t: f"{analysis.elements[t]:,}"),
         (
-            f"Per method the configuration with measured bits nearest to {VIEW_BITS:g}, summed over steps; its bits "
-            "differ from tensor to tensor, so these columns rank no methods."
-        )
+            Column("energy", "part of the total ||g||²", rank=len(chosen) + 1),
+            lambda t: format_cell(float(analysis.energy_share[t]), ".1%"),
+        ),
+    ]
+    notes = [
+        f"Per method the configuration with measured bits nearest to {PREFERRED_BITS:g}, summed over steps; its bits "
+        "differ from tensor to tensor, so these columns rank no methods."
     ]
     if any(analysis.layer_best):
-        notes.append(f"Best at {analysis.targets[k]:g}: least error at as many measured bits of the tensor itself.")
-    if len(rows) < len(analysis.tensors):
-        notes.append(
-            f"{len(analysis.tensors) - len(rows)} tensors with less energy are left out; -o FILE has them all."
+        target = f"{analysis.targets[k]:g}"
+        meaning = (
+            f"method with the least error at {target} measured bits of this tensor; bold where it differs from the "
+            "leader beyond the noise of steps"
         )
-    return Table(
+        columns.append((Column(f"best at {target}", meaning, numeric=False), best))
+        notes.append(f"Best at {target}: least error at as many measured bits of the tensor itself.")
+    columns += method_columns(analysis, chosen, lambda i, t: float(analysis.per_tensor[i, t]))
+    shown = most_energy(analysis, most, sure)
+    if len(shown) < len(analysis.tensors):
+        notes.append(
+            f"{len(analysis.tensors) - len(shown)} tensors with less energy are left out; -o FILE has them all."
+        )
+    return Table.of(
         "Relative variance per tensor",
-        tuple(columns),
-        tuple(rows),
-        tuple(notes),
-        "No tensor was measured.",
+        shown,
+        columns,
+        notes=tuple(notes),
+        empty="No tensor was measured.",
         folded=True,
     )
+
+
+def method_columns(
+    analysis: SweepAnalysis, chosen: Sequence[int], show: Callable[[int, int], Shown]
+) -> list[tuple[Column, Callable[[int], Shown]]]:
+    """A column for each configuration, by its place, with what is shown of it for a tensor, by its place."""
+
+    def of(i: int) -> Callable[[int], Shown]:
+        return lambda t: show(i, t)
+
+    named = [(i, analysis.configurations[i]) for i in chosen]
+    return [(Column(c.name, c.spec, rank=place), of(i)) for place, (i, c) in enumerate(named)]
+
+
+def most_energy(analysis: SweepAnalysis, most: int | None, first: Collection[str] = ()) -> list[int]:
+    """Places of the tensors with the largest part of the energy, behind those to be shown ``first``; None for all."""
+    every = range(len(analysis.tensors))
+    share = np.nan_to_num(analysis.energy_share)
+    order = sorted(every, key=lambda t: (analysis.tensors[t] in first, float(share[t])), reverse=True)
+    return sorted(order[:most])
+
+
+def group_table(groups: Sequence[TensorGroup]) -> Table:
+    """Error, and bits, of each configuration in each group; the fewer of the two are the columns."""
+    specs = list(dict.fromkeys(c.spec for group in groups for c in group.analysis.configurations))
+    by_spec = [{c.spec: c for c in group.analysis.configurations} for group in groups]
+    names = {c.spec: c.name for group in groups for c in group.analysis.configurations}
+    cells = {}
+    for group, found in zip(groups, by_spec, strict=True):
+        winners = {c.spec for c in group.analysis.configurations if c.pareto}
+        cells.update({(group.name, spec): _group_cell(found.get(spec), best=spec in winners) for spec in specs})
+    if len(groups) <= _WIDE:
+        heads = [("codec", "its spec"), *((group.name, _about(group)) for group in groups)]
+        rows = [[Cell(names[spec]), *(cells[group.name, spec] for group in groups)] for spec in specs]
+    elif len(specs) <= _WIDE:
+        heads = [("group", "tensors that are summed up"), *((names[spec], spec) for spec in specs)]
+        rows = [[Cell(group.name), *(cells[group.name, spec] for spec in specs)] for group in groups]
+    else:
+        heads = [("group", "tensors that are summed up"), ("codec", "its spec"), ("error", "and bits")]
+        rows = [[Cell(g.name), Cell(names[spec]), cells[g.name, spec]] for g in groups for spec in specs]
+    columns = [Column(head, meaning, numeric=k > 0 and head != "codec") for k, (head, meaning) in enumerate(heads)]
+    notes = [f"{group.name}: {_about(group)}." for group in groups] if len(groups) <= _WIDE else []
+    notes.append(
+        "Error: squared errors over energies, both summed over the group; below it bits "
+        "per value, weighted by elements. Marked: no other codec takes fewer bits at no more error."
+    )
+    said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
+    return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
+
+
+def _about(group: TensorGroup) -> str:
+    tensors = count(len(group.tensors), "tensor")
+    return f"{tensors}, {group.elements:,} elements, {group.energy_share:.1%} of the energy"
+
+
+def _group_cell(found: Configuration | None, *, best: bool) -> Cell:
+    if found is None or math.isnan(found.error):
+        return NOTHING
+    return Cell(number(found.error), number(found.bits), mark="best" if best else "")

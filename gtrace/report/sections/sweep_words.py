@@ -6,10 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gtrace.report.analysis.basis import CODED, averaged_over
 from gtrace.report.analysis.families import FITTED, LEVEL
-from gtrace.report.analysis.notes import averaged_over
-from gtrace.report.analysis.results import decisive_target, leaders, lossless, ranking
-from gtrace.report.analysis.workers import CODED
 from gtrace.report.names import MISSING, count, listed, number, percent
 
 if TYPE_CHECKING:
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.evidence import PairedComparison
     from gtrace.report.analysis.families import Configuration, Family
+    from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
 
 
@@ -37,7 +36,7 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
         return ["Nothing was measured: the sweep has no rows."]
     if not analysis.measured:
         return ["Nothing can be compared: no row holds an error that is a number."]
-    k = decisive_target(analysis)
+    k = analysis.decisive
     if k < 0:
         wanted = listed([f"{t:g}" for t in analysis.targets])
         nowhere = f"Nothing to compare: no method was measured near {wanted} bits per value."
@@ -45,7 +44,7 @@ def sweep_verdict(analysis: SweepAnalysis) -> list[str]:
             nowhere if wanted else "Nothing to compare: no method has both an error and a known number of bits.",
             *_fitted(analysis),
         ]
-    found = ranking(analysis, k)
+    found = analysis.ranking(k)
     at = f"At {bits_in_words(analysis.targets[k])} per value"
     over = _over(analysis)
     if len(found) == 1:
@@ -98,7 +97,7 @@ def _over(analysis: SweepAnalysis) -> str:
 
 def _bias(analysis: SweepAnalysis, k: int) -> list[str]:
     """Whose error does not shrink with more workers, when not everybody's does or nobody's."""
-    shares = {f.label: f.at[k].bias / f.at[k].variance for f in ranking(analysis, k) if f.at[k].variance > 0}
+    shares = {f.label: f.at[k].bias / f.at[k].variance for f in analysis.ranking(k) if f.at[k].variance > 0}
     biased = [f"{label} ({percent(share)})" for label, share in shares.items() if share > _BIASED]
     if not biased or (len(biased) == len(shares) and not any(c.bias_known for c in analysis.configurations)):
         return []
@@ -114,7 +113,7 @@ def _single_steps(analysis: SweepAnalysis, k: int) -> list[str]:
         for f, family in enumerate(analysis.families)
         if math.isfinite(analysis.step_at[f, k])
     ]
-    if not known or min(known)[1] in {f.label for f in leaders(analysis, k)}:
+    if not known or min(known)[1] in {f.label for f in analysis.leaders(k)}:
         return []
     error, label = min(known)
     return [f"In a single step {label} loses least ({energy_share(error)}), but memory brings the rest later."]
@@ -122,7 +121,7 @@ def _single_steps(analysis: SweepAnalysis, k: int) -> list[str]:
 
 def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
     """Whether another coder of the symbols has another leader."""
-    here, target = {f.label for f in leaders(analysis, k)}, analysis.targets[k]
+    here, target = {f.label for f in analysis.leaders(k)}, analysis.targets[k]
     own = analysis.basis.coder
     said: dict[tuple[str, float], list[str]] = {}
     for coder, found in analysis.coder_leaders.items():
@@ -134,13 +133,13 @@ def _coders(analysis: SweepAnalysis, k: int) -> list[str]:
         return f" at {bits_in_words(rate)}" if elsewhere else ""
 
     others = [f"{listed(how)} {label} leads{at(rate)}" for (label, rate), how in said.items()]
-    sentence = f"{', '.join(others)}; {CODED[own]} {ranking(analysis, k)[0].label} does{at(target)}."
+    sentence = f"{', '.join(others)}; {CODED[own]} {analysis.ranking(k)[0].label} does{at(target)}."
     return [f"{sentence[:1].upper()}{sentence[1:]}"] if said else []
 
 
 def _how_sure(analysis: SweepAnalysis, k: int) -> list[str]:
     """The leader against those that are too close to call, and against the first that is not."""
-    found, level = ranking(analysis, k), leaders(analysis, k)
+    found, level = analysis.ranking(k), analysis.leaders(k)
     sentences = []
     if len(level) > 1:
         sentences.append(f"{listed([f.label for f in level])} are too close to call: {_doubt(analysis, level, k)}.")
@@ -176,11 +175,11 @@ def compared_in_words(compared: PairedComparison) -> str:
 
 def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
     """Who leads at the other targets, where there is a choice at all."""
-    here = leaders(analysis, k)
+    here = analysis.leaders(k)
     led: dict[tuple[str, ...], list[float]] = {}
     for j, target in enumerate(analysis.targets):
-        if j != k and len(ranking(analysis, j)) > 1:
-            led.setdefault(tuple(f.label for f in leaders(analysis, j)), []).append(target)
+        if j != k and len(analysis.ranking(j)) > 1:
+            led.setdefault(tuple(f.label for f in analysis.leaders(j)), []).append(target)
     sentences = []
     for labels, targets in led.items():
         verb = "leads" if len(labels) == 1 else "lead"
@@ -192,7 +191,7 @@ def _elsewhere(analysis: SweepAnalysis, k: int) -> list[str]:
 
 def _over_training(analysis: SweepAnalysis, k: int) -> list[str]:
     """Thirds of training where another method has the least error than over all of it."""
-    found = ranking(analysis, k)
+    found = analysis.ranking(k)
     if len(found) < 2:
         return []
     labels = [f.label for f in analysis.families]
@@ -263,7 +262,7 @@ def off_target(analysis: SweepAnalysis) -> list[str]:
     """Where the methods lie that no target reaches, as ``terngrad 523% at 0.60 bits``."""
     found = []
     for family in analysis.families:
-        if lossless(analysis, family) or any(math.isfinite(at.variance) for at in family.at):
+        if analysis.lossless(family) or any(math.isfinite(at.variance) for at in family.at):
             continue
         points = [analysis.configurations[i] for i in family.members]
         points = [c for c in points if math.isfinite(c.bits) and math.isfinite(c.error)]
@@ -290,3 +289,10 @@ def energy_share(error: float) -> str:
 def signed_percent(change: float) -> str:
     """``-18%``, ``+4.2%``: two digits are all that such a mean is good for."""
     return f"{100 * change:+.{0 if abs(change) >= 0.0995 else 1}f}%"
+
+
+def groups_in_words(groups: Sequence[TensorGroup]) -> list[str]:
+    """The answer for each group, for as many as a reader wants to read."""
+    firsts = [(group.name, sweep_verdict(group.analysis)[0]) for group in groups[:_NAMED]]
+    said = [f"In {name}, {sentence[:1].lower()}{sentence[1:]}" for name, sentence in firsts]
+    return [*said, f"{len(groups) - _NAMED} more groups are in the table."] if len(groups) > _NAMED else said

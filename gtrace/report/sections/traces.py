@@ -13,8 +13,7 @@ from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report import figures
 from gtrace.report.names import MISSING, listed, number
-from gtrace.report.sections.section import Block, FigureSpec, Numbers, Section
-from gtrace.report.tables import Cell, Column, Mark, Table
+from gtrace.report.section import Block, Cell, Column, FigureSpec, Mark, Numbers, Section, Table
 from gtrace.sweep.laws import ASKED, FEW
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ QUICK = replace(
 
 
 #: what the gradients depend on beside the protocol
-_SOURCES = ("training/plain.py", "training/tasks/digits.py", "training/tasks/text.py", "workflows/bench/protocol.py")
+_SOURCES = ("training/plain.py", "training/tasks/images.py", "training/tasks/text.py", "workflows/bench/protocol.py")
 
 
 class StandardTrace(NamedTuple):

@@ -16,8 +16,7 @@ import numpy as np
 from gtrace.codecs import codec_class, parse_spec
 from gtrace.codecs.plugins import origin_of, plugin_of
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.report.analysis.bd_rate import bd_rate, envelope
-from gtrace.report.analysis.equal_bits import at_bits
+from gtrace.report.analysis.equal_bits import at_bits, bd_rate, envelope
 from gtrace.report.analysis.sweep import analyze
 from gtrace.sweep import run_sweep
 from gtrace.sweep.cluster import build

@@ -1,0 +1,316 @@
+"""What a report is made of: tables, charts and figures as plain data, and the sections that hold them.
+
+A section has its words, tables, figures and numbers once, for everything that shows or writes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from gtrace.report.names import MISSING, number
+from gtrace.report.statistics import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+Mark = Literal["", "best", "quiet", "missing"]
+#: Stands in the column of Pareto-optimal configurations.
+PARETO = "★"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: what it says.
+        detail: a smaller second line.
+        mark: ``best`` of its column, ``quiet`` beside the others, or ``missing``.
+        hint: the reason for what stands here, for a tooltip.
+    """
+
+    text: str
+    detail: str = ""
+    mark: Mark = ""
+    hint: str = ""
+
+
+#: what a cell without a value shows
+NOTHING = Cell(MISSING, mark="missing")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, what it means, and how early a narrow terminal drops it (0: never).
+
+    ``prose`` says that a first column holds sentences and no names, which a page sets in another type.
+    """
+
+    heading: str
+    meaning: str = ""
+    numeric: bool = True
+    rank: int = 0
+    prose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of cells.
+
+    Attributes:
+        title: above it.
+        columns: from left to right.
+        rows: a cell for each column.
+        notes: lines below it.
+        empty: what is said if there are no rows.
+        folded: a page shows it when it is asked for.
+        headline: a page sets it off from the others.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    empty: str = "Nothing to show."
+    folded: bool = False
+    headline: bool = False
+
+    @classmethod
+    def of(
+        cls, title: str, items: Iterable[T], columns: Sequence[tuple[Column, Callable[[T], Shown]]], **rest: Any
+    ) -> Table:
+        """One line for each item.
+
+        Args:
+            title: above it.
+            items: what the lines are about.
+            columns: each with what it shows of an item: a cell, a text, or a number, whose NaN becomes a dash.
+            rest: other attributes of the table.
+        """
+        rows = tuple(tuple(_cell(show(item)) for _, show in columns) for item in items)
+        return cls(title, tuple(column for column, _ in columns), rows, **rest)
+
+
+#: what a column shows of an item
+Shown: TypeAlias = Cell | str | float
+
+
+def _cell(shown: Shown) -> Cell:
+    return shown if isinstance(shown, Cell) else Cell(shown) if isinstance(shown, str) else value_cell(shown)
+
+
+def value_cell(value: float, hint: str = "") -> Cell:
+    """A number, or a dash."""
+    return Cell(number(value), mark="missing" if math.isnan(value) else "", hint=hint)
+
+
+def format_cell(value: float, form: str) -> Cell:
+    """A number in a format of its own, or a dash."""
+    return NOTHING if math.isnan(value) else Cell(format(value, form))
+
+
+#: how a curve is drawn: a line with markers at its points, points alone (also in the place of bars), a line alone, or
+#: steps
+Form: TypeAlias = Literal["line", "points", "plain", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One curve.
+
+    Attributes:
+        label: its name in the legend.
+        x: positions; numbers, or names of categories, for bars.
+        y: values, as many; NaN where there is none.
+        low: lower ends of intervals around them; empty for none.
+        high: upper ends.
+        method: codec whose look it has; empty for the next of the palette.
+        form: how it is drawn.
+    """
+
+    label: str
+    x: tuple[float | str, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    method: str = ""
+    form: Form = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        curves: in the order of the legend.
+        title: above it.
+        x_label: of the horizontal axis.
+        y_label: of the vertical one.
+        log_x: logarithmic.
+        log_y: logarithmic.
+        bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
+        lines: horizontal lines, name to value, such as what full precision reaches.
+        marks: vertical lines, name to position, such as where the learning rate falls.
+    """
+
+    curves: tuple[Curve, ...]
+    title: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    bars: bool = False
+    lines: tuple[tuple[str, float], ...] = ()
+    marks: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure of one or several panels.
+
+    Attributes:
+        panels: from left to right.
+        caption: one or two sentences that say what to see.
+        columns: panels in a row.
+    """
+
+    panels: tuple[Panel, ...]
+    caption: str
+    columns: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FigureSpec:
+    """One figure.
+
+    Attributes:
+        name: of its file, without suffix.
+        title: heading.
+        caption: how to read it, one or two sentences.
+        draw: makes the figure; matplotlib is loaded by the first call.
+        folded: a page shows it when it is asked for.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[], Figure]
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTables:
+    """Many small tables on a page, each folded; text leaves them out.
+
+    Attributes:
+        title: above all of them.
+        tables: each with the quieter end of its title.
+        note: below them, empty for none.
+    """
+
+    title: str
+    tables: tuple[tuple[Table, str], ...]
+    note: str = ""
+
+
+Block: TypeAlias = Table | FigureSpec | LayerTables
+
+
+Record: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a section says, for other programs.
+
+    Attributes:
+        json: entries by the list of :func:`gtrace.report.render.records.to_json` that each belongs to.
+        records: lines of JSON, each with its kind as ``record``.
+        rows: records by the CSV file that they belong to.
+    """
+
+    json: Mapping[str, Any]
+    records: Iterable[Record] = ()
+    rows: Mapping[str, list[Record]] = field(default_factory=dict)
+
+
+def _no_numbers() -> Numbers:
+    return Numbers({})
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        kind: what it is about, empty for a part of another section.
+        name: of the input.
+        sentences: the verdict, the answer first.
+        blocks: tables and figures in the order in which they are shown.
+        notes: what a reader must know.
+        warnings: of the measurement itself.
+        summary: the verdict on top of a page of several sections, where the section itself then has none.
+        facts: one quiet line below the heading of a page.
+        provenance: how the input was made, None if nobody can know.
+        together: it is about several inputs, or a part, so it has a heading even if there is one input.
+        parts: sections inside it.
+        numbers: makes what other programs read.
+    """
+
+    kind: str
+    name: str
+    sentences: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()
+    facts: str = ""
+    provenance: Mapping[str, Any] | None = None
+    together: bool = False
+    parts: tuple[Section, ...] = ()
+    numbers: Callable[[], Numbers] = _no_numbers
+
+    @property
+    def heading(self) -> str:
+        """Kind and name."""
+        return f"{self.kind} {self.name}".lstrip()
+
+    @property
+    def with_parts(self) -> tuple[Section, ...]:
+        """The section and its parts, one after the other."""
+        return (self, *self.parts)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables among the blocks."""
+        return tuple(block for block in self.blocks if isinstance(block, Table))
+
+    @property
+    def figures(self) -> tuple[FigureSpec, ...]:
+        """The figures of the section and of its parts."""
+        own = tuple(block for block in self.blocks if isinstance(block, FigureSpec))
+        return own + tuple(figure for part in self.parts for figure in part.figures)
+
+
+#: Fields that hold logarithms of ratios or of relative variances; records hold the ratios.
+_LOGARITHMS = {"by_elements", "by_layers", "interval", "in_steps"}
+
+
+def flat(value: Any) -> Record:
+    """A dataclass as a dictionary in which each :class:`Interval` is five fields and no logarithm is left."""
+    record: Record = {}
+    for own in dataclasses.fields(value):
+        item = getattr(value, own.name)
+        if isinstance(item, Interval):
+            ends = item.exp() if own.name in _LOGARITHMS else (item.estimate, item.low, item.high)
+            record |= {f"{own.name}{end}": number for end, number in zip(("", "_low", "_high"), ends, strict=True)}
+            record |= {f"{own.name}_p": item.p, f"{own.name}_why": item.why}
+        else:
+            record[own.name] = item
+    return record

@@ -8,19 +8,22 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test tests lint docs benchmarks contract clean
 
 # pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
-# in a fifth of pip's time.
+# in a fifth of pip's time; it does not read pip's settings, so pip takes over if it finds no index.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 UV := $(BIN)/uv pip install --python $(BIN)/python --quiet --constraint constraints.txt
+comma := ,
+install = $(UV) $(1) || $(PIP) $(1)
 
 $(VENV)/.installed: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gtrace needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch uv
-	$(UV) --editable '.[torch,dev]' --editable ./experiments
+	$(PIP) --no-compile torch uv
+	$(call install,--editable '.[torch$(comma)dev]' --editable ./experiments)
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
 	# What only the tests with other frameworks and those of a page in the system's Chromium need; without it they are skipped.
-	$(UV) --editable '.[frameworks,browser]' || echo "other frameworks and playwright could not be installed; their tests are skipped"
+	$(call install,--editable '.[frameworks$(comma)browser]') || echo "other frameworks and playwright could not be installed; their tests are skipped"
 	touch $@
 
 demo: $(VENV)/.installed

@@ -152,9 +152,10 @@ def make_report(
     ]
     read_traces = [summarize_trace(Path(trace), named(trace, "trace", 0, False)) for trace in traces]
     read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
-    every: list[Any] = [*read_sweeps, *read_runs, *read_traces, *read_plans]
+    names = [*(s.name for s in read_sweeps), *(r.name for r in read_runs)]
+    names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     return Report(
-        title or f"gtrace report: {', '.join(one.name for one in every)}",
+        title or f"gtrace report: {', '.join(names)}",
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),

@@ -5,31 +5,37 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint docs benchmarks contract clean
+.PHONY: demo test tests lint docs benchmarks contract clean
+
+# pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
+# in a fifth of pip's time; it does not read pip's settings, so pip takes over if it finds no index.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+UV := $(BIN)/uv pip install --python $(BIN)/python --quiet --constraint constraints.txt
+comma := ,
+install = $(UV) $(1) || $(PIP) $(1)
 
 $(VENV)/.installed: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gtrace needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# torch first: asked for by another package, an installer may pick a build with gigabytes of CUDA.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]' --editable ./experiments
+	$(PIP) --no-compile torch uv
+	$(call install,--editable '.[torch$(comma)dev]' --editable ./experiments)
 	touch $@
 
-$(VENV)/.frameworks: $(VENV)/.installed
-	# What only the tests with other frameworks need; without it they are skipped.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[frameworks]' || echo "the frameworks group could not be installed; its tests are skipped"
-	touch $@
-
-$(VENV)/.browser: $(VENV)/.installed
-	# What only the tests of a report's page in a browser need, beside the system's Chromium; without it they are skipped.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]' || echo "the browser group could not be installed; its tests are skipped"
+$(VENV)/.tested: $(VENV)/.installed
+	# What only the tests with other frameworks and those of a page in the system's Chromium need; without it they are skipped.
+	$(call install,--editable '.[frameworks$(comma)browser]') || echo "other frameworks and playwright could not be installed; their tests are skipped"
 	touch $@
 
 demo: $(VENV)/.installed
 	$(BIN)/gtrace demo --force
 
-test: $(VENV)/.frameworks $(VENV)/.browser lint
-	$(BIN)/python -m pytest -q -n 2
+# mypy and the tests side by side: together they keep two cores busy to the end.
+test: $(VENV)/.tested
+	$(MAKE) --jobs 2 lint tests
+
+# Hundreds of processes import the same modules: bytecode is written once, and not beside a test's scripts.
+tests: $(VENV)/.tested
+	env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

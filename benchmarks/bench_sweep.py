@@ -25,7 +25,7 @@ from gtrace.codecs import codec
 from gtrace.codecs.level_sets import LevelSets
 from gtrace.metrics import Reference
 from gtrace.sketch import MomentSketch
-from gtrace.sweep import ResultStore, batched, expand, gradients, sources
+from gtrace.sweep import ResultStore, expand, gradients, replay, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ STAGES: dict[str, tuple[tuple[object, str], ...]] = {
     "totals and checks of values": ((sources, "count_nonfinite"), (Reference, "__init__")),
     "sketch": ((MomentSketch, "from_spec"),),
     "closed forms": ((LevelSets, "judge"), (LevelSets, "fit"), (LevelSets, "expect"), (LevelSets, "differ")),
-    "rows": ((batched, "expectation_table"),),
+    "rows": ((replay, "expected_columns"),),
     "store": ((ResultStore, "create"), (ResultStore, "add"), (ResultStore, "close")),
     "load": ((ResultStore, "load"),),
 }

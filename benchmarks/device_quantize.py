@@ -53,7 +53,7 @@ def measured(spec, x, on_host, repeats):
 
     def quantize():
         scales, norms = device.bucket_scales(x, codec.needs.norm, bucket)
-        return device.quantize(codec.rule(state), x, bucket, scales, KEY), norms
+        return device.quantize(codec.parts.grid.rule(state), x, bucket, scales, KEY), norms
 
     quantizing, (codes, norms) = best(place, quantize, repeats)
     nothing = np.empty(0, np.float32)

@@ -38,8 +38,8 @@ from gtrace.report import analyze
 from gtrace.report.statistics import t_interval
 from gtrace.training import Study
 from gtrace.training.plain import PlainTraining
-from gtrace.training.tasks.base import Evaluation
-from gtrace.training.tasks.digits import DigitsCNN
+from gtrace.training.tasks import Evaluation
+from gtrace.training.tasks.images import DigitsCNN
 from gtrace.types import Key
 
 BATCH, STEPS, EVERY, FROM = 64, 200, 10, 50

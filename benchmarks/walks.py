@@ -100,7 +100,7 @@ def hook_to_wire(spec):
     from gtrace.training import State, ddp_comm_hook
 
     walk, found = Walk(), []
-    collectives = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast")
+    collectives = ("all_gather", "all_gather_object", "all_reduce", "all_to_all_single", "broadcast")
     kept = {name: getattr(dist, name) for name in collectives}
 
     def stopping(function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,36 +21,33 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
+def measured(meaning: str, **default: Any) -> Any:
+    """A field of :class:`Comparison`, which is a column of result files; its meaning, with the unit."""
+    return field(metadata={"meaning": meaning}, **default)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One decoded tensor against the exact one. NaN where a ratio has no denominator.
+    """One decoded tensor Q(g) against the exact one g. NaN where a ratio has no denominator.
 
-    Attributes:
-        squared_error: ||q - g||^2, in squared gradient units.
-        relative_variance: squared_error / ||g||^2.
-        mean_abs_error: mean |q - g|, in gradient units.
-        mean_relative_error: mean |q - g| / |g| over the non-zero g.
-        cosine: of the angle between q and g.
-        snr_db: 10 log10(||g||^2 / squared_error); infinite without error.
-        w1: Wasserstein-1 distance of the two value distributions, mean |sort(q) - sort(g)|, in gradient units;
-            at most mean_abs_error, and blind to permutations.
-        w1_normalized: w1 / mean |g|.
-        w1_mcgq: Wasserstein-1 of g / ||g||_1 and q / ||q||_1.
-        sparsity: fraction of q that is exactly zero.
-        update_error: sum w (q - g)^2 / sum w g^2, with the reference's weights; NaN without.
+    A new field is a column of its name in result files and in the reference of columns; nothing else must know it.
     """
 
-    squared_error: float
-    relative_variance: float
-    mean_abs_error: float
-    mean_relative_error: float
-    cosine: float
-    snr_db: float
-    w1: float
-    w1_normalized: float
-    w1_mcgq: float
-    sparsity: float
-    update_error: float = math.nan
+    squared_error: float = measured("||Q(g) - g||^2, expected or realized")
+    relative_variance: float = measured("squared_error / energy")
+    mean_abs_error: float = measured("mean |Q(g) - g|")
+    mean_relative_error: float = measured("mean |Q(g) - g| / |g| over non-zero g")
+    cosine: float = measured("cosine of Q(g) and g")
+    snr_db: float = measured("10 log10(energy / squared_error)")
+    w1: float = measured(
+        "Wasserstein-1 distance of the two value distributions, mean |sort(Q(g)) - sort(g)|; blind to permutations"
+    )
+    w1_normalized: float = measured("w1 / mean |g|")
+    w1_mcgq: float = measured("W1 of g/||g||_1 and Q/||Q||_1, MCGQ's d_t")
+    sparsity: float = measured("fraction of zeros after decoding")
+    update_error: float = measured(
+        "||(Q(g) - g) / sqrt(v)||^2 / ||g / sqrt(v)||^2 with Adam's second moments v", default=math.nan
+    )
 
 
 class Reference:
@@ -316,11 +313,6 @@ def _comparison(
     )
 
 
-def ratio(numerator: float, denominator: float) -> float:
-    """numerator / denominator; NaN where the denominator is zero."""
-    return numerator / denominator if denominator else math.nan
-
-
 def update_weights(
     values: NDArray[np.float32], moments: NDArray[np.float32], decay: float, eps: float, done: float
 ) -> NDArray[np.float64]:
@@ -346,13 +338,25 @@ def update_weights(
     return out
 
 
-def relative(part: float, whole: float) -> float:
-    """A part of a whole; no error at all is 0 even of a zero gradient."""
+def ratio(numerator: Any, denominator: Any) -> Any:
+    """numerator / denominator, of numbers or arrays; NaN where the denominator is zero."""
+    if isinstance(denominator, np.ndarray):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(denominator == 0, math.nan, numerator / denominator)
+    return numerator / denominator if denominator else numerator * math.nan
+
+
+def relative(part: Any, whole: float) -> Any:
+    """A part of a whole, of numbers or arrays; no error at all is 0 even of a zero gradient."""
+    if isinstance(part, np.ndarray):
+        return np.where(part == 0, 0.0, ratio(part, whole))
     return 0.0 if part == 0 else ratio(part, whole)
 
 
-def snr_db(energy: float, error: float) -> float:
-    """Signal-to-noise ratio in decibels; infinite without error, NaN without a signal."""
+def snr_db(energy: float, error: Any) -> Any:
+    """Signal-to-noise ratio in decibels, of a number or an array; infinite without error, NaN without a signal."""
+    if isinstance(error, np.ndarray):
+        return np.array([snr_db(energy, one) for one in error.tolist()])
     if energy <= 0:
         return math.nan
     return 10 * math.log10(energy / error) if error > 0 else math.inf

@@ -13,11 +13,12 @@ n batches of one size here). Over tensors and steps these add up, and a ratio is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gtrace.kernels.norms import power_sum
+from gtrace.metrics import ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -126,22 +127,20 @@ def averaged(noise: Noise, workers: int) -> Noise:
     return noise._replace(variance=noise.variance / workers)
 
 
-def noise_ratio(error: NDArray[np.float64], bias: NDArray[np.float64], noise: Noise) -> NDArray[np.float64]:
-    """Variance that a codec adds over the variance that is there; averaging over workers shrinks both alike.
+def noise_ratio(error: Any, bias: float, noise: Noise) -> Any:
+    """Variance that a codec adds over the variance that is there; averaging over workers shrinks both.
 
     Args:
-        error: float64[k], E ||Q(g) - g||^2 of each codec.
-        bias: float64[k], ||E Q(g) - g||, which averaging does not shrink and which does not count here.
+        error: E ||Q(g) - g||^2 of a codec, or float64[k] of several.
+        bias: ||E Q(g) - g||, which averaging does not shrink and which does not count here.
         noise: of the gradient that was encoded.
 
     Returns:
-        float64[k], NaN where there is no noise to relate to.
+        NaN if there is no noise to relate to.
     """
-    if not noise.variance:
-        return np.full(error.shape, np.nan)
     variance = error - bias**2
     # What is left of a difference by rounding: all of the error of a codec without randomness is bias.
-    return np.where(variance > _ROUNDING * error, variance, 0.0) / noise.variance
+    return ratio(np.where(variance > _ROUNDING * error, variance, 0.0)[()], noise.variance)
 
 
 def equivalent_batch(batch: float, ratio: float) -> float:

@@ -20,7 +20,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 from gtrace.cli import gtrace
-from gtrace.codecs import Codec, ExpectingCodec, codec_class, codec_names, parameter_fields, wrapper_names
+from gtrace.codecs import Codec, codec, codec_class, codec_names, parameter_fields, wrapper_names
 from gtrace.sweep.schema import COLUMNS
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def _codec(name: str) -> str:
         (
             "unbiased" if cls.unbiased else "biased",
             "keeps memory between steps" if cls.stateful else "no memory between steps",
-            "error and bits in closed form" if issubclass(cls, ExpectingCodec) else "measured by encoding",
+            "error and bits in closed form"
+            if name in codec_names() and codec(name).expects
+            else "measured by encoding",
         )
     )
     shown = name + (":" if name in wrapper_names() else "")
@@ -94,6 +96,11 @@ def _codec(name: str) -> str:
     if cls.paper != "-":
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")
+    if composed := getattr(cls, "parts", None):
+        named = ((field.name, type(getattr(composed, field.name))) for field in dataclasses.fields(composed))
+        parts.append(f"Parts: {', '.join(f'{name} `{part.__name__}`' for name, part in named if part.__name__ != 'NoneType')}.\n")
+    if cls.sends:
+        parts.append(f"Payload: {prose(cls.sends)}\n")
     if cls.corrections:
         parts.append("Where it differs from the paper:\n\n" + "".join(f"- {prose(line)}\n" for line in cls.corrections))
     if fields := parameter_fields(cls):

@@ -7,4 +7,4 @@ module that defines it as ``command``, and its line in the help.
 __version__ = "0.1.0"
 
 REPRODUCE = ("gtrace_experiments.reproduce.command", "Repeat experiments of the papers in miniature.")
-LINEAR = ("gtrace_experiments.linear.command", "Train linear models at low precision, end to end.")
+LINEAR = ("gtrace_experiments.linear_command", "Train linear models at low precision, end to end.")

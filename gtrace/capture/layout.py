@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gtrace.capture.buffers import BufferPool, as_real_dense, staging_for
+from gtrace.torch_hooks.naming import local_part, sharding
 from gtrace.torch_hooks.processes import started_again
-from gtrace.torch_hooks.sharded import local_part, sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace import __version__
-from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, suggest
+from gtrace.errors import EXIT_INTERRUPTED, EXIT_OK, GtraceError, UsageError, printable, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,8 +182,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     stderr = sys.stderr  # a script that is captured may put something else in its place
     try:
         code = gtrace.main(args=list(args) if args is not None else None, prog_name="gtrace", standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("gtrace: interrupted; what was finished is kept", file=stderr)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _say("interrupted; what was finished is kept", stderr)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -193,9 +193,6 @@ def main(args: Sequence[str] | None = None) -> Any:
     except GtraceError as error:
         _say(str(error), stderr)
         code = error.exit_code
-    except KeyboardInterrupt:
-        click.echo("gtrace: interrupted; what was finished is kept", file=stderr)
-        code = EXIT_INTERRUPTED
     except _ReaderWentAwayError:
         code = _stop_printing()
     except OSError as error:
@@ -232,11 +229,7 @@ def _refused_by_the_system(error: OSError, stderr: TextIO) -> int:
 
 def _say(message: str, stderr: TextIO) -> None:
     """One line on stderr, in which nothing that a file said can act on a terminal."""
-    if not message.isprintable():
-        from gtrace.errors import printable
-
-        message = printable(message)
-    click.echo(f"gtrace: {message}", file=stderr)
+    click.echo(f"gtrace: {printable(message)}", file=stderr)
 
 
 def _stop_printing() -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from gtrace.cli.completion import complete_spec
+from gtrace.cli.console import status_line
 from gtrace.cli.options import PLUGIN, check_output, load_plugins, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
@@ -65,8 +65,8 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     specs = []
     for word in codecs:
         specs += [found.name for found in load_plugin(word)] if word.endswith(".py") else split_specs(word)
-    result = run_bench(specs, QUICK if settings.quick else FULL, at=settings.at, jobs=settings.jobs, say=_progress)
-    _progress("")
+    result = run_bench(specs, QUICK if settings.quick else FULL, at=settings.at, jobs=settings.jobs, say=status_line)
+    status_line("")
     tables, lines = bench_tables(result), bench_lines(result)
     for path in settings.output:
         if path.suffix == ".md":
@@ -87,9 +87,3 @@ def command(settings: BenchSettings, codecs: tuple[str, ...]) -> None:
     print_tables(tables, lines, Console())
     for path in settings.output:
         click.echo(path)
-
-
-def _progress(line: str) -> None:
-    """One line that the next replaces, on a terminal."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{line[:100]}", nl=False, err=True)

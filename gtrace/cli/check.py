@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gtrace.cli.options import JSON, TracePath, options, print_json
-from gtrace.errors import EXIT_INPUT, EXIT_OK
+from gtrace.cli.options import JSON, TracePath, options, pick, print_json
+from gtrace.errors import EXIT_INPUT, EXIT_OK, printable
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -42,12 +42,8 @@ def command(settings: CheckSettings, trace: Path | str) -> int:
     """
     from gtrace.trace.check import check_trace, repair_trace
 
-    repair: Repair | None = None
-    if settings.repair:
-        repair = repair_trace(trace)
-        report = repair.report
-    else:
-        report = check_trace(trace)
+    repair = repair_trace(trace) if settings.repair else None
+    report = check_trace(trace) if repair is None else repair.report
     if settings.as_json:
         print_json(_document(report, repair))
     else:
@@ -58,13 +54,9 @@ def command(settings: CheckSettings, trace: Path | str) -> int:
 def _document(report: CheckReport, repair: Repair | None) -> dict[str, Any]:
     document: dict[str, Any] = {
         "trace": str(report.path),
-        "status": report.status,
+        **pick(report, "status", "unfinished", "steps", "gradients", "wrong"),
         "being_written": report.live,
-        "unfinished": report.unfinished,
         "leftovers": [str(path) for path in report.leftovers],
-        "steps": report.steps,
-        "gradients": report.gradients,
-        "wrong": report.wrong,
         "faults": [fault._asdict() for fault in report.faults],
     }
     if repair is not None:
@@ -105,8 +97,6 @@ def _summary(report: CheckReport) -> str:
 
 def _lines(faults: Sequence[Fault]) -> list[str]:
     """One line for each fault, and one for all steps of a tensor that share a chunk, whose messages are alike."""
-    from gtrace.errors import printable
-
     lines = []
 
     def cause(fault: Fault) -> tuple[str, str | None, str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.completion import complete_codec
-from gtrace.cli.options import JSON, PLUGIN, load_plugins, options, print_json
+from gtrace.cli.console import plain_table
+from gtrace.cli.options import JSON, PLUGIN, load_plugins, options, pick, print_json
 from gtrace.errors import GtraceError
 from gtrace.settings import option
 
@@ -80,7 +81,7 @@ def describe(name: str) -> dict[str, Any]:
         UsageError: unknown; the nearest names are suggested.
         ScriptError: the package that brings it cannot be loaded.
     """
-    from gtrace.codecs import ExpectingCodec, codec, codec_class, parameter_fields, wrapper_names
+    from gtrace.codecs import codec, codec_class, parameter_fields, wrapper_names
     from gtrace.codecs.plugins import origin_of, plugin_of
 
     cls = codec_class(name)
@@ -92,20 +93,13 @@ def describe(name: str) -> dict[str, Any]:
     names = [item.name for item in parameters]
     defaults = ",".join(f"{item.name}={_written(item.default)}" for item in parameters)
     return {
-        "name": cls.name,
+        **pick(cls, "name", "summary", "word", "formula", "paper", "unbiased", "stateful", "declared"),
         "prefix": prefix,
         "package": origin.package if origin is not None else file.name if file is not None else "",
-        "summary": cls.summary,
         "synopsis": f"{cls.name}{f'[:{defaults}]' if defaults else ''}{':CODEC' if prefix else ''}",
-        "word": cls.word,
         "description": [*filter(None, [own["about"]]), *_paragraphs(cls.__doc__ or "")],
-        "formula": cls.formula,
-        "paper": cls.paper,
         "corrections": list(cls.corrections),
-        "unbiased": cls.unbiased,
-        "stateful": cls.stateful,
-        "declared": cls.declared,
-        "closed_forms": issubclass(cls, ExpectingCodec),
+        "closed_forms": not prefix and codec(name).expects,
         "needs": "what the codec inside needs" if prefix else _needs(codec(name)),
         "payload": own["sends"],
         "expect": own["behavior"],
@@ -116,10 +110,7 @@ def describe(name: str) -> dict[str, Any]:
                 "name": item.name,
                 "type": str(item.type),
                 "default": item.default,
-                "help": item.metadata["help"],
-                "choices": list(item.metadata["choices"]),
-                "minimum": item.metadata["minimum"],
-                "maximum": item.metadata["maximum"],
+                **{word: item.metadata[word] for word in ("help", "choices", "minimum", "maximum")},
             }
             for item in parameters
         ],
@@ -157,10 +148,9 @@ def _paragraphs(text: str) -> list[str]:
 def _list(described: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     others = any(item["package"] for item in described)
-    table = Table(box=None, pad_edge=False)
+    table = plain_table(1)
     table.add_column("codec", style="bold", no_wrap=True)
     table.add_column("what it does")
     table.add_column("parameters")

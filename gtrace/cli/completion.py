@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import click
 
 #: how a codec's class, and a prefix's in ``wrappers.py``, says its name
-_NAME = re.compile(r'^    name: ClassVar\[str\] = "([\w-]+)"$', re.MULTILINE)
+_NAME = re.compile(r'^    name = "([\w-]+)"$', re.MULTILINE)
 _PREFIXES = "wrappers.py"
 
 

@@ -8,10 +8,15 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+import click
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.console import Console
+    from rich.table import Table
+
+    from gtrace.trace import TensorInfo
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -33,6 +38,16 @@ class TensorColumn(NamedTuple):
     cells: list[str]
     rank: int
     right: bool = True
+
+
+def name_columns(names: list[str], infos: Sequence[TensorInfo]) -> list[TensorColumn]:
+    """The tensors' names, and of their kinds, optimizers and ranks what tells them apart."""
+    columns = [TensorColumn("tensor", names, 0, right=False)]
+    for what in ("kind", "optimizer", "rank"):
+        values = [str(getattr(info, what)) for info in infos]
+        if len(set(values)) > 1:
+            columns.append(TensorColumn(what, values, 1))
+    return columns
 
 
 def stdout_console() -> Console:
@@ -62,7 +77,6 @@ def print_columns(
         console: where to.
         style: (number of the row, heading) -> style of that cell.
     """
-    from rich.table import Table
     from rich.text import Text
 
     first = columns[0].heading
@@ -73,7 +87,8 @@ def print_columns(
         if column.rank == 0 or sum(widths[c.heading] for c in kept) - _GAP <= console.width:
             break
         kept.remove(column)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    table = plain_table()
+    table.header_style = "dim"
     for column in kept:
         table.add_column(
             column.heading.replace(" ", "\n", 1),
@@ -111,16 +126,50 @@ def sparkline(values: Sequence[float], encoding: str = "utf-8") -> str:
     return "".join(blocks[round((mean - low) / (high - low) * top)] for mean in means)
 
 
+def plain_table(gap: int = _GAP) -> Table:
+    """A table without rules, for a terminal."""
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+
+
+def print_results(columns: Mapping[str, Sequence[str]], *, width: int = 10, gap: int = _GAP) -> Console:
+    """Print a table of runs whose first column, at least so wide, folds; returns where it went."""
+    from rich.console import Console
+
+    table = plain_table(gap)
+    first, *others = columns
+    table.add_column(first, overflow="fold", min_width=width)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    return console
+
+
+def status_line(line: str) -> None:
+    """One line that the next replaces, on a terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{line[:100]}", nl=False, err=True)
+
+
 @contextlib.contextmanager
-def step_progress(what: str, *, quiet: bool, unit: str = "steps") -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal, nothing in a pipe or when ``quiet``; yields a function of (done, total)."""
+def step_progress(what: str, *, quiet: bool, unit: str = "steps") -> Iterator[Callable[..., None] | None]:
+    """A bar on a terminal, nothing in a pipe or when ``quiet``; yields a function of (done, total, words)."""
     if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    words = TextColumn(unit + "{task.description}")
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), words, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task("", total=None)
+
+        def update(done: int, total: int, more: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=f"  {more}" if more else "")
+
+        yield update

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.console import TensorColumn, print_columns, stdout_console
-from gtrace.cli.options import TENSORS, Integers, TracePath, check_output, options, print_json, steps_option
+from gtrace.cli.console import TensorColumn, name_columns, print_columns, stdout_console
+from gtrace.cli.options import STEPS, TENSORS, Integers, TracePath, check_output, options, print_json
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class FormatsSettings:
     )
     tensors: tuple[str, ...] = option((), **TENSORS)
     kind: str | None = option(None, choices=("weight", "neural"), help="Only this kind of gradient.")
-    steps: str | None = option(None, help="Only these steps, as in 0,10,100-200.  [default: 16 of them]")
+    steps: tuple[int, ...] | None = option(
+        None, **STEPS | {"help": "Only these steps, as in 0,10,100-200.  [default: 16 of them]"}
+    )
     output: Path | None = option(None, names=("-o", "--output"), help="Write the table to this YAML file.")
     force: bool = option(False, help="Overwrite the file.")
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
@@ -52,7 +54,10 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
     to the power of it) and how it drifts, the worst fraction flushed to zero and clipped at the largest number, and the
     margin: how many times the expected error of the best format the second best makes.
     """
+    import yaml
+
     from gtrace.errors import UsageError
+    from gtrace.report.render.files import put
     from gtrace.sweep.formats import choose_formats, recipe
     from gtrace.trace import open_trace
     from gtrace.trace.choose import choose_infos, choose_steps
@@ -64,7 +69,7 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
         check_output(output, force=settings.force)
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, kind=settings.kind)
-        chosen = choose_steps(opened, infos, steps_option(settings.steps))
+        chosen = choose_steps(opened, infos, settings.steps)
         layers = choose_formats(opened, infos, chosen, bits, scale)  # type: ignore[arg-type]
         made_with = {
             "bits": list(bits),
@@ -74,21 +79,13 @@ def command(settings: FormatsSettings, trace: Path | str) -> None:
         }
         document = recipe(opened, layers, scale, made_with)  # type: ignore[arg-type]
         if output is not None:
-            _write(output, document)
+            put(output, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
         if settings.as_json:
             print_json(document)
         else:
             _show(opened, layers, scale, len(chosen))
     if output is not None:
         click.echo(str(output), err=settings.as_json)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    import yaml
-
-    from gtrace.report.render.files import put
-
-    put(path, yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode())
 
 
 def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) -> None:
@@ -105,16 +102,12 @@ def _show(trace: Trace, layers: Sequence[LayerFormats], scale: str, steps: int) 
         click.echo("Every gradient is zero: any format will do.")
         return
     names = [literal(layer.info.name, encoding) if found is layer.formats[0] else "" for layer, found in rows]
-    columns = [TensorColumn("tensor", names, 0, right=False)]
-    for what in ("kind", "optimizer", "rank"):
-        values = [str(getattr(layer.info, what)) for layer, _ in rows]
-        if len(set(values)) > 1:
-            columns.append(TensorColumn(what, values, 1))
     sigmas = [f"{number(float(s.min()))} to {number(float(s.max()))}" for s in (layer.sigma_log2 for layer, _ in rows)]
     exponents = [found.scale_exponents for _, found in rows]
     saturated = [float(found.saturated.max()) for _, found in rows]
     flushed = [float(found.flushed.max()) for _, found in rows]
-    columns += [
+    columns = [
+        *name_columns(names, [layer.info for layer, _ in rows]),
         TensorColumn("sigma log2", [s if name else "" for s, name in zip(sigmas, names, strict=True)], 3),
         TensorColumn("bits", [str(found.bits) for _, found in rows], 0),
         TensorColumn("format", [str(found.format) for _, found in rows], 0),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.console import TensorColumn, print_columns, sparkline, stdout_console
-from gtrace.cli.options import TENSORS, TracePath, options, print_json, steps_option
+from gtrace.cli.console import TensorColumn, name_columns, print_columns, sparkline, stdout_console
+from gtrace.cli.options import STEPS, TENSORS, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
+    from gtrace.sweep.formats import LayerFormats
+    from gtrace.sweep.laws import LayerLaws
     from gtrace.trace import TensorInfo, Trace
+
+#: Bits for which the best float format is told.
+BITS = (4, 5, 6, 7, 8)
+#: How early a narrow terminal drops the distance to a law.
+_RANKS = {"lognormal": 0, "normal": 2, "half-normal": 5, "laplace": 6, "half-laplace": 4, "loglaplace": 3}
 
 
 @dataclass(frozen=True)
@@ -30,13 +39,16 @@ class InfoSettings:
     tensors: tuple[str, ...] = option((), **TENSORS)
     kind: str | None = option(
         None,
+        call=("infos",),
         choices=("weight", "neural", "second_moment"),
         help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
     )
-    optimizer: int | None = option(None, metavar="N", help="Only tensors that this optimizer steps.")
-    rank: int | None = option(None, metavar="N", help="Only this process of several.")
+    optimizer: int | None = option(None, call=("infos",), metavar="N", help="Only tensors that this optimizer steps.")
+    rank: int | None = option(None, call=("infos",), metavar="N", help="Only this process of several.")
     fit: bool = option(False, help="Read gradients: which law their magnitudes follow, mu, sigma, float formats.")
-    steps: str | None = option(None, help="With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]")
+    steps: tuple[int, ...] | None = option(
+        None, **STEPS | {"help": "With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]"}
+    )
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
@@ -54,14 +66,9 @@ def command(settings: InfoSettings, trace: Path | str) -> None:
     if settings.steps is not None and not settings.fit:
         raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
     with open_trace(trace) as opened:
-        infos = choose_infos(
-            opened, settings.tensors, kind=settings.kind, optimizer=settings.optimizer, rank=settings.rank
-        )
+        infos = choose_infos(opened, settings.tensors, **arguments(settings, "infos"))
         if settings.fit:
-            # The fits need scipy and kernels, the table of contents does not.
-            from gtrace.cli.fits import print_fits
-
-            print_fits(opened, infos, steps_option(settings.steps), as_json=settings.as_json)
+            _print_fits(opened, infos, settings.steps, as_json=settings.as_json)
             return
         rows = [_row(opened, info) for info in infos]
         if settings.as_json:
@@ -159,37 +166,24 @@ def _document(trace: Trace, rows: Sequence[TensorHistory]) -> dict[str, Any]:
 
     streams = _streams(trace)
     return {
-        "path": trace.path,
-        "status": trace.status,
-        "fingerprint": trace.fingerprint,
+        **pick(trace, "path", "status", "fingerprint"),
         "attrs": dict(trace.attrs),
         "ranks": sorted({stream.rank for stream in streams}),
         "agreement": {stage: agreement(trace, stage)._asdict() for stage in ("local", "reduced")},
         "streams": [stream._asdict() for stream in streams],
         "tensors": [
             {
-                "name": row.info.name,
-                "aliases": row.info.aliases,
-                "kind": row.info.kind,
-                "optimizer": row.info.optimizer,
-                "rank": row.info.rank,
-                "module_type": row.info.module_type,
-                "shape": row.info.shape,
-                "dtype": row.info.dtype,
-                "size": row.info.size,
+                **pick(
+                    row.info, "name", "aliases", "kind", "optimizer", "rank", "module_type", "shape", "dtype", "size"
+                ),
                 "elements_fewest": row.fewest,
                 "elements_most": row.most,
                 "elements_stored": row.stored,
                 "sketches": [sketch_name(spec) for spec in row.info.sketches],
                 "merged_steps": row.info.merged,
-                "steps": row.steps,
-                "first_step": row.first_step,
-                "last_step": row.last_step,
+                **pick(row, "steps", "first_step", "last_step", "absmax", "zeros", "nonfinite"),
                 "norm_first": row.norms[0],
                 "norm_last": row.norms[-1],
-                "absmax": row.absmax,
-                "zeros": row.zeros,
-                "nonfinite": row.nonfinite,
             }
             for row in rows
         ],
@@ -299,15 +293,10 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
     from gtrace.report.names import literal, number
 
     infos = [row.info for row in rows]
-    columns = [TensorColumn("tensor", [literal(info.name, encoding) for info in infos], 0, right=False)]
-    for what in ("kind", "optimizer", "rank"):
-        values = [str(getattr(info, what)) for info in infos]
-        if len(set(values)) > 1:
-            columns.append(TensorColumn(what, values, 1))
     parts = [row.stored / row.most if row.stored < row.most else 1.0 for row in rows]
     sampled = [TensorColumn("kept", [f"{part:.1%}" for part in parts], 7)] if min(parts) < 1 else []
     return [
-        *columns,
+        *name_columns([literal(info.name, encoding) for info in infos], infos),
         TensorColumn("shape", [row.shape for row in rows], 7),
         *sampled,
         *_stored_as(rows),
@@ -320,3 +309,100 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
         TensorColumn("not finite", [str(row.nonfinite) for row in rows], 2),
         TensorColumn("norm over steps", [sparkline(row.norms, encoding) for row in rows], 3, right=False),
     ]
+
+
+def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None, *, as_json: bool) -> None:
+    """Fit, and print a table with a verdict, or JSON with every step."""
+    from gtrace.fitting.magnitudes import LAWS
+    from gtrace.report.names import count, literal, number
+    from gtrace.sweep.formats import FormatTrial
+    from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
+    from gtrace.trace.choose import choose_steps
+
+    chosen = choose_steps(trace, infos, steps)
+    layers: list[LayerLaws] = []
+    formats: list[LayerFormats | None] = []
+    for info in infos:
+        trial = FormatTrial(BITS)
+        for layer in follow_laws(trace, [info], chosen, look=trial):
+            layers.append(layer)
+            formats.append(trial.formats(info))
+    verdict = judge(layers)
+    if as_json:
+        rows = [_fits_json(layer, found) for layer, found in zip(layers, formats, strict=True)]
+        print_json(
+            {
+                "path": trace.path,
+                "fingerprint": trace.fingerprint,
+                "verdict": verdict_sentences(verdict),
+                "mean_ks": verdict.distances,
+                "nearest": verdict.nearest,
+                "tensors": rows,
+            }
+        )
+        return
+    console = stdout_console()
+    encoding = console.encoding or "utf-8"
+    steps_seen = sorted({int(step) for layer in layers for step in layer.steps})
+    click.echo(
+        f"{literal(trace.path, encoding)}: laws of |g| without zeros, {count(len(layers), 'tensor')}, "
+        f"{count(len(steps_seen), 'step')} from {steps_seen[0]} to {steps_seen[-1]}"
+    )
+    for sentence in verdict_sentences(verdict):
+        click.echo(sentence)
+    means = [layer.mean_distances for layer in layers]
+    columns = [
+        *name_columns([literal(layer.info.name, encoding) for layer in layers], [layer.info for layer in layers]),
+        TensorColumn("non- zero", [f"{float(layer.counts.mean()):.0f}" for layer in layers], 8),
+        TensorColumn("nearest law", [layer.best or "-" for layer in layers], 1, right=False),
+        *(TensorColumn(f"KS {name}", [_three(mean[name]) for mean in means], _RANKS.get(name, 7)) for name in LAWS),
+        TensorColumn("mu log2", [number(_mean(layer.mu_log2)) for layer in layers], 3),
+        TensorColumn("sigma log2", [number(_mean(layer.sigma_log2)) for layer in layers], 1),
+        TensorColumn("sigma over steps", [_spark(layer.sigma_log2, encoding) for layer in layers], 3, right=False),
+        *(
+            TensorColumn(f"FP{bits} max", [str(found.formats[k].format) if found else "-" for found in formats], 2)
+            for k, bits in enumerate(BITS)
+        ),
+    ]
+    few = {place for place, layer in enumerate(layers) if not layer.judged.any()}
+    best = [layer.best for layer in layers]
+    print_columns(
+        columns,
+        console,
+        lambda place, heading: "dim" if place in few else "bold green" if heading == f"KS {best[place]}" else "",
+    )
+    click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
+    click.echo("FP: format 1-E-M with the least expected relative error under scale=max; gtrace formats says more.")
+
+
+def _fits_json(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:
+    numbers = ("zeros", "nonfinite", "mu", "sigma", "mu_log2", "sigma_log2", "best", "ks")
+    return {
+        **pick(layer.info, "name", "kind", "optimizer", "rank"),
+        "best": layer.best,
+        "judged": bool(layer.judged.any()),
+        "mean_ks": layer.mean_distances,
+        "formats": {one.bits: one.format.name for one in found.formats} if found else {},
+        "steps": [
+            {"step": step, "nonzero": fit.count, **pick(fit, *numbers)}
+            for step, fit in zip(layer.steps.tolist(), layer.fits, strict=True)
+        ],
+    }
+
+
+def _three(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _finite(values: NDArray[np.float64]) -> list[float]:
+    return [value for value in values.tolist() if math.isfinite(value)]
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = _finite(values)
+    return sum(known) / len(known) if known else math.nan
+
+
+def _spark(values: NDArray[np.float64], encoding: str) -> str:
+    known = _finite(values)
+    return sparkline(known, encoding) if known else ""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from dataclasses import Field
 
+    from gtrace.codecs import Codec
+
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _RANGE = re.compile(r"^(?P<low>[^:]*?\d)-(?P<high>\d[^:]*|\.\d[^:]*)(?::(?P<step>.+))?$")
@@ -97,10 +99,8 @@ class Integers(click.ParamType[tuple[int, ...]]):
     name = "range"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        where = f"--{param.name}" if param is not None and param.name else "range"
-        numbers = parse_range(str(value), where)
+        where = _where(param)
+        numbers = parse_range(value, where)
         if any(v != int(v) for v in numbers):
             raise UsageError(f"{where}: '{value}' must hold integers")
         return tuple(int(v) for v in numbers)
@@ -110,7 +110,7 @@ class Fractions(click.ParamType[tuple[float, ...]]):
     """A range of numbers such as ``0.5-0.95:0.05``.
 
     Args:
-        step: of a range that names none, as in 0.05; None for 1, 2, 5, 10 through each decade.
+        step: of a range that names none; without it such a range goes 1, 2, 5, 10 through each decade.
     """
 
     name = "range"
@@ -119,11 +119,13 @@ class Fractions(click.ParamType[tuple[float, ...]]):
         self._step = None if step is None else Decimal(step)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        where = f"--{param.name}" if param is not None and param.name else "range"
         step = self._step
-        return tuple(float(v) for v in parse_range(str(value), where, decades=step is None, step=step or Decimal(1)))
+        return tuple(float(v) for v in parse_range(value, _where(param), decades=step is None, step=step or Decimal(1)))
+
+
+def _where(param: click.Parameter | None) -> str:
+    """The option, for messages."""
+    return f"--{param.name}" if param is not None and param.name else "range"
 
 
 class TracePath(click.ParamType["Path | str"]):
@@ -137,12 +139,12 @@ class TracePath(click.ParamType["Path | str"]):
 
 def patterns(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Shell patterns of an option that may be repeated or hold several with commas; a callback of click."""
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+    return tuple(word for value in values for word in words(value))
 
 
-def steps_option(text: str | None) -> list[int] | None:
-    """``--steps 0,10,100-200`` as numbers, None for none given."""
-    return None if text is None else [int(value) for value in parse_range(text, "--steps")]
+def words(text: str) -> list[str]:
+    """What an option holds, with commas between."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 #: the annotation of a field -> what click makes of its text
@@ -169,7 +171,8 @@ def options(cls: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     - ``choices``; ``minimum`` and ``maximum`` of an integer
     - ``commas``: may be given again, or hold several values with commas
     - ``opposite``: the flag's opposite, which is the default
-    - ``call``, ``example``: for messages of the command
+    - ``call``: the calls that take it under its own name, for :func:`arguments`
+    - ``example``: for messages of the command
     - ``only``: which part of the command it is for; the command checks that
     - anything else that ``click.option`` takes, e.g. ``metavar`` or ``type``
     """
@@ -204,6 +207,15 @@ def _instance(cls: type, values: dict[str, Any]) -> Any:
             for field in fields(cls)
         }
     )
+
+
+def arguments(settings: Any, call: str) -> dict[str, Any]:
+    """The settings that a call takes under their own names."""
+    return {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if call in field.metadata.get("call", ())
+    }
 
 
 def refuse(settings: object, only: str, why: str) -> None:
@@ -276,7 +288,7 @@ class CodecSettings:
 #: ``--json`` of commands that print text
 JSON: dict[str, Any] = {"names": ("--json",), "help": "Print JSON instead of text."}
 #: ``--steps`` of commands that read a trace
-STEPS: dict[str, Any] = {"help": "Only these steps, as in 0,10,100-200."}
+STEPS: dict[str, Any] = {"type": Integers(), "metavar": "TEXT", "help": "Only these steps, as in 0,10,100-200."}
 #: ``--tensors`` of commands that read a trace
 TENSORS: dict[str, Any] = {"metavar": "GLOB", "commas": True, "help": "Only tensors with such names."}
 
@@ -304,6 +316,24 @@ def load_plugins(files: tuple[Path, ...]) -> None:
             load_plugin(file)
 
 
+def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
+    """The codec of a spec, with the parameters that have options of their own."""
+    from gtrace.codecs import codec
+    from gtrace.codecs.spec import parse_spec
+
+    chosen, given = codec(spec), {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name not in chosen.parameters:
+            click.echo(f"gtrace: {spec} has no {name} to choose; --{name} {value:g} is ignored", err=True)
+        elif name in parse_spec(spec).given:
+            raise UsageError(f"--{name} {value:g}: the codec '{spec}' names its {name} already; give it once")
+        else:
+            given[name] = value
+    return codec(spec, **given) if given else chosen
+
+
 def check_output(path: Path, *, force: bool) -> None:
     """Refuse to overwrite.
 
@@ -315,6 +345,11 @@ def check_output(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path}: the folder {path.parent} does not exist; create it or choose another -o")
     if path.exists() and not force:
         raise OutputExistsError(f"{path}: exists already and was left untouched; pass --force or another -o")
+
+
+def pick(source: object, *names: str) -> dict[str, Any]:
+    """Some attributes by their names, for a JSON document."""
+    return {name: getattr(source, name) for name in names}
 
 
 def print_json(value: Any) -> None:

@@ -17,24 +17,19 @@ import numpy as np
 from gtrace.cli.completion import complete_specs
 from gtrace.cli.options import (
     PLUGIN,
+    STEPS,
     Fractions,
     Integers,
     TracePath,
+    arguments,
     bucket_sizes,
     check_output,
     load_plugins,
     options,
     print_json,
-    steps_option,
+    words,
 )
-from gtrace.cli.plan_goal import (
-    BudgetSettings,
-    check_budget,
-    chosen_budget,
-    plan_seconds,
-    tightened,
-    weigh,
-)
+from gtrace.cli.plan_goal import BudgetSettings, TimeLimit, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
 from gtrace.settings import nested, option
 
@@ -66,30 +61,49 @@ class PlanCommand(click.Command):
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """The options of ``gtrace plan``."""
+    """The options of ``gtrace plan``.
+
+    ``call`` marks what :func:`gtrace.planning.measure` takes (``measure``), and what a plan says of how it was made
+    (``provenance``).
+    """
 
     budget: BudgetSettings = nested(BudgetSettings)
     methods: str | None = option(
         None,
+        call=("provenance",),
         shell_complete=complete_specs,
         help=f"Codecs to choose from; none (exact) always is one.  [default: {METHODS}; of a sweep all that it has]",
     )
-    bits: tuple[int, ...] = option("2-8", type=Integers(), help="Nominal bits of codecs with bits.")
-    bucket_size: str = option(BUCKETS, help="Values per norm of codecs that have buckets: 128,8192.")
+    bits: tuple[int, ...] = option(
+        "2-8", call=("provenance",), type=Integers(), help="Nominal bits of codecs with bits."
+    )
+    bucket_size: str = option(
+        BUCKETS, call=("provenance",), help="Values per norm of codecs that have buckets: 128,8192."
+    )
     per_bit: int = option(
         4,
+        call=("provenance",),
         minimum=1,
         metavar="N",
         help="Uniform grids from one number of bits to the next, of qsgd and qsgdinf.",
     )
     formats: str | None = option(
-        None, metavar="NAMES", help="Float formats to choose from, as in e2m1,e3m2,e2m3,e4m3; or all."
+        None,
+        call=("provenance",),
+        metavar="NAMES",
+        help="Float formats to choose from, as in e2m1,e3m2,e2m3,e4m3; or all.",
     )
     sparsity: tuple[float, ...] | None = option(
-        None, type=Fractions("0.05"), help="Zeros that prune aims at, per tensor, as in 0.5-0.95."
+        None,
+        call=("provenance",),
+        type=Fractions("0.05"),
+        help="Zeros that prune aims at, per tensor, as in 0.5-0.95.",
     )
     keep: tuple[float, ...] | None = option(
-        None, type=Fractions(), help="Part of the values that sparsifiers send, per tensor, as in 0.001-0.1."
+        None,
+        call=("provenance",),
+        type=Fractions(),
+        help="Part of the values that sparsifiers send, per tensor, as in 0.001-0.1.",
     )
     objective: Literal["squared", "relative"] = option(
         "squared",
@@ -99,23 +113,35 @@ class PlanSettings:
     weights: tuple[str, ...] = option(
         (),
         names=("--weight",),
+        call=("provenance",),
         metavar="GLOB=NUMBER|FILE",
         help="How much the error of some tensors counts, the first that fits; or a YAML or JSON file of name: number.",
     )
     groups: tuple[str, ...] = option(
-        (), names=("--group",), metavar="NAME=GLOB", help="One codec for these tensors: NAME=GLOB[,GLOB]."
+        (),
+        names=("--group",),
+        call=("provenance",),
+        metavar="NAME=GLOB",
+        help="One codec for these tensors: NAME=GLOB[,GLOB].",
     )
     uniform: bool = option(False, help="The best single codec within the budget instead.")
-    tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: str | None = option(None, choices=("weight", "neural"), help="Gradients of weights or outputs.")
-    steps: str | None = option(None, help=f"Only these steps, as in 0,100-200.  [default: {MOST_STEPS} of them]")
+    tensors: str | None = option(
+        None, call=("provenance",), help="Only tensors that match one of these globs, comma-separated."
+    )
+    kind: str | None = option(
+        None, call=("measure",), choices=("weight", "neural"), help="Gradients of weights or outputs."
+    )
+    steps: tuple[int, ...] | None = option(
+        None, **STEPS | {"help": f"Only these steps, as in 0,100-200.  [default: {MOST_STEPS} of them]"}
+    )
     refit: str = option(
         "pooled",
+        call=("measure", "provenance"),
         choices=("pooled", "previous", "each", "once"),
         help="Data that levels and codes are fitted on.",
     )
     seed: int = option(0, help="Of the resampled steps.")
-    jobs: int | None = option(None, minimum=1, help="Threads.  [default: all processors]")
+    jobs: int | None = option(None, call=("measure",), minimum=1, help="Threads.  [default: all processors]")
     plugin: tuple[Path, ...] = option((), **PLUGIN)
     output: Path | None = option(
         None, names=("-o", "--output"), help="A .yaml or .json file.  [default: TRACE.plan.yaml]"
@@ -150,7 +176,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.plugin)
-    check_budget(settings.budget)
+    asked = parse_budget(settings.budget)
     stem = stem_of(trace).removesuffix(".sweep")
     path = settings.output or Path(f"{stem}.plan.yaml")
     if path.suffix not in (".yaml", ".yml", ".json"):
@@ -160,7 +186,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     for text in warnings:
         click.echo(f"gtrace: warning: {text}", err=True)
     groups = _groups(curves.tensors, settings.groups)
-    budget = chosen_budget(settings.budget, curves)
+    budget = asked.budget(curves.sizes) if isinstance(asked, TimeLimit) else asked
     if not settings.uniform and "trace" in provenance:
         curves = _refined(trace, curves, settings, budget, groups)
     curves = weigh(curves, settings.objective, settings.weights)
@@ -175,12 +201,12 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
             one_for_all=settings.uniform,
             seed=settings.seed,
         )
-        smaller = tightened(settings.budget, budget, plan, tries)
+        smaller = asked.tightened(budget, plan, tries) if isinstance(asked, TimeLimit) else None
         if smaller is None:
             break
         budget = smaller
-    if settings.budget.step_time is not None:
-        plan.provenance["step_seconds"] = plan_seconds(settings.budget, plan)
+    if isinstance(asked, TimeLimit):
+        plan.provenance["step_seconds"] = asked.seconds(plan)
     save_plan(plan, path, force=settings.force)
     from gtrace.cli.plan_show import print_plan
     from gtrace.planning.plan import to_plain
@@ -209,9 +235,13 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str
 
     codecs = _codecs(settings)
     with open_trace(trace) as opened:
-        steps = choose_steps(opened, choose_infos(opened), steps_option(settings.steps), MOST_STEPS)
+        steps = choose_steps(opened, choose_infos(opened), settings.steps, MOST_STEPS)
         curves, warnings = measure(
-            opened, codecs, steps=sorted(steps), tensors=_split(settings.tensors), **_measuring(settings)
+            opened,
+            codecs,
+            steps=sorted(steps),
+            tensors=None if settings.tensors is None else words(settings.tensors),
+            **arguments(settings, "measure"),
         )
         return curves, {"trace": str(trace), "trace_fingerprint": opened.fingerprint}, warnings
 
@@ -237,21 +267,17 @@ def _chosen_rows(result: SweepResult, settings: PlanSettings) -> SweepResult:
                 raise UsageError(f"--methods: the sweep has no {spec}; {suggest(spec, known)}")
         keep &= np.isin(result["method"], wanted) | np.isin(result["codec"], [*wanted, *specs.values()])
     if settings.tensors is not None:
-        globs = [part.strip() for part in settings.tensors.split(",")]
+        globs = words(settings.tensors)
         names = dict.fromkeys(result["tensor"].tolist())
         for glob in globs:
             if not fnmatch.filter(names, glob):
                 raise UsageError(f"--tensors: no tensor matches '{glob}'; {suggest(glob, names)}")
         keep &= np.isin(result["tensor"], [name for glob in globs for name in fnmatch.filter(names, glob)])
     if settings.steps is not None:
-        keep &= np.isin(result["step"], steps_option(settings.steps) or [])
+        keep &= np.isin(result["step"], settings.steps)
     if not keep.any():
         raise UsageError("plan: nothing of the sweep is left by --methods, --tensors and --steps")
     return replace(result, columns={name: column[keep] for name, column in result.columns.items()})
-
-
-def _measuring(settings: PlanSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in ("kind", "refit", "jobs")}
 
 
 def _refined(
@@ -270,7 +296,9 @@ def _refined(
             added = {} if choice is None or choice.gap < WORTH_REFINING else finer(units, choice.options)
             for tensors, codecs in added.items():
                 # What was said about sketches that are missing has been said.
-                found, _ = measure(opened, codecs, steps=curves.steps, tensors=tensors, **_measuring(settings))
+                found, _ = measure(
+                    opened, codecs, steps=curves.steps, tensors=tensors, **arguments(settings, "measure")
+                )
                 curves = curves.joined(found)
             if not added:
                 break
@@ -284,7 +312,7 @@ def _codecs(settings: PlanSettings) -> list[Codec]:
 
     specs = split_specs(settings.methods or METHODS)
     if settings.formats:
-        specs += [f"fp:{name}" for name in _split(settings.formats) or ()]
+        specs += [f"fp:{name}" for name in words(settings.formats)]
     ranges: dict[str, list[Any]] = {"bits": list(settings.bits)}
     found: dict[str, Codec] = {}
     for spec in specs:
@@ -311,10 +339,6 @@ def _grids(made: Codec, per_bit: int) -> list[Codec]:
     return [*(replace(made, steps=steps) for steps in sorted(between) if most // 2 < steps < most), made]  # type: ignore[call-arg]
 
 
-def _split(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]:
     """Tensor -> its group, of those that have one."""
     if not groups:
@@ -327,20 +351,7 @@ def _groups(tensors: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]
 def _provenance(settings: PlanSettings, curves: Curves) -> dict[str, Any]:
     from gtrace import __version__
 
-    kept = (
-        "methods",
-        "bits",
-        "bucket_size",
-        "per_bit",
-        "formats",
-        "sparsity",
-        "keep",
-        "weights",
-        "groups",
-        "tensors",
-        "refit",
-    )
-    given = {name: getattr(settings, name) for name in kept if getattr(settings, name) not in (None, ())}
+    given = {name: value for name, value in arguments(settings, "provenance").items() if value not in (None, ())}
     steps = {"count": len(curves.steps), "first": curves.steps[0], "last": curves.steps[-1]}
     command = shlex.join(["gtrace", *sys.argv[1:]])
     return {"command": command, "gtrace": __version__, "steps": steps, "codecs": len(curves.codecs), **given}

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, TENSORS, TracePath, options, print_json
+from gtrace.cli.options import JSON, TENSORS, TracePath, options, pick, print_json
 from gtrace.errors import size_text
 from gtrace.settings import option
 
@@ -55,10 +55,7 @@ def command(settings: SketchSettings, trace: Path | str) -> None:
             {
                 "output": str(path),
                 **done.plan.describe(),
-                "sketched": done.sketched,
-                "raw": done.raw,
-                "bytes_before": done.bytes_before,
-                "bytes_after": done.bytes_after,
+                **pick(done, "sketched", "raw", "bytes_before", "bytes_after"),
             }
         )
         return

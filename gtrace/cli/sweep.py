@@ -17,12 +17,13 @@ from gtrace.cli.options import (
     Fractions,
     Integers,
     TracePath,
+    arguments,
     bucket_sizes,
     load_plugins,
     options,
     parse_range,
     print_json,
-    steps_option,
+    words,
 )
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
@@ -36,7 +37,7 @@ _REFITS = ("pooled", "previous", "each", "once")
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """The options of ``gtrace sweep``; those that :func:`gtrace.run_sweep` takes have its names."""
+    """The options of ``gtrace sweep``; ``call`` marks those that :func:`gtrace.run_sweep` takes as they are."""
 
     methods: str | None = option(
         None,
@@ -61,45 +62,50 @@ class SweepSettings:
     bucket_size: str | None = option(None, help="Values per norm: a range such as 128,8192; none for a tensor.")
     norm: str | None = option(None, help="What a bucket is divided by: l2, linf or l1, comma-separated.")
     scope: str | None = option(None, help="Buckets over one tensor, or over the whole model: tensor, model.")
-    draws: int = option(1, minimum=0, help="Encodings per tensor and step; 0: closed forms only.")
+    draws: int = option(1, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only.")
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
     kind: str | None = option(
         None,
+        call=("sweep",),
         choices=("weight", "neural"),
         help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
     )
-    steps: str | None = option(None, **STEPS)
+    steps: tuple[int, ...] | None = option(None, call=("sweep",), **STEPS)
     refit: str = option(
         "pooled",
         help="Data that levels and codes are fitted on: pooled (a decayed mean of the captured steps before), previous "
         "(the one before), each (the step itself), once (the first), or steps.",
     )
     nonfinite: str = option(
-        "skip", choices=("skip", "zero", "error"), help="What to do with a tensor that holds NaN or infinity."
+        "skip",
+        call=("sweep",),
+        choices=("skip", "zero", "error"),
+        help="What to do with a tensor that holds NaN or infinity.",
     )
     optimal: bool = option(
         True,
+        call=("sweep",),
         help="With a fitted codec among the methods: set each level codec beside the best levels of the same number.",
     )
     chunk: int = option(
         2**24,
+        call=("sweep",),
         minimum=1,
         help="Elements held at a time of larger tensors: a power of two, a multiple of the bucket sizes.",
     )
-    seed: int = option(0, help="Of the stochastic rounding.")
-    jobs: int | None = option(None, minimum=1, help="Threads; rows do not depend on it.  [default: all processors]")
+    seed: int = option(0, call=("sweep",), help="Of the stochastic rounding.")
+    jobs: int | None = option(
+        None, call=("sweep",), minimum=1, help="Threads; rows do not depend on it.  [default: all processors]"
+    )
     scheduler: str | None = option(
         None,
+        call=("sweep",),
         metavar="ADDRESS",
         help="Run on a Dask cluster: tcp://HOST:PORT, a scheduler file, or local:N processes here. Same rows.",
     )
     output: Path | None = option(None, names=("-o", "--output"), help="Result file.  [default: TRACE.sweep.db]")
-    force: bool = option(False, help="Overwrite a result file that belongs to another sweep.")
+    force: bool = option(False, call=("sweep",), help="Overwrite a result file that belongs to another sweep.")
     as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of text.")
-
-
-#: settings that the sweep takes as they are
-_PASSED = ("kind", "draws", "seed", "nonfinite", "optimal", "chunk", "jobs", "scheduler", "force")
 
 
 @click.command("sweep")
@@ -121,27 +127,21 @@ def command(settings: SweepSettings, trace: Path | str) -> None:
 
     load_plugins(settings.codecs.plugin)
     path = settings.output or Path(f"{stem_of(trace)}.sweep.db")
-    methods = _methods(settings)
+    methods = settings.methods or ("" if settings.plans else "all")
     codecs = _codecs(settings, methods)
-    given: dict[str, Any] = {name: getattr(settings, name) for name in _PASSED}
     with step_progress("sweep", quiet=settings.as_json, unit="steps of tensors") as progress:
         result = run_sweep(
             trace,
             codecs,
-            steps=steps_option(settings.steps),
-            tensors=None if settings.tensors is None else [part.strip() for part in settings.tensors.split(",")],
-            refit=_refit(settings.refit),  # type: ignore[arg-type]
+            tensors=None if settings.tensors is None else words(settings.tensors),
+            refit=_refit(settings.refit),
             leave_out=bool(methods) and "all" in split_specs(methods),
             output=path,
             command=sys.argv,
             progress=progress,
-            **given,
+            **arguments(settings, "sweep"),
         )
     _show(result, path, settings)
-
-
-def _methods(settings: SweepSettings) -> str:
-    return settings.methods or ("" if settings.plans else "all")
 
 
 def _codecs(settings: SweepSettings, methods: str) -> list[TableLike]:
@@ -155,7 +155,7 @@ def _codecs(settings: SweepSettings, methods: str) -> list[TableLike]:
         ranges["bucket_size"] = bucket_sizes(settings.bucket_size)
     for name, text in (("norm", settings.norm), ("scope", settings.scope)):
         if text:
-            ranges[name] = [part.strip() for part in text.split(",")]
+            ranges[name] = words(text)
     found: list[TableLike] = []
     if methods:
         found += expand(methods, ranges, prefix="ef:" if settings.codecs.error_feedback else "")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli import use_instead
-from gtrace.cli.options import load_plugins, options, refuse
+from gtrace.cli.options import codec_with, load_plugins, options, refuse
 from gtrace.cli.train_settings import TrainSettings
 from gtrace.errors import UsageError
 from gtrace.schedule import RefitSchedule
 from gtrace.training.tasks import describe_task, task_names
 
 if TYPE_CHECKING:
-    from gtrace.codecs import Codec
     from gtrace.codecs.assignment import CodecTable, Coding
 
 _TASKS = "".join(f"  {name:17}{describe_task(name)}\n" for name in task_names())
@@ -126,21 +125,3 @@ def _planned(paths: tuple[Path, ...]) -> list[CodecTable]:
     from gtrace.planning import load_plan
 
     return [load_plan(path).table for path in paths]
-
-
-def codec_with(spec: str, options: dict[str, float | None]) -> Codec:
-    """The codec of a spec, with the parameters that have options of their own."""
-    from gtrace.codecs import codec
-    from gtrace.codecs.spec import parse_spec
-
-    chosen, given = codec(spec), {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        if name not in chosen.parameters:
-            click.echo(f"gtrace: {spec} has no {name} to choose; --{name} {value:g} is ignored", err=True)
-        elif name in parse_spec(spec).given:
-            raise UsageError(f"--{name} {value:g}: the codec '{spec}' names its {name} already; give it once")
-        else:
-            given[name] = value
-    return codec(spec, **given) if given else chosen

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
-from gtrace.cli.options import check_output, file_name, print_json
+from gtrace.cli.options import arguments, check_output, file_name, pick, print_json
 from gtrace.errors import EXIT_OK, GtraceError, ScriptError, UsageError, size_text
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
         "argv": program.argv,
         "launch": launch_token() or secrets.token_hex(8),
         "plugins": [str(file.resolve()) for file in settings.codecs.plugin],
-        **settings.arguments("script"),
+        **arguments(settings, "script"),
     }
     trainings: list[ScriptTraining] = []
 
@@ -250,27 +250,13 @@ def _as_dict(summary: ScriptSummary, told: dict[str, Any], savings: Savings | No
     return {
         "output": None if summary.log is None else str(summary.log),
         "codec": told["codec"],
-        "steps": summary.steps,
-        "optimizers": summary.optimizers,
-        "world_size": summary.world_size,
+        **pick(summary, "steps", "optimizers", "world_size"),
         "exchange": told["exchange"] if summary.exchanged else None,
         "workers": told["workers"],
-        "bits": tally.bits,
         "bits_per_value": tally.bits_per_element,
-        "ratio": tally.ratio,
-        "shared_bits": tally.shared_bits,
-        "envelope_bits": tally.envelope_bits,
-        "frame_bits": tally.frame_bits,
-        "down_bits": tally.down_bits,
-        "wire_bytes": tally.wire_bytes,
-        "worker_variance": tally.worker_variance,
-        "comparisons": [
-            {"relative_variance": one.relative_variance, "bf16_variance": one.bf16_variance}
-            for one in summary.comparisons
-        ],
-        "seconds": summary.seconds,
-        "codec_seconds": tally.codec_seconds,
-        "wire_seconds": tally.wire_seconds,
+        **pick(tally, "bits", "ratio", "shared_bits", "envelope_bits", "frame_bits", "down_bits", "wire_bytes"),
+        **pick(tally, "worker_variance", "codec_seconds", "wire_seconds"),
+        "comparisons": [pick(one, "relative_variance", "bf16_variance") for one in summary.comparisons],
         "savings": savings_json(savings) if savings is not None else None,
-        "warnings": summary.warnings,
+        **pick(summary, "seconds", "warnings"),
     }

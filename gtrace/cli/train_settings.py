@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gtrace.cli.cluster import ClusterSettings
 from gtrace.cli.completion import complete_spec, complete_specs, complete_task
@@ -228,9 +228,3 @@ class TrainSettings:
     output: Path | None = option(None, names=("-o", "--output"), help="Run log.  [default: TASK-CODEC.jsonl]")
     force: bool = option(False, help="Overwrite an existing run log.")
     as_json: bool = option(False, names=("--json",), help="Print a JSON summary instead of a table.")
-
-    def arguments(self, call: str) -> dict[str, Any]:
-        """The settings that a call takes under their own names."""
-        return {
-            field.name: getattr(self, field.name) for field in fields(self) if call in field.metadata.get("call", ())
-        }

@@ -11,12 +11,13 @@ import click
 import numpy as np
 from scipy import special
 
+from gtrace.cli.console import print_results
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gtrace.report.analysis.runs import LoggedRun as Logged
     from gtrace.training import RunResult, Study
-    from gtrace.training.neural import ShadowSummary
     from gtrace.training.settings import Kind
 
 #: what stands below the table: column -> what it says; columns that are not shown are left out
@@ -120,32 +121,30 @@ _NUMBERS: dict[str, Callable[[RunResult], float | None]] = {
 
 def print_seeds(study: Study) -> None:
     """The table on stdout, with what its numbers mean."""
-    from rich.console import Console
-    from rich.table import Table
-
     entries = summarize(study)
     accurate = any(math.isfinite(entry["accuracy"]) for entry in entries)
     timed = any(math.isfinite(entry["step_seconds"]) for entry in entries)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("codec", overflow="fold", min_width=10)
-    headers = ["accuracy", "against none"] if accurate else ["loss", "against none"]
-    quantized = ["weights"] if study.quantized else []
-    for header in (*headers, "bits", "variance", *quantized, *(["a step"] if timed else [])):
-        table.add_column(header, justify="right", no_wrap=True)
-    for entry in entries:
-        name, scale, form = ("accuracy", 100, ".2f") if accurate else ("loss", 1, ".4f")
-        cells = [entry["run"], _with(entry[name], entry[f"{name}_deviation"], scale, form)]
+    name, scale, form = ("accuracy", 100, ".2f") if accurate else ("loss", 1, ".4f")
+
+    def changed(entry: dict[str, Any]) -> str:
         reach = entry[f"{name}_change_high"] - entry[f"{name}_change"]
-        cells.append("" if entry["run"] == "none" else _with(entry[f"{name}_change"], reach, scale, f"+{form}"))
-        cells.append(f"{entry['bits_per_value']:.2f}")
-        cells.append(_with(entry["relative_variance"], entry["relative_variance_deviation"], 1, ".3g"))
-        if quantized:
-            cells.append(_with(entry["weight_error"], entry["weight_error_deviation"], 1, ".3g"))
-        if timed:
-            cells.append(time_text(entry["step_seconds"]))
-        table.add_row(*cells)
-    console = Console(highlight=False)
-    console.print(table)
+        return "" if entry["run"] == "none" else _with(entry[f"{name}_change"], reach, scale, f"+{form}")
+
+    def of(number: str, scale: float, form: str) -> list[str]:
+        return [_with(entry[number], entry[f"{number}_deviation"], scale, form) for entry in entries]
+
+    columns = {
+        "codec": [entry["run"] for entry in entries],
+        name: of(name, scale, form),
+        "against none": [changed(entry) for entry in entries],
+        "bits": [f"{entry['bits_per_value']:.2f}" for entry in entries],
+        "variance": of("relative_variance", 1, ".3g"),
+    }
+    if study.quantized:
+        columns["weights"] = of("weight_error", 1, ".3g")
+    if timed:
+        columns["a step"] = [time_text(entry["step_seconds"]) for entry in entries]
+    console = print_results(columns)
     settings, seeds = study.settings, study.seeds
     workers = f"{settings.workers} worker{'s' * (settings.workers > 1)}"
     text = (
@@ -161,7 +160,7 @@ def print_seeds(study: Study) -> None:
         text += f" a step: over {settings.network}; {computed}simulated links."
     if len(seeds) < _ENOUGH:
         text += f"\n{len(seeds)} seeds describe what happened; differences inside of an interval are noise."
-    if quantized:
+    if study.quantized:
         text += f"\n{explain_weights(study)}"
     console.print(text, soft_wrap=True)
 
@@ -175,55 +174,17 @@ def _with(value: float, spread_of: float, scale: float, form: str) -> str:
 
 def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> None:
     """The table of one seed on stdout, with what its numbers mean."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from gtrace.report.analysis.runs import seconds_to_loss
-
-    settings, results = study.settings, study.results
-    has_accuracy = any(result.accuracy is not None for result in results)
-    neural, has_shadow = settings.kind == "neural", any(result.shadow.steps for result in results)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("codec", overflow="fold", min_width=10)
-    accuracy = ["accuracy"] if has_accuracy else []
-    cosine = ["cosine", "worst"] if has_shadow else []
-    quantized = ["weights"] if study.quantized else []
-    timed = ["time"] if settings.network is not None else []
-    aimed = ["to loss"] if math.isfinite(target) else []
-    # A terminal of 80 columns has room for one of the two.
-    size = [] if aimed else ["a step" if neural else "sent"]
-    smaller = [] if timed or quantized else ["smaller"]
-    share = [] if quantized else ["codec CPU"]
-    headers = (*accuracy, "loss", "bits", *size, *smaller, "variance", *cosine, *quantized, *share, *timed, *aimed)
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    for result in results:
-        tally = result.tally
-        cells = [result.run if len(result.run) <= _NAME else result.run.replace(",", ",\n")]
-        if has_accuracy:
-            cells.append("-" if result.accuracy is None else f"{100 * result.accuracy:.1f} %")
-        cells += [
-            _number(result.loss, "{:.4f}"),
-            _number(tally.bits_per_element, "{:.2f}"),
-            *([_bytes(tally.bits / 8 / (settings.workers * max(1, result.steps)))] if size else []),
-            *([_number(tally.ratio, "{:.1f}x")] if smaller else []),
-            _number(result.relative_variance, "{:.3g}"),
-            *(_cosines(result.shadow) if has_shadow else []),
-            *([_number(result.weight_error, "{:.3g}")] if quantized else []),
-            *([_share(tally.codec_seconds, result.seconds)] if share else []),
-            *([time_text(result.sim_seconds / max(1, result.steps))] if timed else []),
-            *([time_text(seconds_to_loss(logged[result.run, result.seed], target))] if aimed else []),
-        ]
-        table.add_row(*cells)
-    Console(highlight=False).print(table)
+    settings = study.settings
+    columns = _columns(study, logged, target)
+    print_results(columns)
     workers = f"{settings.workers} workers with {settings.batch_size} samples each"
     click.echo(
         f"{study.task.name}: {workers if settings.workers > 1 else f'1 worker with {settings.batch_size} samples'}, "
         f"{settings.steps} steps, seed {settings.seed}."
     )
     meanings = _MEANINGS[settings.kind].items()
-    click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in headers), 104))
-    if quantized:
+    click.echo(textwrap.fill(" ".join(f"{name}: {text}." for name, text in meanings if name in columns), 104))
+    if study.quantized:
         click.echo(explain_weights(study))
     if settings.network is not None:
         computed = "measured CPU time, " if settings.network.compute is None else ""
@@ -231,14 +192,47 @@ def print_table(study: Study, logged: dict[tuple[str, int], Logged], target: flo
             f"time: of a step over {settings.network}; {computed}simulated links. A bf16 all-reduce: "
             f"{time_text(_bf16(study))}."
         )
-    if aimed:
+    if math.isfinite(target):
         click.echo(f"to loss: simulated time to a training loss of {target:g}, the least that all runs reached.")
-    for result in results:
+    for result in study.results:
         if result.shadow.worst is not None:
             click.echo(
                 "cosine: of weight gradients to the exact ones of the same batch, mean over tensors and shadow\n"
                 f"passes ({result.shadow.steps}). worst: the tensor with the lowest, {result.shadow.worst.tensor}."
             )
+
+
+def _columns(study: Study, logged: dict[tuple[str, int], Logged], target: float) -> dict[str, list[str]]:
+    """Heading -> a cell for every run."""
+    from gtrace.report.analysis.runs import seconds_to_loss
+
+    settings, results = study.settings, study.results
+    timed, aimed = settings.network is not None, math.isfinite(target)
+    columns = {"codec": [r.run if len(r.run) <= _NAME else r.run.replace(",", ",\n") for r in results]}
+    if any(r.accuracy is not None for r in results):
+        columns["accuracy"] = ["-" if r.accuracy is None else f"{100 * r.accuracy:.1f} %" for r in results]
+    columns["loss"] = [_number(r.loss, "{:.4f}") for r in results]
+    columns["bits"] = [_number(r.tally.bits_per_element, "{:.2f}") for r in results]
+    # A terminal of 80 columns has no room for everything.
+    if not aimed:
+        sent = [r.tally.bits / 8 / (settings.workers * max(1, r.steps)) for r in results]
+        columns["a step" if settings.kind == "neural" else "sent"] = [_bytes(one) for one in sent]
+    if not timed and not study.quantized:
+        columns["smaller"] = [_number(r.tally.ratio, "{:.1f}x") for r in results]
+    columns["variance"] = [_number(r.relative_variance, "{:.3g}") for r in results]
+    if any(r.shadow.steps for r in results):
+        columns["cosine"] = ["-" if r.shadow.worst is None else f"{r.shadow.cosine:.4f}" for r in results]
+        columns["worst"] = ["-" if (w := r.shadow.worst) is None else f"{w.cosine:.4f}" for r in results]
+    if study.quantized:
+        columns["weights"] = [_number(r.weight_error, "{:.3g}") for r in results]
+    else:
+        shares = [100 * r.tally.codec_seconds / r.seconds if r.seconds else math.nan for r in results]
+        columns["codec CPU"] = [_number(share, "{:.0f} %") for share in shares]
+    if timed:
+        columns["time"] = [time_text(r.sim_seconds / max(1, r.steps)) for r in results]
+    if aimed:
+        columns["to loss"] = [time_text(seconds_to_loss(logged[r.run, r.seed], target)) for r in results]
+    return columns
 
 
 def _bf16(study: Study) -> float:
@@ -251,17 +245,6 @@ def _bf16(study: Study) -> float:
     if computed is None:
         computed = (plain.seconds - plain.tally.codec_seconds) / workers / steps
     return computed + network.transfer(workers, 16.0 * values, values, exact=True)
-
-
-def _cosines(shadow: ShadowSummary) -> list[str]:
-    worst = shadow.worst
-    if worst is None:
-        return ["-", "-"]
-    return [f"{shadow.cosine:.4f}", f"{worst.cosine:.4f}"]
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def _number(value: float, form: str) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.cluster import chosen_cluster, print_savings, savings_of_log
-from gtrace.cli.options import check_output, file_name, print_json
+from gtrace.cli.console import step_progress
+from gtrace.cli.options import arguments, check_output, file_name, pick, print_json
 from gtrace.cli.train_settings import DEFAULT_TASK, DEFAULT_WORKERS
 from gtrace.cli.train_tables import print_seeds, print_table, summarize
 from gtrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from gtrace.cli.train_settings import TrainSettings
     from gtrace.codecs.assignment import Coding
@@ -48,8 +46,8 @@ def chosen_levels(settings: TrainSettings) -> tuple[TrainSettings, list[str]]:
         raise UsageError(f"--bits {bits}: a weight takes 2 to 8 here")
     number = count if bits is None else 2**bits - 1
     weights = [f"{placement}{number}" for placement in (settings.levels or "optimal").split(",")]
-    codec = "none" if settings.compare is None else None
-    return replace(settings, bits=None, levels=None, codec=settings.codec or codec), weights
+    codec = settings.codec or ("none" if settings.compare is None else None)
+    return replace(settings, bits=None, levels=None, codec=codec), weights
 
 
 def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) -> None:
@@ -86,13 +84,13 @@ def run_task(settings: TrainSettings, chosen: list[Coding], weights: list[str]) 
         policies=choosing,
         down=settings.down or "",
         weights=weights,
-        **settings.arguments("study"),
+        **arguments(settings, "study"),
     )
     if not settings.force and study.can_resume(path):
         click.echo(f"gtrace: {path}: going on where it was interrupted", err=True)
     try:
-        with _progress(study, as_json=settings.as_json) as on_record:
-            study.run(path, force=settings.force, on_record=on_record)
+        with step_progress("train", quiet=settings.as_json) as show:
+            study.run(path, force=settings.force, on_record=_following(study, show))
     except KeyboardInterrupt:
         if study.results[0].steps:
             _show(study, path, cluster, as_json=settings.as_json)
@@ -133,10 +131,7 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
             {
                 "output": str(path),
                 "task": study.task.name,
-                "kind": settings.kind,
-                "workers": settings.workers,
-                "steps": settings.steps,
-                "seed": settings.seed,
+                **pick(settings, "kind", "workers", "steps", "seed"),
                 "seeds": list(study.seeds),
                 "codecs": summarize(study) if len(study.seeds) > 1 else None,
                 "common_loss": target,
@@ -170,42 +165,23 @@ def _show(study: Study, path: Path, cluster: Cluster | None = None, *, as_json: 
 def _as_dict(result: RunResult, workers: int, logged: Logged | None, target: float) -> dict[str, Any]:
     from gtrace.report.analysis.runs import seconds_to_loss
 
-    tally = result.tally
-    shadow, worst = result.shadow, result.shadow.worst
+    tally, shadow, worst = result.tally, result.shadow, result.shadow.worst
     compared = {
-        "steps": shadow.steps,
-        "cosine": shadow.cosine,
+        **pick(shadow, "steps", "cosine", "seconds"),
         "worst": worst and worst.tensor,
         "worst_cosine": worst and worst.cosine,
         "tensors": [dataclasses.asdict(item) for item in shadow.tensors],
-        "seconds": shadow.seconds,
     }
     return {
-        "run": result.run,
-        "seed": result.seed,
-        "sim_seconds": result.sim_seconds,
+        **pick(result, "run", "seed", "steps", "finished", "loss", "accuracy", "seconds", "sim_seconds"),
         "seconds_to_common_loss": math.nan if logged is None else seconds_to_loss(logged, target),
         "codec_bits": [] if logged is None else _changes(logged),
-        "steps": result.steps,
-        "finished": result.finished,
         "diverged": bool(result.diverged),
-        "loss": result.loss,
-        "accuracy": result.accuracy,
-        "bits": tally.bits,
+        **pick(tally, "bits", "down_bits", "shared_bits", "envelope_bits", "ratio", "sparsity", "nonfinite"),
         "bits_per_value": tally.bits_per_element,
         "bits_per_worker_and_step": tally.bits / (workers * max(1, result.steps)),
-        "down_bits": tally.down_bits,
-        "shared_bits": tally.shared_bits,
-        "envelope_bits": tally.envelope_bits,
-        "ratio": tally.ratio,
-        "sparsity": tally.sparsity,
-        "relative_variance": result.relative_variance,
-        "worker_variance": result.worker_variance,
-        "weight_error": result.weight_error,
-        "nonfinite": tally.nonfinite,
-        "seconds": result.seconds,
-        "codec_seconds": tally.codec_seconds,
-        "fit_seconds": tally.fit_seconds,
+        **pick(result, "relative_variance", "worker_variance", "weight_error"),
+        **pick(tally, "codec_seconds", "fit_seconds"),
         "shadow": compared if shadow.steps else None,
     }
 
@@ -219,35 +195,22 @@ def _changes(run: Logged) -> list[list[int]]:
     return found
 
 
-@contextlib.contextmanager
-def _progress(study: Study, *, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A bar with the losses on a terminal, nothing in a pipe."""
-    if as_json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("train"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps  {task.description}"),
-        TimeRemainingColumn(),
-    )
+def _following(study: Study, show: Callable[..., None] | None) -> Callable[[dict[str, Any]], None] | None:
+    """What keeps a bar and the losses beside it up to date; None without a bar."""
+    if show is None:
+        return None
     losses: dict[str, float] = {}
     shown_seed = [study.settings.seed]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=study.settings.steps * len(study.seeds))
+    total = study.settings.steps * len(study.seeds)
 
-        def update(record: dict[str, Any]) -> None:
-            if record["type"] == "step":
-                if record["seed"] != shown_seed[0]:
-                    shown_seed[0] = record["seed"]
-                    losses.clear()
-                losses[record["run"]] = record["loss"]
-                shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items())
-                done = (record["seed"] - study.seeds[0]) * study.settings.steps + record["step"] + 1
-                bar.update(task, completed=done, description=f"loss {shown}")
+    def update(record: dict[str, Any]) -> None:
+        if record["type"] == "step":
+            if record["seed"] != shown_seed[0]:
+                shown_seed[0] = record["seed"]
+                losses.clear()
+            losses[record["run"]] = record["loss"]
+            shown = ", ".join(f"{run} {loss:.3f}" for run, loss in losses.items())
+            done = (record["seed"] - study.seeds[0]) * study.settings.steps + record["step"] + 1
+            show(done, total, f"loss {shown}")
 
-        yield update
+    return update

@@ -3,15 +3,13 @@
 from gtrace.codecs.base import (
     Codec,
     EncodedPart,
-    ExpectingCodec,
-    PartwiseCodec,
     TensorSums,
     expecting,
     parameter,
     parameter_fields,
 )
 from gtrace.codecs.casts import Bf16, Fp16, Identity, Int8, MinMax
-from gtrace.codecs.engine import LevelCodec
+from gtrace.codecs.engine import Composed, level_grid, method
 from gtrace.codecs.fp import Fp
 from gtrace.codecs.levels import Alq, AlqG, AlqGN, AlqN, Amq, AmqN, Natural, Nuqsgd, Qsgd, QsgdInf, TernGrad, ZipMl
 from gtrace.codecs.mcgq import Mcgq
@@ -42,17 +40,16 @@ __all__ = [
     "AmqN",
     "Bf16",
     "Codec",
+    "Composed",
     "Dgc",
     "Dropping",
     "EfSignSgd",
     "EncodedPart",
     "ErrorFeedback",
-    "ExpectingCodec",
     "Fp",
     "Fp16",
     "Identity",
     "Int8",
-    "LevelCodec",
     "Mcgq",
     "MemSgd",
     "MinMax",
@@ -60,7 +57,6 @@ __all__ = [
     "Natural",
     "Nuqsgd",
     "OneBit",
-    "PartwiseCodec",
     "PowerSgd",
     "Prune",
     "Qsgd",
@@ -78,7 +74,9 @@ __all__ = [
     "codec_class",
     "codec_names",
     "expecting",
+    "level_grid",
     "load_plugin",
+    "method",
     "parameter",
     "parameter_fields",
     "parse_spec",

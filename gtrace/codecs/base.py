@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.coding import ENVELOPE_BYTES, CodedBlock
+from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import UsageError, suggest
 from gtrace.kernels.norms import count_nonfinite
 from gtrace.types import Expectation, State, SummarySpec
@@ -71,6 +71,22 @@ def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any]
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
 
 
+class HasLengths(Protocol):
+    """Bits of symbols under each coder."""
+
+    @property
+    def fixed(self) -> float:
+        """At fixed width."""
+
+    @property
+    def entropy(self) -> float:
+        """At their entropy."""
+
+    @property
+    def huffman(self) -> float:
+        """In a Huffman code made for them, its lengths included."""
+
+
 class CodedBits(NamedTuple):
     """Bits per value of a payload under each coder, norms included and the envelope not.
 
@@ -85,10 +101,10 @@ class CodedBits(NamedTuple):
     huffman: float
 
     @classmethod
-    def of(cls, block: CodedBlock, head: float, size: int) -> CodedBits:
-        """Of a tensor of ``size`` values whose symbols are this block, beside ``head`` bits that no coder changes."""
-        bits = (block.fixed, block.entropy, block.huffman)
-        return cls(*((head + each) / max(1, size) for each in bits))
+    def of(cls, found: HasLengths, head: float, size: float) -> CodedBits:
+        """Bits of a tensor of ``size`` values with these symbols, beside ``head`` bits that no coder changes."""
+        size = max(1, size)
+        return cls((head + found.fixed) / size, (head + found.entropy) / size, (head + found.huffman) / size)
 
 
 class TensorSums(NamedTuple):
@@ -227,7 +243,6 @@ class Codec(ABC):
     @classmethod
     def words(cls, bits: tuple[int, ...]) -> tuple[str, ...]:
         """What the word ``all`` stands for at these bits, or at the default where there are none given."""
-        del bits
         return ()
 
     @property
@@ -246,8 +261,13 @@ class Codec(ABC):
         return None
 
     @property
+    def fits(self) -> bool:
+        """Whether there is anything to :meth:`fit`."""
+        return type(self).fit is not Codec.fit
+
+    @property
     def whole_tensor(self) -> bool:
-        """Whether the fate of an element hangs on the whole tensor in other ways than through a norm of ``needs``.
+        """Whether an element's code depends on the whole tensor in other ways than through a norm of ``needs``.
 
         A scale or a threshold that is fitted to all elements does that; levels do not, which a part fits as well.
         """
@@ -269,7 +289,6 @@ class Codec(ABC):
         Raises:
             UsageError: a codec that allocates nothing.
         """
-        del sketches
         raise UsageError(f"{self}: every tensor is on its own; there is nothing to allocate")
 
     def with_target(self, state: State, share: float) -> State:
@@ -301,12 +320,10 @@ class Codec(ABC):
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
         """What the summary for :meth:`fit` must be of: the values themselves, unless a wrapper encodes others."""
-        del state
         return values
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Adapt levels, codes or formats to a summary of :meth:`view`; may return the state unchanged."""
-        del summary, step
         return state
 
     @abstractmethod
@@ -324,7 +341,6 @@ class Codec(ABC):
 
     def shared(self, state: State) -> bytes:
         """What a receiver must already hold to decode; it is counted when it changes."""
-        del state
         return b""
 
     @abstractmethod
@@ -365,17 +381,74 @@ class Codec(ABC):
         """
         raise UsageError(f"{self}: there are no rounds; each worker's payload is decoded by itself")
 
+    @property
+    def expects(self) -> bool:
+        """Whether error and bits have closed forms with these parameters."""
+        return type(self).expect is not Codec.expect
+
+    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
+        """What one encoding of the sketched tensor does on average.
+
+        Args:
+            state: as ``encode`` would get it.
+            sketch: of the tensor, built as ``needs`` says.
+
+        Raises:
+            UsageError: the sketch was built otherwise, or there are no closed forms.
+        """
+        raise UsageError(f"{self}: no closed forms; encode to see")
+
+    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """E sum w (Q(v) - v)^2 of one encoding, where each element's squared error counts w.
+
+        Args:
+            state: as of :meth:`expect`.
+            sketch: as of :meth:`expect`.
+            weighted: the same with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
+        """
+        return self.expect(state, weighted).squared_error
+
+    @property
+    def part_multiple(self) -> int | None:
+        """A tensor can be encoded in parts of a multiple of this length, all but the last; None: only as a whole."""
+        return None
+
+    def prepare(self, state: State, sums: TensorSums) -> State:
+        """The state with what parts have to know of the whole tensor; it is for :meth:`encode_part` alone."""
+        return state
+
+    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
+        """Encode some consecutive values of a tensor, each as in the tensor as a whole.
+
+        The parts decode to the same values as the payload of the whole, and :meth:`measured` knows the
+        length of that payload without building it.
+
+        Args:
+            state: what :meth:`prepare` returned, with the part's size.
+            values: the part, as ``encode`` takes a tensor.
+            key: that of the whole tensor.
+            start: how many values of the tensor come before the part, a multiple of ``part_multiple``.
+
+        Raises:
+            UsageError: ``part_multiple`` is None.
+        """
+        raise UsageError(f"{self}: it looks at all values at once")
+
+    def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
+        """Bytes of the whole payload's body, and its bits per value under each coder, from the sum of all parts."""
+        body = whole.head // 8 + -(-whole.coded // 8)
+        bits = 8.0 * body / max(1, size)
+        return body, CodedBits(bits, bits, bits)
+
     def clipping(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> tuple[float, float] | None:
         """Shares of the non-zero values that were cut to the largest number, and that came out as zero.
 
         None for a codec that has no range to leave.
         """
-        del state, values, decoded
         return None
 
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """The state of the next step, after ``values`` were sent and arrived as ``decoded``."""
-        del values, decoded
         return state
 
     def aggregate(self, decoded: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -393,81 +466,15 @@ class Codec(ABC):
         return total.astype(np.float32)
 
 
-class PartwiseCodec(Codec):
-    """A codec that can encode a tensor part by part, each value as in the tensor as a whole.
-
-    What :meth:`encode_part` makes of parts decodes to the same values as the payload of the whole tensor, and
-    :meth:`body_bytes` tells how long that payload is without building it.
-    """
-
-    @property
-    def part_multiple(self) -> int | None:
-        """Parts must be a multiple of so many values long, all but the last; None where there are no parts."""
-        return 1
-
-    def prepare(self, state: State, sums: TensorSums) -> State:
-        """The state with what parts have to know of the whole tensor; it is for :meth:`encode_part` alone."""
-        del sums
-        return state
-
-    @abstractmethod
-    def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
-        """Encode some consecutive values of a tensor.
-
-        Args:
-            state: what :meth:`prepare` returned, with the part's size.
-            values: the part, as :meth:`~gtrace.codecs.Codec.encode` takes a tensor.
-            key: that of the whole tensor.
-            start: how many values of the tensor come before the part, a multiple of ``part_multiple``.
-        """
-
-    def body_bytes(self, whole: EncodedPart) -> int:
-        """Bytes of the whole payload's body, from the sum of all parts."""
-        return whole.head // 8 + -(-whole.coded // 8)
-
-    def coded_bits(self, whole: EncodedPart, size: int) -> CodedBits:
-        """Bits per value of the whole payload of ``size`` values under each coder, from the sum of all parts."""
-        if whole.tallies is None:
-            bits = 8.0 * self.body_bytes(whole) / max(1, size)
-            return CodedBits(bits, bits, bits)
-        return CodedBits.of(CodedBlock.of(whole.tallies), whole.head, size)
-
-
-class ExpectingCodec(Codec):
-    """A codec whose error and bits have closed forms."""
-
-    @property
-    def expects(self) -> bool:
-        """Whether they do with these parameters; see :func:`expecting`."""
-        return True
-
-    @abstractmethod
-    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """What one encoding of the sketched tensor does on average.
-
-        Args:
-            state: as :meth:`~Codec.encode` would get it.
-            sketch: of the tensor, built as ``needs`` says.
-
-        Raises:
-            UsageError: the sketch was built otherwise.
-        """
-
-    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
-        """E sum w (Q(v) - v)^2 of one encoding, where each element's squared error counts w.
-
-        Args:
-            state: as of :meth:`expect`.
-            sketch: as of :meth:`expect`.
-            weighted: the same with ``weights``, see :meth:`~gtrace.sketch.MomentSketch.of`.
-        """
-        del sketch
-        return self.expect(state, weighted).squared_error
-
-
-def expecting(item: Codec) -> TypeGuard[ExpectingCodec]:
+def expecting(item: Codec) -> bool:
     """Whether ``expect`` can be called on a codec."""
-    return isinstance(item, ExpectingCodec) and item.expects
+    return item.expects
+
+
+def check_summary(item: Codec, sketch: MomentSketch) -> None:
+    """Raise :class:`~gtrace.errors.UsageError` for a sketch of other values than the codec needs."""
+    if item.needs is None or sketch.spec[:4] != item.needs[:4]:
+        raise UsageError(f"{item}: wants a sketch of {item.needs}, not of {sketch.spec}")
 
 
 def checked_values(state: State, values: ArrayLike) -> NDArray[np.float32]:

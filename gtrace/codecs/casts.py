@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs.base import ExpectingCodec, parameter
+from gtrace.codecs.base import parameter
 from gtrace.codecs.coders import OwnCode, Plain
-from gtrace.codecs.engine import Machine, Parts, method
-from gtrace.codecs.parts import FixedGrid, Nearest
+from gtrace.codecs.engine import Composed, method
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts
 from gtrace.codecs.scales import BlockMax, Range
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
@@ -20,6 +20,7 @@ from gtrace.types import Expectation, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Scaled
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -33,18 +34,25 @@ _VALUES = (np.arange(-_STEPS, _STEPS + 1) / _STEPS).astype(np.float32)
 class Float32(FixedGrid):
     """Every float32."""
 
-    def nearest(
-        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
-    ) -> NDArray[np.float32]:
-        """The values themselves."""
-        del scales, bucket, key
-        return x
+    def needs(self, parts: Parts) -> SummarySpec:
+        """Any sketch will do; only zeros are read from it."""
+        return SummarySpec("none", None)
+
+    def expects(self, parts: Parts) -> bool:
+        return True
+
+    def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
+        """No error, 32 bits."""
+        sparsity = sketch.zeros / max(1, sketch.size)
+        return Expectation(0.0, 0.0, sparsity, bits_fixed=32.0, bits_entropy=32.0, bits_huffman=32.0, bits_payload=32.0)
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.float32]:
+        return v.x
 
     def values(
         self, symbols: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
         """The values themselves, in memory of their own."""
-        del scales, bucket, size
         return symbols.copy()
 
 
@@ -52,19 +60,17 @@ class Float32(FixedGrid):
 class Float16(FixedGrid):
     """float16: 5 bits of exponent, 10 of mantissa, subnormals kept, saturating."""
 
-    def nearest(
-        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
-    ) -> NDArray[np.uint16]:
+    unbiased = False
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The bits of the nearest float16, ties to even."""
-        del scales, bucket, key
         largest = np.float32(np.finfo(np.float16).max)
-        return np.clip(x, -largest, largest).astype(np.float16).view(np.uint16)
+        return np.clip(v.x, -largest, largest).astype(np.float16).view(np.uint16)
 
     def values(
         self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
         """The bits of float16 as float32."""
-        del scales, bucket, size
         return finite(symbols.view(np.float16).astype(np.float32))
 
 
@@ -72,20 +78,18 @@ class Float16(FixedGrid):
 class BFloat16(FixedGrid):
     """bfloat16: the upper halves of float32, saturating."""
 
-    def nearest(
-        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
-    ) -> NDArray[np.uint16]:
+    unbiased = False
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The upper halves of the nearest bfloat16, ties to even."""
-        del scales, bucket, key
-        out = np.empty(x.size, np.uint16)
-        _elementwise.to_bfloat16(x.view(np.uint32), out)
+        out = np.empty(v.x.size, np.uint16)
+        _elementwise.to_bfloat16(v.x.view(np.uint32), out)
         return out
 
     def values(
         self, symbols: NDArray[np.uint16], scales: NDArray[np.float32], bucket: int, size: int
     ) -> NDArray[np.float32]:
         """Upper halves, filled up with zeros."""
-        del scales, bucket, size
         return finite((symbols.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
@@ -104,16 +108,15 @@ def finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
 class Signed8(FixedGrid):
     """k / 127 for k = -127..127, numbered from 0."""
 
-    @property
-    def alphabet(self) -> int:
+    unbiased = False
+
+    def alphabet(self, state: State) -> int:
         """Of eight bits one code is not used."""
         return _VALUES.size
 
-    def nearest(
-        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
-    ) -> NDArray[np.uint16]:
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The number of the nearest, ties to even."""
-        del key
+        x, scales, bucket, _ = v
         codes = np.empty(x.size, np.uint16)
         with np.errstate(divide="ignore", invalid="ignore"):
             # A block of zeros divides by zero; its codes are set to zero below.
@@ -145,27 +148,23 @@ class Signed8(FixedGrid):
 class Affine(FixedGrid):
     """2^bits equal steps from the least value to the greatest, both ends on a code."""
 
+    unbiased = False
+
     bits: int = parameter(8, "of a code", minimum=1, maximum=16)
 
     @property
     def mark(self) -> int:
-        """The bits."""
         return self.bits
 
-    @property
-    def alphabet(self) -> int:
-        """2^bits."""
+    def alphabet(self, state: State) -> int:
         return 1 << self.bits
 
-    def nearest(
-        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
-    ) -> NDArray[np.uint16]:
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint16]:
         """The nearest code, halves upwards; 0 for a constant tensor."""
-        del bucket, key
-        low, high = scales.tolist()
-        codes = np.zeros(x.size, np.uint16)
+        low, high = v.scales.tolist()
+        codes = np.zeros(v.x.size, np.uint16)
         if high > low:
-            _elementwise.round_affine(x, low, high - low, self.alphabet - 1, codes)
+            _elementwise.round_affine(v.x, low, high - low, (1 << self.bits) - 1, codes)
         return codes
 
     def values(
@@ -173,7 +172,7 @@ class Affine(FixedGrid):
     ) -> NDArray[np.float32]:
         """What the codes stand for between the ends."""
         low, high = scales.tolist()
-        steps = self.alphabet - 1
+        steps = (1 << self.bits) - 1
         levels = (low + np.arange(steps + 1) * (high - low) / steps).astype(np.float32)
         out = np.empty(size, np.float32)
         _rounding.restore(symbols, bucket, np.ones(min(1, size), np.float32), levels, out)
@@ -181,133 +180,99 @@ class Affine(FixedGrid):
 
 
 @method
-class Identity(Machine, ExpectingCodec):
+class Identity(Composed):
     """float32 as it is."""
 
-    name: ClassVar[str] = "none"
-    parts: ClassVar[Parts] = Parts(grid=Float32(), rounding=Nearest(), coder=Plain("<f4"))
-    summary: ClassVar[str] = "float32, uncompressed"
-    formula: ClassVar[str] = "Q(v) = v"
-    paper: ClassVar[str] = "-"
-    about: ClassVar[str] = "The reference of every comparison: what a training without compression sends."
-    sends: ClassVar[str] = "Four bytes a value, little-endian."
-    behavior: ClassVar[str] = "No error, 32 bits."
-    related: ClassVar[tuple[str, ...]] = ("bf16", "fp16")
-    deterministic: ClassVar[bool] = True
-
-    @property
-    def needs(self) -> SummarySpec:
-        """Any sketch will do; only zeros are read from it."""
-        return SummarySpec("none", None)
-
-    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
-        """No error, 32 bits."""
-        del state
-        return Expectation(
-            squared_error=0.0,
-            sparsity=sketch.zeros / max(1, sketch.size),
-            bits_fixed=32.0,
-            bits_entropy=32.0,
-            bits_huffman=32.0,
-            bits_payload=32.0,
-        )
+    name = "none"
+    parts = Parts(grid=Float32(), rounding=Nearest(), coder=Plain("<f4"))
+    summary = "float32, uncompressed"
+    formula = "Q(v) = v"
+    paper = "-"
+    about = "The reference of every comparison: what a training without compression sends."
+    sends = "Four bytes a value, little-endian."
+    behavior = "No error, 32 bits."
+    related = ("bf16", "fp16")
 
 
 @method
-class Fp16(Machine):
+class Fp16(Composed):
     """IEEE 754 half precision: 5 bits of exponent, 10 of mantissa, subnormals kept."""
 
-    name: ClassVar[str] = "fp16"
-    parts: ClassVar[Parts] = Parts(grid=Float16(), rounding=Nearest(), coder=Plain())
-    summary: ClassVar[str] = "float16, rounded to nearest even"
-    formula: ClassVar[str] = "Q(v) = the nearest of the float16 numbers, up to 65504 in magnitude"
-    paper: ClassVar[str] = "IEEE 754-2008, binary16"
-    corrections: ClassVar[tuple[str, ...]] = (_SATURATES,)
-    about: ClassVar[str] = "What mixed-precision training sends: half the bits of float32."
-    sends: ClassVar[str] = "Two bytes a value, little-endian."
-    behavior: ClassVar[str] = (
+    name = "fp16"
+    parts = Parts(grid=Float16(), rounding=Nearest(), coder=Plain())
+    summary = "float16, rounded to nearest even"
+    formula = "Q(v) = the nearest of the float16 numbers, up to 65504 in magnitude"
+    paper = "IEEE 754-2008, binary16"
+    corrections = (_SATURATES,)
+    about = "What mixed-precision training sends: half the bits of float32."
+    sends = "Two bytes a value, little-endian."
+    behavior = (
         "Relative error up to 2^-11 a value; values below 3e-8 become zero, which loss scaling is meant to prevent."
     )
-    related: ClassVar[tuple[str, ...]] = ("bf16", "fp", "int8")
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
+    related = ("bf16", "fp", "int8")
 
 
 @method
-class Bf16(Machine):
+class Bf16(Composed):
     """bfloat16: float32 with 7 bits of mantissa."""
 
-    name: ClassVar[str] = "bf16"
-    parts: ClassVar[Parts] = Parts(grid=BFloat16(), rounding=Nearest(), coder=Plain())
-    summary: ClassVar[str] = "bfloat16, rounded to nearest even"
-    formula: ClassVar[str] = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa"
-    paper: ClassVar[str] = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
-    corrections: ClassVar[tuple[str, ...]] = (_SATURATES,)
-    about: ClassVar[str] = (
+    name = "bf16"
+    parts = Parts(grid=BFloat16(), rounding=Nearest(), coder=Plain())
+    summary = "bfloat16, rounded to nearest even"
+    formula = "Q(v) = the nearest of the float32 numbers with 7 bits of mantissa"
+    paper = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
+    corrections = (_SATURATES,)
+    about = (
         "Half the bits of float32 at its whole range: nothing becomes zero, with three bits less of mantissa than "
         "float16."
     )
-    sends: ClassVar[str] = "Two bytes a value, little-endian."
-    behavior: ClassVar[str] = "Relative error up to 2^-8 a value, whatever the gradient's scale."
-    related: ClassVar[tuple[str, ...]] = ("fp16", "fp")
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
+    sends = "Two bytes a value, little-endian."
+    behavior = "Relative error up to 2^-8 a value, whatever the gradient's scale."
+    related = ("fp16", "fp")
 
 
 @method
-class Int8(Machine):
+class Int8(Composed):
     """Linear codes from -127 to 127, rounded to nearest; the code -128 is not used."""
 
-    name: ClassVar[str] = "int8"
-    parts: ClassVar[Parts] = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
-    summary: ClassVar[str] = "8-bit integers, blocks scaled by their largest magnitude"
-    formula: ClassVar[str] = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
-    paper: ClassVar[str] = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (with linear codes)"
-    corrections: ClassVar[tuple[str, ...]] = (
+    name = "int8"
+    parts = Parts(scale=BlockMax(), grid=Signed8(), rounding=Nearest(), coder=OwnCode())
+    summary = "8-bit integers, blocks scaled by their largest magnitude"
+    formula = "Q(v) = a round(127 v / a) / 127, a = the block's largest |v|, ties to even"
+    paper = "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022 (with linear codes)"
+    corrections = (
         "the paper's codes are dynamic (an exponent and a fraction); these are linear, as in most int8 all-reduces",
     )
-    about: ClassVar[str] = (
+    about = (
         "What fast all-reduces do: eight bits, a scale for each block, rounding to nearest. No entropy code, no "
         "randomness."
     )
-    sends: ClassVar[str] = "A float32 scale for each block, then a byte a value, two's complement."
-    behavior: ClassVar[str] = (
-        "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
-    )
-    related: ClassVar[tuple[str, ...]] = ("minmax", "fp", "qsgdinf")
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
+    sends = "A float32 scale for each block, then a byte a value, two's complement."
+    behavior = "Error at most 1/254 of the block's largest magnitude. One outlier spoils its block and no other."
+    related = ("minmax", "fp", "qsgdinf")
 
 
 @method
-class MinMax(Machine):
+class MinMax(Composed):
     """2^bits codes, the ends on the tensor's least and greatest value, rounded to nearest.
 
     A constant tensor decodes to itself. Zero is a level only by chance.
     """
 
-    name: ClassVar[str] = "minmax"
-    parts: ClassVar[Parts] = Parts(scale=Range(), grid=Affine(), rounding=Nearest(), coder=OwnCode(flag=0x100))
-    summary: ClassVar[str] = "uniform codes from a tensor's least value to its greatest, rounded to nearest"
-    formula: ClassVar[str] = (
-        "q = floor((v - min) (2^bits - 1) / (max - min) + 1/2), Q(v) = min + q (max - min) / (2^bits - 1)"
-    )
-    paper: ClassVar[str] = (
-        "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
-    )
-    corrections: ClassVar[tuple[str, ...]] = (
+    name = "minmax"
+    parts = Parts(scale=Range(), grid=Affine(), rounding=Nearest(), coder=OwnCode(flag=0x100))
+    summary = "uniform codes from a tensor's least value to its greatest, rounded to nearest"
+    formula = "q = floor((v - min) (2^bits - 1) / (max - min) + 1/2), Q(v) = min + q (max - min) / (2^bits - 1)"
+    paper = "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
+    corrections = (
         "the paper names TensorFlow's quantizer alone; these are its codes with both ends of the range on a code",
     )
-    about: ClassVar[str] = (
-        "Affine codes between the least and the greatest value, as TensorFlow's quantizer and MQGrad have them."
-    )
-    sends: ClassVar[str] = (
+    about = "Affine codes between the least and the greatest value, as TensorFlow's quantizer and MQGrad have them."
+    sends = (
         "The least and the greatest value in float32, then codes of `bits` bits; the envelope's flags name the bits."
     )
-    behavior: ClassVar[str] = (
+    behavior = (
         "Error at most half a step anywhere. Few values far out make the step coarse, and zero is a level only by "
         "chance."
     )
-    related: ClassVar[tuple[str, ...]] = ("int8", "qsgdinf")
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
+    related = ("int8", "qsgdinf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -13,9 +13,8 @@ from gtrace.codecs import block_scales as _blocks
 from gtrace.codecs.base import (
     CodedBits,
     EncodedPart,
-    ExpectingCodec,
-    PartwiseCodec,
     Simulated,
+    check_summary,
     checked_values,
     coder_parameter,
     parameter,
@@ -25,16 +24,18 @@ from gtrace.codecs.engine import Composed
 from gtrace.codecs.spec import register
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, decode_block, seal, sign_first, sign_last, tally
 from gtrace.errors import PayloadError, UsageError
-from gtrace.fitting.floats import FloatFormat, LawName, kappa
-from gtrace.fitting.formats import (
+from gtrace.fitting.floats import (
     LARGEST_SCALE,
     LEAST_SCALE,
     RULES,
+    FloatFormat,
+    LawName,
     ScaleRule,
     best_placement,
     candidates,
     expected_rounding,
     format_thresholds,
+    kappa,
     optimal_format,
     placed_error,
     scale_exponent,
@@ -91,41 +92,41 @@ PRESETS: dict[str, _Preset] = {
 
 @register
 @dataclass(frozen=True)
-class Fp(Composed, PartwiseCodec, ExpectingCodec):
+class Fp(Composed):
     """Values times a power of two, rounded to a float format.
 
     The state holds ``exponent`` (int64, k: values are multiplied by 2^k) and ``width`` (int64, E of the format). Before
     a fit k is 0 and the format suits a typical gradient. A tensor of zeros changes neither.
     """
 
-    name: ClassVar[str] = "fp"
-    summary: ClassVar[str] = "small floats 1-E-M, the format chosen for the data, scaled by a power of two"
-    formula: ClassVar[str] = (
+    name = "fp"
+    summary = "small floats 1-E-M, the format chosen for the data, scaled by a power of two"
+    formula = (
         "Q(v) = 2^-k R(2^k v), R to the nearest number 1-E-M, ties to the even code, at most (2 - 2^-M) 2^(2^(E-1))"
     )
-    paper: ClassVar[str] = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
-    corrections: ClassVar[tuple[str, ...]] = (
+    paper = "Chmiel et al., Neural Gradients Are Near-Lognormal, 2021"
+    corrections = (
         "Eq. (4) divides by 2^M - 1: infinite at M = 0, up to twofold too high at M = 1; here it is an exact sum",
         "the paper's scale goes by the largest value of a fitted lognormal law (scale=max), which weight gradients do "
         "not follow; the default has the least expected squared error of all powers of two, for the values themselves",
         "a format is chosen where its own scale rule puts the values",
     )
-    about: ClassVar[str] = (
+    about = (
         "Any small float format, as 8-bit training uses: 1-E-M bits with a power of two as scale. The scale is the "
         "one with the least squared error for each tensor; scale=max is the paper's rule. Without format= the split"
         " into exponent and mantissa is chosen for the data, too."
     )
-    sends: ClassVar[str] = (
+    sends = (
         "The scale 2^-k in float32, or with block= a byte for each block; then codes of N bits. What a receiver "
         "must hold already: the exponent's width, where it was chosen."
     )
-    behavior: ClassVar[str] = (
+    behavior = (
         "Relative error is even over the range of the format, so it suits lognormal data; nearest rounding is "
         "biased. At 2 and 3 bits most values become zero."
     )
-    related: ClassVar[tuple[str, ...]] = ("int8", "bf16", "natural")
-    unbiased: ClassVar[bool] = False
-    word: ClassVar[str] = "format"
+    related = ("int8", "bf16", "natural")
+    unbiased = False
+    word = "format"
 
     bits: int | None = parameter(
         None, "1 + E + M; 8 where the format does not say it", minimum=2, maximum=16, optional=True
@@ -244,7 +245,6 @@ class Fp(Composed, PartwiseCodec, ExpectingCodec):
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """Choose the format and the scale, from the values or for the mean and deviation of log2|x|."""
-        del step
         if self._named and (self.block or self.exponent is not None):
             return state
         if self.scale == BEST:
@@ -313,8 +313,8 @@ class Fp(Composed, PartwiseCodec, ExpectingCodec):
         head, block, scales, codes = self._rounded(state, values, key, 0)
         form = self.format_of(state)
         whole = EncodedPart(b"", 8 * len(head), 0, tally(sign_last(codes, form.bits), 1 << form.bits))
-        size = ENVELOPE_BYTES + self.body_bytes(whole)
-        return Simulated(form.decode_blocks(codes, block, scales), size, self.coded_bits(whole, codes.size))
+        body, coded = self.measured(whole, codes.size)
+        return Simulated(form.decode_blocks(codes, block, scales), ENVELOPE_BYTES + body, coded)
 
     @property
     def part_multiple(self) -> int | None:
@@ -331,15 +331,11 @@ class Fp(Composed, PartwiseCodec, ExpectingCodec):
         payload = seal(body, codec=self.name, size=codes.size, shared=self.shared(state), flags=flags)
         return EncodedPart(payload, 0 if start and self.block is None else 8 * len(head), 0, tallies)
 
-    def body_bytes(self, whole: EncodedPart) -> int:
+    def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
         """One code for all parts."""
         assert whole.tallies is not None
-        return whole.head // 8 + CodedBlock.signed(whole.tallies, coder=self.coder).size
-
-    def coded_bits(self, whole: EncodedPart, size: int) -> CodedBits:
-        """One code for all parts."""
-        assert whole.tallies is not None
-        return CodedBits.of(CodedBlock.signed(whole.tallies), whole.head, size)
+        block = CodedBlock.signed(whole.tallies, coder=self.coder)
+        return whole.head // 8 + block.size, CodedBits.of(block, whole.head, size)
 
     def _rounded(
         self, state: State, values: ArrayLike, key: tuple[int, int], start: int
@@ -385,8 +381,7 @@ class Fp(Composed, PartwiseCodec, ExpectingCodec):
         Raises:
             UsageError: a sketch of other values, or blocks, which have no closed form.
         """
-        if sketch.spec[:4] != self.needs[:4]:
-            raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
+        check_summary(self, sketch)
         if not self.expects:
             raise UsageError(f"{self}: a sketch does not know which values share a block; encode to see")
         form = self.format_of(state)
@@ -419,7 +414,6 @@ class Fp(Composed, PartwiseCodec, ExpectingCodec):
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """The weighted sums alone."""
-        del sketch
         form, scale = self.format_of(state), 2.0 ** -self.scale_of(state)
         return expected_rounding(form, scale, weighted, stochastic=self.stochastic).squared_error
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 
 from gtrace.codecs.base import parameter
 from gtrace.codecs.parts import Grid, Rounding
-from gtrace.coding import fixed_size, packed_room
+from gtrace.coding import MAX_LENGTH, check_symbol, checked_fixed, fixed_size, packed_room, width_for
 from gtrace.distributions import TruncatedNormalMixture
 from gtrace.errors import PayloadError, UsageError
 from gtrace.fitting import alq_levels, amq_levels, amq_multiplier, expected_variance, moment_mixture, optimal_levels
 from gtrace.kernels import rounding as _rounding
+from gtrace.kernels import symbols as _symbols
+from gtrace.kernels.codes import TALLIES
+from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Measured, Opened, Parts, Scaled
+    from gtrace.codecs.scales import BucketNorm
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -32,10 +37,10 @@ _KERNELS = {
     "search": _rounding.SEARCH,
     "powers": _rounding.POWERS,
 }
-_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((_rounding.TALLIES, 0), np.int64)
+_NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((TALLIES, 0), np.int64)
 
 
-class _Sink(NamedTuple):
+class Output(NamedTuple):
     """Where symbols go; the kernel takes every array and fills those of its kind."""
 
     kind: int
@@ -73,6 +78,20 @@ class Rule:
         """To the two ascending magnitudes, float32[m], around |v| / scale."""
         return cls("count" if levels.size <= FEW_LEVELS else "search", mirrored, levels=levels)
 
+    def quantize(
+        self,
+        x: NDArray[np.float32],
+        bucket: int,
+        scales: NDArray[np.float32],
+        key: tuple[int, int],
+        start: int,
+        sink: Output,
+    ) -> None:
+        """Round finite float32[n] in buckets of ``bucket`` values, number ``start`` of the tensor first."""
+        high, low = np.uint64(key[0]), np.uint64(key[1])
+        kind = _KERNELS[self.kind]
+        _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, self.levels, high, low, start, *sink)
+
     def symbols(
         self,
         x: NDArray[np.float32],
@@ -81,12 +100,9 @@ class Rule:
         key: tuple[int, int],
         start: int = 0,
     ) -> NDArray[np.uint16]:
-        """Symbols of finite float32[n] in buckets of ``bucket`` values: uint16[n].
-
-        ``start`` is the place of the first value in its tensor, from which the random numbers are counted.
-        """
+        """The symbols, uint16[n]."""
         out = np.empty(x.size, np.uint16)
-        self._quantize(x, bucket, scales, key, start, _Sink(_rounding.SYMBOLS, symbols=out))
+        self.quantize(x, bucket, scales, key, start, Output(_rounding.SYMBOLS, symbols=out))
         return out
 
     def packed(
@@ -96,11 +112,10 @@ class Rule:
         scales: NDArray[np.float32],
         key: tuple[int, int],
         width: int,
-        start: int = 0,
     ) -> bytes:
         """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, without the symbols in between."""
         out = packed_room(x.size, width)
-        self._quantize(x, bucket, scales, key, start, _Sink(_rounding.PACKED, width=width, packed=out))
+        self.quantize(x, bucket, scales, key, 0, Output(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(x.size, width)].tobytes()
 
     def simulate(
@@ -114,101 +129,98 @@ class Rule:
         *,
         count: bool,
     ) -> NDArray[np.int64]:
-        """What :meth:`symbols` stand for in ``values`` times the scale, into ``out``, float32[n].
+        """What :meth:`symbols` mean in ``values`` times the scale, into ``out``, float32[n].
 
         Returns:
             how often each symbol occurs, int64[m]; without ``count`` it is empty.
         """
-        tallies = np.zeros((_rounding.TALLIES, values.size), np.int64) if count else _NO_TALLIES
-        sink = _Sink(_rounding.VALUES, values=values, decoded=out, tallies=tallies)
-        self._quantize(x, bucket, scales, key, 0, sink)
+        tallies = np.zeros((TALLIES, values.size), np.int64) if count else _NO_TALLIES
+        self.quantize(x, bucket, scales, key, 0, Output(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
         found: NDArray[np.int64] = tallies.sum(axis=0)
         return found
-
-    def _quantize(
-        self,
-        x: NDArray[np.float32],
-        bucket: int,
-        scales: NDArray[np.float32],
-        key: tuple[int, int],
-        start: int,
-        sink: _Sink,
-    ) -> None:
-        high, low = np.uint64(key[0]), np.uint64(key[1])
-        _rounding.quantize(
-            x,
-            bucket,
-            scales,
-            _KERNELS[self.kind],
-            self.mirrored,
-            self.steps,
-            self.levels,
-            high,
-            low,
-            start,
-            *sink,
-        )
 
 
 @dataclass(frozen=True)
 class Stochastic(Rounding):
-    """To one of the two magnitudes around a value, so that the mean is right."""
+    """To one of the two magnitudes around a value, so that the mean is right.
+
+    The kernel packs symbols, or decodes and counts them, as it makes them, whenever nothing else needs them.
+    """
+
+    deterministic: ClassVar[bool] = False
 
     def symbols(
-        self,
-        grid: Rule,
-        x: NDArray[np.float32],
-        scales: NDArray[np.float32],
-        bucket: int,
-        key: tuple[int, int],
-        start: int,
+        self, grid: LevelGrid, state: State, v: Scaled, key: tuple[int, int], start: int = 0
     ) -> NDArray[np.uint16]:
-        """Symbols by the grid's rule, uint16[n]."""
-        return grid.symbols(x, bucket, scales, key, start)
+        return grid.rule(state).symbols(v.x, v.bucket, v.scales, key, start)
+
+    def write(self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]) -> tuple[bytes, int]:
+        """At fixed width the kernel packs symbols as it makes them."""
+        grid, coder = _of(parts)
+        width = width_for(grid.alphabet(state))
+        if not width or not coder.fixed_here(state):
+            return super().write(parts, state, v, key)
+        return grid.rule(state).packed(v.x, v.bucket, v.scales, key, width), coder.fixed_flag
+
+    def read(self, parts: Parts, found: Opened, flags: int) -> NDArray[np.float32]:
+        """At fixed width the kernel looks symbols up as it unpacks them."""
+        grid, coder = _of(parts)
+        values = grid.signed_values(found.state)
+        out = np.empty(found.size + found.tail.size, np.float32)
+        out[found.size :] = found.tail
+        width, rounded = width_for(values.size), out[: found.size]
+        if width and coder.is_fixed(flags):
+            raw = checked_fixed(found.coded, found.size, width)
+            top = _rounding.restore_packed(raw, width, found.bucket, found.scales, values, rounded)
+            check_symbol(top, values.size)
+        else:
+            symbols = coder.read(found.coded, flags, found.size, grid, found.state)
+            _rounding.restore(symbols, found.bucket, found.scales, values, rounded)
+        return out
+
+    def simulate(
+        self, parts: Parts, state: State, v: Scaled, key: tuple[int, int]
+    ) -> tuple[NDArray[np.float32], Measured]:
+        """The kernel decodes and counts symbols as it makes them."""
+        grid, coder = _of(parts)
+        values = grid.signed_values(state)
+        out = np.empty(v.x.size + v.tail.size, np.float32)
+        out[v.x.size :] = v.tail
+        rounded = out[: v.x.size]
+        tallies = grid.rule(state).simulate(v.x, v.bucket, v.scales, key, values, rounded, count=True)
+        return out, coder.lengths(coder.bits(state, tallies), tallies)
 
 
-def with_levels(state: State, levels: NDArray[np.float32]) -> State:
-    """The state of a receiver with these levels.
-
-    Raises:
-        PayloadError: they are no ascending magnitudes.
-    """
-    if not (np.isfinite(levels).all() and (np.diff(levels) > 0).all() and levels[0] >= 0):
-        raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
-    return state.with_arrays(levels=levels)
+def _of(parts: Parts) -> tuple[LevelGrid, Any]:
+    """Grid and coder of a method of levels."""
+    return cast("LevelGrid", parts.grid), parts.coder
 
 
 @dataclass(frozen=True)
 class LevelGrid(Grid):
     """Magnitudes in units of the scale; a symbol is a magnitude with its sign."""
 
-    @property
-    def has_zero(self) -> bool:
-        """Whether 0 is a level."""
-        return True
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether levels are fitted."""
-        return False
-
-    @property
-    def moments(self) -> bool:
-        """Whether a fit wants the mean and sigma of each bucket."""
-        return False
+    fits = True
+    #: whether levels are fitted
+    adaptive: ClassVar[bool] = False
+    #: whether 0 is a level; a parameter of most grids
+    zero = True
 
     @abstractmethod
     def levels(self, state: State) -> NDArray[np.float32]:
-        """Ascending magnitudes, float32[m]; the last is 1, the first is 0 exactly when ``has_zero``."""
+        """Ascending magnitudes, float32[m]; the last is 1, the first is 0 exactly with ``zero``."""
 
     def rule(self, state: State) -> Rule:
         """How |v| / scale goes to one of :meth:`levels`."""
-        return Rule.among(self.levels(state), mirrored=not self.has_zero)
+        return Rule.among(self.levels(state), mirrored=not self.zero)
 
-    def fit(self, state: State, summary: MomentSketch) -> State:
-        """Adapt the levels; a fixed grid leaves them alone."""
-        del summary
-        return state
+    def alphabet(self, state: State) -> int:
+        return 2 * self.levels(state).size - int(self.zero)
+
+    def signed_values(self, state: State) -> NDArray[np.float32]:
+        """What each symbol means, in units of the scale: float32, ascending."""
+        levels = self.levels(state)
+        return np.concatenate([-levels[::-1], levels[1:] if self.zero else levels])
 
     def fitted(self, state: State) -> NDArray[np.float32] | None:
         """What a receiver must know of fitted levels; None for a fixed grid."""
@@ -218,14 +230,96 @@ class LevelGrid(Grid):
         """The receiver's state with :meth:`fitted`, one number or more.
 
         Raises:
-            PayloadError: numbers that are none of this grid's.
+            PayloadError: numbers that are not this grid's.
         """
-        return with_levels(state, fitted)
+        if not (np.isfinite(fitted).all() and (np.diff(fitted) > 0).all() and fitted[0] >= 0):
+            raise PayloadError("shared bytes hold levels that are not ascending magnitudes")
+        return state.with_arrays(levels=fitted)
+
+    @property
+    def moments(self) -> bool:
+        """Whether a fit wants the mean and sigma of each bucket."""
+        return False
 
     def model_error(self, state: State, sketch: MomentSketch) -> float:
         """The squared error that a parametric law promised; NaN without one."""
-        del state, sketch
         return float("nan")
+
+    def needs(self, parts: Parts) -> SummarySpec:
+        """The sketch of r = |v| / scale under these buckets."""
+        scale, scope = cast("BucketNorm", parts.scale), _of(parts)[1].scope
+        return SummarySpec(scale.norm, scale.bucket_size, scale.tail, scale.clip, scope, self.moments)
+
+    def expects(self, parts: Parts) -> bool:
+        return not parts.memory.keeps
+
+    def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
+        """Closed forms from the sketch."""
+        levels = self.levels(state)
+        error, _, bound, magnitudes = sketch.expect(levels, zero=self.zero)
+        symbols = symbols_of(levels, self.zero, sketch)
+        size = max(1, sketch.size)
+        share = sketch.quantized / size
+        norms = 32.0 * (sketch.buckets + sketch.exact) / size
+        coded = _of(parts)[1].expected_bits(state, symbols.probabilities)
+        huffman = min(symbols.fixed, symbols.coded + symbols.sent / max(1, sketch.quantized))
+        zeros = magnitudes[0] * sketch.quantized if self.zero else float(sketch.dead)
+        return Expectation(
+            squared_error=error,
+            bias=float(np.sqrt(sketch.clip_error)),
+            sparsity=(float(zeros) + sketch.exact_zeros) / size,
+            bits_fixed=symbols.fixed * share + norms,
+            bits_entropy=symbols.entropy * share + norms,
+            bits_huffman=huffman * share + norms,
+            bits_payload=coded * share + norms,
+            bits_norms=norms,
+            probabilities=symbols.probabilities,
+            error_bound=bound,
+            model_error=self.model_error(state, sketch),
+        )
+
+    def weighted_error(self, parts: Parts, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+        """The weighted sums alone: symbols and bits are those of the plain sketch."""
+        return weighted.expected_error(self.levels(state), self.zero)
+
+
+class Symbols(NamedTuple):
+    """The signed symbols of one level set on one sketch.
+
+    Attributes:
+        probabilities: float64[m], of each.
+        lengths: uint8[m], of the code made for them; symbols that hardly occur share one, see
+            :func:`gtrace.kernels.symbols.escape_lengths`.
+        fixed: bits per symbol at fixed width.
+        entropy: bits per symbol.
+        coded: mean bits per symbol of that code.
+        sent: bits that sending ``lengths`` takes.
+    """
+
+    probabilities: NDArray[np.float64]
+    lengths: NDArray[np.uint8]
+    fixed: float
+    entropy: float
+    coded: float
+    sent: float
+
+
+def symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
+    """The symbols that these levels make of a sketched tensor."""
+    # A sweep judges a codec by a step's sketch and fits it to the same sketch for the next step.
+    found: Symbols = sketch.remember((levels.tobytes(), zero, "symbols"), lambda: _symbols_of(levels, zero, sketch))
+    return found
+
+
+def _symbols_of(levels: NDArray[np.float32], zero: bool, sketch: MomentSketch) -> Symbols:
+    magnitudes = sketch.probabilities(levels, zero)
+    # The sketch has no sign, so both signs have the same share.
+    probabilities = np.empty(2 * magnitudes.size - int(zero))
+    lengths = np.empty(probabilities.size, np.uint8)
+    numbers = np.empty(_symbols.SYMBOL_NUMBERS)
+    _symbols.tell_symbols(magnitudes, not zero, float(sketch.quantized), MAX_LENGTH, probabilities, lengths, numbers)
+    bits, coded, sent = numbers.tolist()
+    return Symbols(probabilities, lengths, float(width_for(lengths.size)), bits, coded, sent)
 
 
 @dataclass(frozen=True)
@@ -245,11 +339,6 @@ class EqualSteps(LevelGrid):
             raise UsageError(f"codec {name}: steps={self.steps} goes with {wanted}")
 
     @property
-    def has_zero(self) -> bool:
-        """Whether 0 is a level."""
-        return self.zero
-
-    @property
     def intervals(self) -> int:
         """s, or the denominator of the mirrored grid."""
         if self.steps is not None:
@@ -257,15 +346,19 @@ class EqualSteps(LevelGrid):
         return (1 << self.bits - 1) - 1 if self.zero else (1 << self.bits) - 1
 
     def levels(self, state: State) -> NDArray[np.float32]:
-        """float32[m]."""
-        del state
-        first, stride = (0, 1) if self.zero else (1, 2)
-        return (np.arange(first, self.intervals + 1, stride) / self.intervals).astype(np.float32)
+        return _equal_steps(self.intervals, self.zero)
 
     def rule(self, state: State) -> Rule:
         """The cell of a uniform grid is computed."""
-        del state
         return Rule("uniform", not self.zero, steps=self.intervals)
+
+
+@lru_cache(maxsize=256)
+def _equal_steps(intervals: int, zero: bool) -> NDArray[np.float32]:
+    first, stride = (0, 1) if zero else (1, 2)
+    levels = (np.arange(first, intervals + 1, stride) / intervals).astype(np.float32)
+    levels.flags.writeable = False
+    return levels
 
 
 @dataclass(frozen=True)
@@ -273,9 +366,7 @@ class Ternary(LevelGrid):
     """0 and 1."""
 
     def levels(self, state: State) -> NDArray[np.float32]:
-        """0 and 1."""
-        del state
-        return np.array([0.0, 1.0], np.float32)
+        return _equal_steps(1, True)
 
 
 @dataclass(frozen=True)
@@ -286,14 +377,7 @@ class Powers(LevelGrid):
     zero: bool = parameter(True, "0 is a level; without it the grid is mirrored around 0")
     p: float = parameter(0.5, "ratio of two neighbouring levels", minimum=0.01, maximum=0.99)
 
-    @property
-    def has_zero(self) -> bool:
-        """Whether 0 is a level."""
-        return self.zero
-
     def levels(self, state: State) -> NDArray[np.float32]:
-        """float32[m]."""
-        del state
         return _powers(self.p, self.bits, self.zero)
 
 
@@ -317,13 +401,10 @@ class Exponents(LevelGrid):
     """0, the normal powers of two of float32, and its largest value: 256 magnitudes."""
 
     def levels(self, state: State) -> NDArray[np.float32]:
-        """float32[256]."""
-        del state
         return _EXPONENTS
 
     def rule(self, state: State) -> Rule:
         """The cell of a power of two is in the value's exponent."""
-        del state
         return Rule("powers")
 
 
@@ -338,6 +419,7 @@ class Fitted(LevelGrid):
     the law itself promised, a mean per value of weight 1, for comparison with the true one.
     """
 
+    adaptive: ClassVar[bool] = True
     #: buckets count by their squared norm, which is the error that matters
     weighted: bool = True
 
@@ -354,18 +436,7 @@ class Fitted(LevelGrid):
     sampling_seed: int = parameter(0, "of the sampling of buckets", minimum=0)
 
     @property
-    def has_zero(self) -> bool:
-        """Whether 0 is a level."""
-        return self.zero
-
-    @property
-    def adaptive(self) -> bool:
-        """They are."""
-        return True
-
-    @property
     def moments(self) -> bool:
-        """Whether the law is made from each bucket's mean and sigma."""
         return self.law != "empirical"
 
     @abstractmethod
@@ -413,7 +484,7 @@ class Fitted(LevelGrid):
         return grid if self.zero else np.asarray(grid[grid > 0])
 
     def model_error(self, state: State, sketch: MomentSketch) -> float:
-        """What the law promised per value, times the weight of all values that are rounded."""
+        # What the law promised per value, times the weight of all values that are rounded.
         model = state.arrays.get("model")
         weight = float(sketch.sums[:, 3].sum()) + sketch.zero_weight
         return float("nan") if model is None else float(model[0]) * weight
@@ -428,7 +499,6 @@ class LeastVariance(Fitted):
     )
 
     def best(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
-        """Coordinate descent."""
         return alq_levels(law, self.bits, self.zero, self.weighted, method=self.method)
 
 
@@ -437,7 +507,6 @@ class LeastVarianceByGradient(Fitted):
     """ALQ by the projection-free gradient descent of Eq. 7."""
 
     def best(self, law: MomentSketch | TruncatedNormalMixture) -> NDArray[np.float64]:
-        """Gradient descent."""
         return alq_levels(law, self.bits, self.zero, self.weighted, method="gd")
 
 
@@ -471,7 +540,6 @@ class FittedPowers(Fitted):
         return None if levels is None or (self.zero and self.bits == 2) else levels[-2:-1]
 
     def with_fitted(self, state: State, fitted: NDArray[np.float32]) -> State:
-        """The powers of the multiplier."""
         if not (fitted.size == 1 and 0 < fitted[0] < 1):
             raise PayloadError("shared bytes hold no multiplier between 0 and 1")
         return super().with_fitted(state, self.narrowed(amq_levels(float(fitted[0]), self.bits, self.zero)))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from gtrace.buckets import as_levels
+from gtrace.codecs.base import check_summary
 from gtrace.codecs.coders import SHARED_HEAD
-from gtrace.codecs.engine import LevelCodec, LevelMethod
+from gtrace.codecs.engine import Composed, level_grid
 from gtrace.coding import MAX_LENGTH, width_for
 from gtrace.errors import UsageError
 from gtrace.kernels import symbols as _symbols
 from gtrace.sketch import ROUNDING, MomentSketch
+from gtrace.types import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,25 +23,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gtrace.codecs.base import Codec
+    from gtrace.codecs.grids import LevelGrid
+    from gtrace.types import SummarySpec
 
-#: What must be the engine's own for a codec to be one of many.
-_ENGINE = (
-    *("init", "view", "fit", "fit_levels", "shared", "expect", "model_error", "allocates", "expects", "stateful"),
-    *("_symbols", "_tell"),
-)
-
-
-@lru_cache
-def _is_engine(kind: type[Codec]) -> bool:
-    engine = LevelMethod if issubclass(kind, LevelMethod) else LevelCodec
-    return issubclass(kind, LevelCodec) and all(getattr(kind, name) is getattr(engine, name) for name in _ENGINE)
+#: what must be the engine's own for a codec to be one of many
+_ENGINE = ("init", "view", "fit", "shared", "expect", "allocates", "expects", "stateful")
 
 
-def has_fixed_levels(item: Codec) -> TypeGuard[LevelCodec]:
+def has_fixed_levels(item: Codec) -> bool:
     """Whether a codec can be one of :class:`LevelSets`: its levels never change, and its coder knows no integers."""
-    if not (_is_engine(type(item)) and isinstance(item, LevelCodec)) or item.adaptive:
+    grid, kind = level_grid(item), type(item)
+    if grid is None or grid.adaptive or any(getattr(kind, name) is not getattr(Composed, name) for name in _ENGINE):
         return False
-    return item.code.coder in ("huffman", "fixed")
+    return item.parameters["coder"] in ("huffman", "fixed")
 
 
 class Judged(NamedTuple):
@@ -97,13 +92,14 @@ class LevelSets:
         UsageError: codecs that want different sketches, or levels that are no magnitudes.
     """
 
-    def __init__(self, codecs: Sequence[LevelCodec]) -> None:
+    def __init__(self, codecs: Sequence[Codec]) -> None:
         self.codecs = tuple(codecs)
-        self.needs = self.codecs[0].needs
+        self.needs = cast("SummarySpec", self.codecs[0].needs)
         if any(item.needs != self.needs for item in self.codecs):
             raise UsageError("codecs that are judged together must want the same sketch")
-        grids = [as_levels(item.levels(item.init(0)), zero=item.has_zero) for item in self.codecs]
-        self.has_zero = np.array([item.has_zero for item in self.codecs])
+        found = [cast("LevelGrid", level_grid(item)) for item in self.codecs]
+        grids = [as_levels(grid.levels(State(0)), zero=grid.zero) for grid in found]
+        self.has_zero = np.array([grid.zero for grid in found])
         #: int64[sets], magnitudes of each
         self.sizes = np.array([grid.size for grid in grids])
         symbols = 2 * self.sizes - self.has_zero
@@ -111,7 +107,7 @@ class LevelSets:
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
         self._symbol_starts = np.concatenate([[0], np.cumsum(symbols)])
         self._fixed = np.array([float(width_for(count)) for count in symbols.tolist()])
-        self._huffman = np.array([item.code.coder == "huffman" for item in self.codecs])
+        self._huffman = np.array([item.parameters["coder"] == "huffman" for item in self.codecs])
 
     def judge(self, sketch: MomentSketch) -> Judged:
         """All level sets on one sketch.
@@ -119,7 +115,7 @@ class LevelSets:
         Raises:
             UsageError: the sketch was built otherwise than the codecs want it.
         """
-        self._check(sketch)
+        check_summary(self.codecs[0], sketch)
         judged = Judged(
             sketch,
             np.empty((len(self.codecs), _symbols.NUMBERS)),
@@ -140,19 +136,15 @@ class LevelSets:
         return judged
 
     def weighted_error(self, weighted: MomentSketch) -> NDArray[np.float64]:
-        """float64[sets], as :meth:`~gtrace.codecs.ExpectingCodec.weighted_error` of each.
+        """float64[sets], as :meth:`~gtrace.codecs.Codec.weighted_error` of each.
 
         Raises:
             UsageError: the sketch was built otherwise than the codecs want it.
         """
-        self._check(weighted)
+        check_summary(self.codecs[0], weighted)
         errors = np.empty(len(self.codecs))
         _symbols.weigh_sets(weighted.bins(), self._levels, self._starts, ~self.has_zero, errors)
         return errors + weighted.clip_error
-
-    def _check(self, sketch: MomentSketch) -> None:
-        if sketch.spec[:4] != self.needs[:4]:
-            raise UsageError(f"{self.codecs[0]}: wants a sketch of {self.needs}, not of {sketch.spec}")
 
     def fit(self, judged: Judged, size: int) -> Codes:
         """Adopt the codes that save more than they cost to send, for tensors of ``size`` values."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from gtrace.codecs.coders import SharedCode
-from gtrace.codecs.engine import LevelMethod, Parts, method
+from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.grids import (
     EqualSteps,
     Exponents,
@@ -14,8 +12,10 @@ from gtrace.codecs.grids import (
     LeastVarianceByGradient,
     Optimal,
     Powers,
+    Stochastic,
     Ternary,
 )
+from gtrace.codecs.parts import Grid, Parts, Scale
 from gtrace.codecs.scales import BucketNorm, NoNorm
 
 _HUFFMAN = (
@@ -57,248 +57,233 @@ _AMQ_CORRECTIONS = (
 )
 
 
+def levels(grid: Grid, scale: Scale | None = None) -> Parts:
+    """The parts of a method of levels: buckets over their l2 norm, unless another scale is given."""
+    return Parts(scale=scale or BucketNorm(), grid=grid, rounding=Stochastic(), coder=SharedCode())
+
+
 @method
-class Qsgd(LevelMethod):
+class Qsgd(Composed):
     """QSGD with the l2 norm."""
 
-    name: ClassVar[str] = "qsgd"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=EqualSteps(), coder=SharedCode())
-    summary: ClassVar[str] = "uniform levels, buckets scaled by their l2 norm"
-    formula: ClassVar[str] = (
-        "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
-    )
-    paper: ClassVar[str] = (
-        "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
-    )
-    about: ClassVar[str] = (
-        "The reference of unbiased quantizers: uniform levels times the l2 norm of a bucket, rounded at random."
-    )
-    sends: ClassVar[str] = _HUFFMAN
-    behavior: ClassVar[str] = (
+    name = "qsgd"
+    parts = levels(EqualSteps())
+    summary = "uniform levels, buckets scaled by their l2 norm"
+    formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
+    paper = "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
+    about = "The reference of unbiased quantizers: uniform levels times the l2 norm of a bucket, rounded at random."
+    sends = _HUFFMAN
+    behavior = (
         "Relative variance up to sqrt(bucket_size) / s, s = 2^(bits-1) - 1: take small buckets, or qsgdinf. Most "
         "symbols are zero, so its bits are few."
     )
-    related: ClassVar[tuple[str, ...]] = ("qsgdinf", "nuqsgd", "alq")
+    related = ("qsgdinf", "nuqsgd", "alq")
 
 
 @method
-class QsgdInf(LevelMethod):
+class QsgdInf(Composed):
     """QSGD with the max norm."""
 
-    name: ClassVar[str] = "qsgdinf"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=EqualSteps(), coder=SharedCode())
-    summary: ClassVar[str] = "uniform levels, buckets scaled by their largest magnitude"
-    formula: ClassVar[str] = (
-        "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
-    )
-    paper: ClassVar[str] = "Alistarh et al., QSGD, 2017 (max-norm variant, as in Faghri et al., 2020)"
-    about: ClassVar[str] = (
+    name = "qsgdinf"
+    parts = levels(EqualSteps(), BucketNorm("linf"))
+    summary = "uniform levels, buckets scaled by their largest magnitude"
+    formula = "Q(v) = max|v_b| sign(v) l, l in {0, 1/s, ..., 1}, s = 2^(bits-1) - 1, rounded stochastically"
+    paper = "Alistarh et al., QSGD, 2017 (max-norm variant, as in Faghri et al., 2020)"
+    about = (
         "qsgd divided by the largest magnitude instead: the grid covers what is there. The baseline that new codecs"
         " should beat at equal measured bits."
     )
-    sends: ClassVar[str] = _HUFFMAN
-    behavior: ClassVar[str] = (
+    sends = _HUFFMAN
+    behavior = (
         "Error falls to about a quarter with each bit. Entropy coding makes use of the many zeros, so measured bits"
         " are below the nominal ones."
     )
-    related: ClassVar[tuple[str, ...]] = ("qsgd", "zipml", "terngrad")
+    related = ("qsgd", "zipml", "terngrad")
 
 
 @method
-class TernGrad(LevelMethod):
+class TernGrad(Composed):
     """Levels {0, 1} times the largest magnitude, whatever the bits."""
 
-    name: ClassVar[str] = "terngrad"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Ternary(), coder=SharedCode())
-    summary: ClassVar[str] = "levels 0 and 1, buckets scaled by their largest magnitude"
-    formula: ClassVar[str] = "Q(v) = max|v_b| sign(v) b, b = 1 with probability |v| / max|v_b|"
-    paper: ClassVar[str] = "Wen et al., TernGrad: Ternary Gradients to Reduce Communication, 2017"
-    corrections: ClassVar[tuple[str, ...]] = (
-        "clipping comes before the norm and is off by default; clip=2.5 is the paper's setting",
-    )
-    about: ClassVar[str] = (
-        "Three values, -1, 0 and 1 times the largest magnitude, rounded at random; clip=2.5 is the paper's setting."
-    )
-    sends: ClassVar[str] = _HUFFMAN
-    behavior: ClassVar[str] = "As qsgdinf at 2 bits: one outlier makes nearly all values zero, and the variance large."
-    related: ClassVar[tuple[str, ...]] = ("qsgdinf", "natural")
+    name = "terngrad"
+    parts = levels(Ternary(), BucketNorm("linf"))
+    summary = "levels 0 and 1, buckets scaled by their largest magnitude"
+    formula = "Q(v) = max|v_b| sign(v) b, b = 1 with probability |v| / max|v_b|"
+    paper = "Wen et al., TernGrad: Ternary Gradients to Reduce Communication, 2017"
+    corrections = ("clipping comes before the norm and is off by default; clip=2.5 is the paper's setting",)
+    about = "Three values, -1, 0 and 1 times the largest magnitude, rounded at random; clip=2.5 is the paper's setting."
+    sends = _HUFFMAN
+    behavior = "As qsgdinf at 2 bits: one outlier makes nearly all values zero, and the variance large."
+    related = ("qsgdinf", "natural")
 
 
 @method
-class Nuqsgd(LevelMethod):
+class Nuqsgd(Composed):
     """Exponential levels 1, p, p^2, ... (and 0)."""
 
-    name: ClassVar[str] = "nuqsgd"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=Powers(), coder=SharedCode())
-    summary: ClassVar[str] = "levels at powers of 1/2, buckets scaled by their l2 norm"
-    formula: ClassVar[str] = (
-        "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
-    )
-    paper: ClassVar[str] = "Ramezani-Kebrya et al., NUQSGD: Provably Communication-Efficient Data-Parallel SGD, 2021"
-    about: ClassVar[str] = (
+    name = "nuqsgd"
+    parts = levels(Powers())
+    summary = "levels at powers of 1/2, buckets scaled by their l2 norm"
+    formula = "Q(v) = ||v_b||_2 sign(v) l, l in {0, p^(m-2), ..., p, 1}, m = 2^(bits-1), rounded stochastically"
+    paper = "Ramezani-Kebrya et al., NUQSGD: Provably Communication-Efficient Data-Parallel SGD, 2021"
+    about = (
         "Fixed exponential levels: fine near 0, where normalized coordinates are, with a bound on the variance. "
         "Nothing is fitted."
     )
-    sends: ClassVar[str] = _HUFFMAN
-    behavior: ClassVar[str] = (
+    sends = _HUFFMAN
+    behavior = (
         "Better than qsgd at equal levels in large buckets; more bits add levels near 0 only, so error stops falling."
     )
-    related: ClassVar[tuple[str, ...]] = ("natural", "amq", "alq")
+    related = ("natural", "amq", "alq")
 
 
 @method
-class Natural(LevelMethod):
+class Natural(Composed):
     """Stochastic rounding to powers of two; no scale is sent."""
 
-    name: ClassVar[str] = "natural"
-    parts: ClassVar[Parts] = Parts(scale=NoNorm(), grid=Exponents(), coder=SharedCode())
-    summary: ClassVar[str] = "values rounded to powers of two, no scale"
-    formula: ClassVar[str] = "Q(v) = sign(v) 2^e or sign(v) 2^(e+1), 2^e <= |v| < 2^(e+1), rounded stochastically"
-    paper: ClassVar[str] = "Horvath et al., Natural Compression for Distributed Deep Learning, 2022"
-    corrections: ClassVar[tuple[str, ...]] = (
+    name = "natural"
+    parts = levels(Exponents(), NoNorm())
+    summary = "values rounded to powers of two, no scale"
+    formula = "Q(v) = sign(v) 2^e or sign(v) 2^(e+1), 2^e <= |v| < 2^(e+1), rounded stochastically"
+    paper = "Horvath et al., Natural Compression for Distributed Deep Learning, 2022"
+    corrections = (
         "values above 2^127 are rounded between 2^127 and the largest float32, so nothing overflows",
         "values below 2^-126 are rounded between 0 and 2^-126",
     )
-    about: ClassVar[str] = (
-        "Keeps sign and exponent and rounds the mantissa away at random: no scale, no parameter that needs tuning."
-    )
-    sends: ClassVar[str] = "The exponents' symbols by the coder, after an exact tail where asked for; nothing else."
-    behavior: ClassVar[str] = (
-        "Relative variance at most 1/8, whatever the data; bits depend on how far exponents spread."
-    )
-    related: ClassVar[tuple[str, ...]] = ("nuqsgd", "fp")
+    about = "Keeps sign and exponent and rounds the mantissa away at random: no scale, no parameter that needs tuning."
+    sends = "The exponents' symbols by the coder, after an exact tail where asked for; nothing else."
+    behavior = "Relative variance at most 1/8, whatever the data; bits depend on how far exponents spread."
+    related = ("nuqsgd", "fp")
 
 
 @method
-class Alq(LevelMethod):
+class Alq(Composed):
     """ALQ: coordinate descent on the variance, buckets weighted by their squared norm."""
 
-    name: ClassVar[str] = "alq"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVariance(), coder=SharedCode())
-    summary: ClassVar[str] = "levels of least variance by coordinate descent, buckets weighted by squared norm"
-    formula: ClassVar[str] = _ALQ_FORMULA
-    paper: ClassVar[str] = f"{_ALQ}, Eq. 5"
-    corrections: ClassVar[tuple[str, ...]] = _ALQ_CORRECTIONS
-    about: ClassVar[str] = (
+    name = "alq"
+    parts = levels(LeastVariance())
+    summary = "levels of least variance by coordinate descent, buckets weighted by squared norm"
+    formula = _ALQ_FORMULA
+    paper = f"{_ALQ}, Eq. 5"
+    corrections = _ALQ_CORRECTIONS
+    about = (
         "Adaptive levels: where the levels lie is fitted to the law of the normalized coordinates, so that the "
         "variance of stochastic rounding is least. The choice where a gradient's shape is not known beforehand."
     )
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = _FALLS
-    related: ClassVar[tuple[str, ...]] = ("alq-n", "amq", "zipml", "nuqsgd")
+    sends = _FITTED
+    behavior = _FALLS
+    related = ("alq-n", "amq", "zipml", "nuqsgd")
 
 
 @method
-class AlqN(LevelMethod):
+class AlqN(Composed):
     """ALQ-N: the same on the normalized variance."""
 
-    name: ClassVar[str] = "alq-n"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVariance(weighted=False), coder=SharedCode())
-    summary: ClassVar[str] = "as alq, every bucket weighted alike"
-    formula: ClassVar[str] = _ALQ_FORMULA
-    paper: ClassVar[str] = f"{_ALQ}, Eq. 5 with equal weights"
-    corrections: ClassVar[tuple[str, ...]] = _ALQ_CORRECTIONS
-    about: ClassVar[str] = (
+    name = "alq-n"
+    parts = levels(LeastVariance(weighted=False))
+    summary = "as alq, every bucket weighted alike"
+    formula = _ALQ_FORMULA
+    paper = f"{_ALQ}, Eq. 5 with equal weights"
+    corrections = _ALQ_CORRECTIONS
+    about = (
         "alq with every bucket counted alike, as if all had the same norm. Where norms differ much, alq's weights "
         "follow the error that matters."
     )
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = _FALLS
-    related: ClassVar[tuple[str, ...]] = ("alq", "alqg-n")
+    sends = _FITTED
+    behavior = _FALLS
+    related = ("alq", "alqg-n")
 
 
 @method
-class AlqG(LevelMethod):
+class AlqG(Composed):
     """ALQG: gradient descent instead of coordinate descent."""
 
-    name: ClassVar[str] = "alqg"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVarianceByGradient(), coder=SharedCode())
-    summary: ClassVar[str] = "as alq, by gradient descent"
-    formula: ClassVar[str] = _ALQ_FORMULA
-    paper: ClassVar[str] = f"{_ALQ}, Eq. 7"
-    corrections: ClassVar[tuple[str, ...]] = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
-    about: ClassVar[str] = (
+    name = "alqg"
+    parts = levels(LeastVarianceByGradient())
+    summary = "as alq, by gradient descent"
+    formula = _ALQ_FORMULA
+    paper = f"{_ALQ}, Eq. 7"
+    corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
+    about = (
         "alq's objective minimized by gradient descent, as in the paper's comparison. It is slower than alq and "
         "ends at the same levels or at worse ones; it is here to repeat experiments."
     )
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = "At 2 to 4 bits as alq; beyond that descent may stop early and leave error."
-    related: ClassVar[tuple[str, ...]] = ("alq", "alqg-n")
+    sends = _FITTED
+    behavior = "At 2 to 4 bits as alq; beyond that descent may stop early and leave error."
+    related = ("alq", "alqg-n")
 
 
 @method
-class AlqGN(LevelMethod):
+class AlqGN(Composed):
     """ALQG-N: gradient descent on the normalized variance."""
 
-    name: ClassVar[str] = "alqg-n"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=LeastVarianceByGradient(weighted=False), coder=SharedCode())
-    summary: ClassVar[str] = "as alq-n, by gradient descent"
-    formula: ClassVar[str] = _ALQ_FORMULA
-    paper: ClassVar[str] = f"{_ALQ}, Eq. 7 with equal weights"
-    corrections: ClassVar[tuple[str, ...]] = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
-    about: ClassVar[str] = "alqg with every bucket counted alike."
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = "As alqg: the levels of alq-n at 2 to 4 bits, or worse ones."
-    related: ClassVar[tuple[str, ...]] = ("alqg", "alq-n")
+    name = "alqg-n"
+    parts = levels(LeastVarianceByGradient(weighted=False))
+    summary = "as alq-n, by gradient descent"
+    formula = _ALQ_FORMULA
+    paper = f"{_ALQ}, Eq. 7 with equal weights"
+    corrections = _ALQ_CORRECTIONS[:1] + _ALQ_CORRECTIONS[3:]
+    about = "alqg with every bucket counted alike."
+    sends = _FITTED
+    behavior = "As alqg: the levels of alq-n at 2 to 4 bits, or worse ones."
+    related = ("alqg", "alq-n")
 
 
 @method
-class Amq(LevelMethod):
+class Amq(Composed):
     """AMQ: buckets weighted by their squared norm."""
 
-    name: ClassVar[str] = "amq"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=FittedPowers(), coder=SharedCode())
-    summary: ClassVar[str] = "levels at powers of a fitted multiplier, buckets weighted by squared norm"
-    formula: ClassVar[str] = _AMQ_FORMULA
-    paper: ClassVar[str] = f"{_ALQ}, Eq. 8"
-    corrections: ClassVar[tuple[str, ...]] = _AMQ_CORRECTIONS
-    about: ClassVar[str] = (
+    name = "amq"
+    parts = levels(FittedPowers())
+    summary = "levels at powers of a fitted multiplier, buckets weighted by squared norm"
+    formula = _AMQ_FORMULA
+    paper = f"{_ALQ}, Eq. 8"
+    corrections = _AMQ_CORRECTIONS
+    about = (
         "Exponential levels whose base is fitted: one number instead of a set of levels, so fits are fast and hard "
         "to mislead."
     )
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = "Near alq at equal measured bits, ahead of it or behind it by the data."
-    related: ClassVar[tuple[str, ...]] = ("amq-n", "alq", "nuqsgd")
+    sends = _FITTED
+    behavior = "Near alq at equal measured bits, ahead of it or behind it by the data."
+    related = ("amq-n", "alq", "nuqsgd")
 
 
 @method
-class AmqN(LevelMethod):
+class AmqN(Composed):
     """AMQ-N: every bucket weighted alike."""
 
-    name: ClassVar[str] = "amq-n"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm(), grid=FittedPowers(weighted=False), coder=SharedCode())
-    summary: ClassVar[str] = "as amq, every bucket weighted alike"
-    formula: ClassVar[str] = _AMQ_FORMULA
-    paper: ClassVar[str] = f"{_ALQ}, Eq. 8 with equal weights"
-    corrections: ClassVar[tuple[str, ...]] = _AMQ_CORRECTIONS
-    about: ClassVar[str] = "amq with every bucket counted alike."
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = "Near amq and alq-n at equal measured bits."
-    related: ClassVar[tuple[str, ...]] = ("amq", "alq-n")
+    name = "amq-n"
+    parts = levels(FittedPowers(weighted=False))
+    summary = "as amq, every bucket weighted alike"
+    formula = _AMQ_FORMULA
+    paper = f"{_ALQ}, Eq. 8 with equal weights"
+    corrections = _AMQ_CORRECTIONS
+    about = "amq with every bucket counted alike."
+    sends = _FITTED
+    behavior = "Near amq and alq-n at equal measured bits."
+    related = ("amq", "alq-n")
 
 
 @method
-class ZipMl(LevelMethod):
+class ZipMl(Composed):
     """Optimal levels by dynamic programming on the moment sketch."""
 
-    name: ClassVar[str] = "zipml"
-    parts: ClassVar[Parts] = Parts(scale=BucketNorm("linf"), grid=Optimal(), coder=SharedCode())
-    summary: ClassVar[str] = "optimal levels for the data, buckets scaled by their largest magnitude"
-    formula: ClassVar[str] = (
-        "Q(v) = max|v_b| sign(v) l, rounded stochastically; l minimizes sum max|v_b|^2 (l+ - r)(r - l) exactly"
-    )
-    paper: ClassVar[str] = "Zhang et al., The ZipML Framework for Training Models with End-to-End Low Precision, 2017"
-    corrections: ClassVar[tuple[str, ...]] = (
+    name = "zipml"
+    parts = levels(Optimal(), BucketNorm("linf"))
+    summary = "optimal levels for the data, buckets scaled by their largest magnitude"
+    formula = "Q(v) = max|v_b| sign(v) l, rounded stochastically; l minimizes sum max|v_b|^2 (l+ - r)(r - l) exactly"
+    paper = "Zhang et al., The ZipML Framework for Training Models with End-to-End Low Precision, 2017"
+    corrections = (
         "the dynamic program runs over the bins of a one-pass sketch, which makes it fit for every training step",
         "without 0 as a level, and under a parametric law, the best of several local searches stands in for it",
     )
-    about: ClassVar[str] = (
+    about = (
         "Levels that are optimal for the data, not only locally: a dynamic program over the moment sketch takes "
         "milliseconds for any size. What alq and amq are measured against."
     )
-    sends: ClassVar[str] = _FITTED
-    behavior: ClassVar[str] = (
+    sends = _FITTED
+    behavior = (
         "The least variance of any levels of this number under the largest magnitude as scale. Other scales "
         "(norm=l2) can be better still at equal bits."
     )
-    related: ClassVar[tuple[str, ...]] = ("alq", "amq", "qsgdinf")
+    related = ("alq", "amq", "qsgdinf")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,35 +34,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Engine(Protocol):
-    """Works on values wherever they are: arrays, or tensors of a device."""
+class Engine:
+    """Works on values wherever they are: arrays here; a subclass knows tensors of a device."""
 
     def on_host(self, values: Any) -> NDArray[np.float32]:
         """The values as an array; an array is returned as it is."""
-
-    def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
-        """The payload of ``codec.encode``, the same bytes wherever the values are."""
-
-    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
-        """What ``codec.decode`` returns, at a place; None is the host."""
-
-
-class _Host:
-    """The engine of arrays."""
-
-    def on_host(self, values: Any) -> NDArray[np.float32]:
         array: NDArray[np.float32] = values
         return array
 
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
+        """The payload of ``codec.encode``, the same bytes wherever the values are."""
         return codec.encode(state, values, key)
 
     def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
-        del place
+        """What ``codec.decode`` returns, at a place; None is the host."""
         return codec.decode(shared, payload, size)
 
 
-HOST: Engine = _Host()
+HOST = Engine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +166,6 @@ class Sender:
         Raises:
             UsageError: a codec that is never fitted.
         """
-        del step
         return self._sketched(self._engine.on_host(values))
 
     def summary(self, values: Any, step: int) -> MomentSketch:
@@ -283,7 +271,7 @@ class Sender:
 def fit_spec(codec: Codec) -> SummarySpec | None:
     """What a fit wants summarized; None for a codec that is never fitted."""
     # A sketch that nobody reads would be charged to the codec as its own time.
-    return codec.needs if type(codec).fit is not Codec.fit else None
+    return codec.needs if codec.fits else None
 
 
 def refitted(codec: Codec, state: State, summary: MomentSketch, step: int, share: float | None = None) -> State:

@@ -6,13 +6,15 @@ import math
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from gtrace.buckets import as_values
-from gtrace.codecs.base import parameter
+from gtrace.codecs.base import Codec, parameter
 from gtrace.codecs.engine import Composed
+from gtrace.codecs.memory import Accumulated
+from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register
 from gtrace.coding.elias import ELIAS, EliasCode, as_integers
 from gtrace.coding.runlength import HEADER_BITS, measure_runs, read_runs, read_widths, write_runs
@@ -53,22 +55,6 @@ def sample_count(size: int, amount: float) -> int:
     return max(1, nearest if abs(wanted - nearest) <= 1e-9 * wanted else math.ceil(wanted))
 
 
-def budget_samples(g: ArrayLike, bits: int) -> int:
-    """The largest N for which no count takes more than ``bits`` bits: (2^(bits-1) - 1) ||g||_1 / max|g|, at least 1.
-
-    Args:
-        g: finite real numbers, taken as float32.
-        bits: 2 or more, the sign among them.
-
-    Raises:
-        UsageError: fewer than 2 bits, or values that are not finite.
-    """
-    if bits < 2:
-        raise UsageError(f"mcgq: a budget of {bits} bits; a count and its sign take at least 2")
-    x = as_values(g)
-    return _budget(x, _total(x), bits)
-
-
 def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     """How often each coordinate is hit by the samples (i + xi) / N, with its sign.
 
@@ -99,54 +85,6 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     return _sample(x, total, samples, xi).reshape(np.shape(g))
 
 
-class SampleMoments(NamedTuple):
-    """Exact moments of one MCGQ encoding over its offset.
-
-    Attributes:
-        samples: N.
-        scale: what one hit is worth, ||g||_1 / N, in gradient units.
-        mean: float64, of each count, N g / ||g||_1; a count is never off by 1 or more.
-        variance: float64, of each decoded value, in squared gradient units.
-        absolute_error: float64, E |decoded - g| of each value, in gradient units.
-    """
-
-    samples: int
-    scale: float
-    mean: NDArray[np.float64]
-    variance: NDArray[np.float64]
-    absolute_error: NDArray[np.float64]
-
-
-def moments(g: ArrayLike, amount: float) -> SampleMoments:
-    """Mean, variance and mean error of every coordinate in closed form.
-
-    Coordinate by coordinate MCGQ is stochastic rounding to multiples of ||g||_1 / N; only the joint law differs.
-
-    Args:
-        g: finite real numbers, any shape, taken as float32; the arrays come back in its shape.
-        amount: samples per element, K.
-
-    Raises:
-        UsageError: an amount out of range, or values that are not finite.
-
-    >>> moments([3.0, 1.0], 1.0).variance.tolist()
-    [1.0, 1.0]
-    """
-    x = as_values(g)
-    samples = sample_count(x.size, amount)
-    total = _total(x)
-    scale = total / samples
-    mean = (x.astype(np.float64) * (samples / total if total else 0.0)).reshape(np.shape(g))
-    part = np.abs(mean) % 1.0
-    spread = part * (1.0 - part)
-    return SampleMoments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
-
-
-def expected_error(g: ArrayLike, amount: float) -> float:
-    """E ||decoded - g||^2, summed over the tensor, in squared gradient units; see :func:`moments`."""
-    return float(moments(g, amount).variance.sum())
-
-
 def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
     """Bits of the run-length payload of integer counts, padding not counted.
 
@@ -161,11 +99,6 @@ def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
     86
     """
     return HEADER_BITS + (8 * _NORM_BYTES if with_norm else 0) + measure_runs(_integers(q)).bits
-
-
-def max_bits(q: ArrayLike) -> int:
-    """B_g, the bits that the largest count takes with its sign."""
-    return measure_runs(_integers(q)).value_bits
 
 
 def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:
@@ -274,34 +207,34 @@ class Mcgq(Composed):
         UsageError: parameters that exclude each other.
     """
 
-    name: ClassVar[str] = "mcgq"
-    summary: ClassVar[str] = "systematic samples proportional to the magnitudes, counted; zeros run-length coded"
-    formula: ClassVar[str] = (
+    name = "mcgq"
+    summary = "systematic samples proportional to the magnitudes, counted; zeros run-length coded"
+    formula = (
         "Q(v)_k = ||v||_1 / N sign(v_k) (D_k - D_(k-1)), D_k = ceil(N S_k / ||v||_1 - xi), S_k = |v_1| + ... + |v_k|, "
         "N = ceil(n amount)"
     )
-    paper: ClassVar[str] = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020"
-    corrections: ClassVar[tuple[str, ...]] = (
+    paper = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020"
+    corrections = (
         "a sample hits the first coordinate whose cumulative share lies strictly above it; the search starts there",
         "a product n * amount within 1e-9 of an integer counts as that integer",
         "dynamic sampling compares the values of g / ||g||_1 and q / ||q||_1, not their mass over coordinates",
         "that distance is of the order of 1 / n, so useful delta_k are of the order of n",
         "with accumulation the scheme is not unbiased over time",
     )
-    about: ClassVar[str] = (
+    about = (
         "Samples coordinates in proportion to their magnitude and sends how often each was hit. The amount of "
         "samples sets the error; zeros come in runs and are counted."
     )
-    sends: ClassVar[str] = (
+    sends = (
         "B_g and B_RLE (u32), with with_norm the norm (float32), then counts of B_g bits in two's complement, a 0 "
         "followed by the length of its run in B_RLE bits; most significant bit first. With another coder: the norm,"
         " then codes."
     )
-    behavior: ClassVar[str] = (
+    behavior = (
         "Variance (||v||_1/N)^2 f (1 - f) a coordinate, f the fraction of its expected count. A heavy tail costs "
         "little, an even gradient many samples."
     )
-    related: ClassVar[tuple[str, ...]] = ("randomk", "prune", "accumulate")
+    related = ("randomk", "prune", "accumulate")
 
     amount: float = parameter(1.0, "samples per element, K; not used with bits", minimum=1e-9)
     bits: int | None = parameter(
@@ -333,25 +266,25 @@ class Mcgq(Composed):
             raise UsageError("codec mcgq: bits and delta_k both set the number of samples; give one of them")
         if self.scale == "accumulated" and not self.accumulate:
             raise UsageError("codec mcgq: scale=accumulated needs accumulate=true")
+        if self.accumulate:
+            object.__setattr__(self, "parts", Parts(memory=Accumulated()))
         object.__setattr__(self, "stateful", self.accumulate or self.delta_k > 0)
         object.__setattr__(self, "unbiased", self.with_norm and not self.accumulate)
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """Nothing accumulated, the amount as the parameter says."""
         state = super().init(size, shape)
-        if self.accumulate:
-            state = state.with_arrays(accumulated=np.zeros(state.size, np.float32))
         if self.delta_k:
             state = state.with_arrays(amount=np.array(self.amount), distance=np.array(math.nan))
         return state
 
     def renewed(self, state: State) -> State:
-        """As it was: nothing in it hangs on the bits."""
+        """As it was: nothing in it depends on the bits."""
         return state
 
     def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
         """The paper's run-length payload; with another coder the norm (little-endian float32), then the codes."""
-        sampled = self._sampled(state, x)
+        sampled = self.parts.memory.given(state.arrays, x)
         total = _total(sampled)
         xi = float(_mcgq.offset(np.uint64(key[0]), np.uint64(key[1])))
         q = _sample(sampled, total, self._samples(state, sampled, total), xi)
@@ -373,17 +306,14 @@ class Mcgq(Composed):
         _mcgq.restore(q, 1.0 if norm is None else norm / max(1.0, float(_mcgq.magnitude_sum(q))), out)
         return out
 
+    simulate = Codec.simulate
+
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """Accumulate and clear what arrived; move the amount against the change of the distance."""
-        if not self.stateful:
-            return state
-        x = as_values(values)
-        sampled = self._sampled(state, x)
-        if self.accumulate:
-            state = state.with_arrays(accumulated=np.where(decoded != 0, np.float32(0), sampled))
         if self.delta_k and state.size:
+            sampled = self.parts.memory.given(state.arrays, as_values(values))
             state = self._moved(state, distance(sampled, decoded))
-        return state
+        return super().update(state, values, decoded)
 
     def _moved(self, state: State, now: float) -> State:
         """K + delta_k (before - now), within [1 / n, 32]; the first distance, or none, leaves K as it is."""
@@ -394,14 +324,6 @@ class Mcgq(Composed):
         if not math.isnan(before):
             amount = min(max(amount + self.delta_k * (before - now), 1.0 / state.size), MAX_AMOUNT)
         return state.with_arrays(amount=np.array(amount), distance=np.array(now))
-
-    def _sampled(self, state: State, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the samples are drawn from: the gradient, or what is accumulated with it."""
-        if not self.accumulate:
-            return x
-        out = np.empty_like(x)
-        _mcgq.accumulate(state.arrays["accumulated"], x, out)
-        return out
 
     def _samples(self, state: State, sampled: NDArray[np.float32], total: float) -> int:
         if self.bits is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import ArrayLike, NDArray
+
+    Arrays = Mapping[str, NDArray[Any]]
 
 #: said by every codec with a residual: papers write the residual of the step, codecs see gradients
 UNITS = "the residual is kept in gradient units; the papers' holds steps, the same while the learning rate is constant"
@@ -40,21 +42,18 @@ def averaged(
 class Residual(Memory):
     """What did not arrive is added to the next gradient. Kept as ``residual``, float32[n]."""
 
-    @property
-    def keeps(self) -> bool:
-        """The residual."""
-        return True
+    keeps: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
 
-    def start(self, size: int) -> dict[str, NDArray[np.float32]]:
-        """No residual yet."""
+    def start(self, size: int) -> dict[str, NDArray[Any]]:
         return {"residual": np.zeros(size, np.float32)}
 
-    def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The gradient with the residual."""
+    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
         return saturating(x, arrays["residual"])
 
-    def after(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """What did not arrive."""
+    def after(
+        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
         return {"residual": saturating(given, decoded, scale_y=-1.0)}
 
 
@@ -62,21 +61,18 @@ class Residual(Memory):
 class Accumulated(Memory):
     """Coordinates that were not sent wait and grow, the others start again. Kept as ``accumulated``, float32[n]."""
 
-    @property
-    def keeps(self) -> bool:
-        """The sums."""
-        return True
+    keeps: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
 
-    def start(self, size: int) -> dict[str, NDArray[np.float32]]:
-        """Nothing accumulated yet."""
+    def start(self, size: int) -> dict[str, NDArray[Any]]:
         return {"accumulated": np.zeros(size, np.float32)}
 
-    def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The accumulated gradient."""
+    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
         return saturating(arrays["accumulated"], x)
 
-    def after(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """What did not arrive; the rest is cleared."""
+    def after(
+        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
         return {"accumulated": np.where(decoded != 0, np.float32(0), given)}
 
 
@@ -84,29 +80,25 @@ class Accumulated(Memory):
 class MomentumAverage(Memory):
     """m <- beta m + (1 - beta) v is sent instead of v. Kept as ``momentum``, float32[n]."""
 
-    beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
+    keeps: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = False
 
-    @property
-    def keeps(self) -> bool:
-        """The momentum."""
-        return True
+    beta: float = parameter(0.9, "share of the momentum that stays", minimum=0.0, maximum=1.0)
 
     @property
     def left_out(self) -> float:
         """The share of a new gradient that is left out."""
         return self.beta
 
-    def start(self, size: int) -> dict[str, NDArray[np.float32]]:
-        """No momentum yet."""
+    def start(self, size: int) -> dict[str, NDArray[Any]]:
         return {"momentum": np.zeros(size, np.float32)}
 
-    def given(self, arrays: Mapping[str, NDArray[Any]], x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The new momentum."""
+    def given(self, arrays: Arrays, x: NDArray[np.float32]) -> NDArray[np.float32]:
         return averaged(arrays["momentum"], x, self.beta, self.left_out)
 
-    def after(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """The new momentum."""
-        del decoded
+    def after(
+        self, arrays: Arrays, x: NDArray[np.float32], given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
         return {"momentum": given}
 
 
@@ -118,5 +110,4 @@ class MomentumSum(MomentumAverage):
 
     @property
     def left_out(self) -> float:
-        """The share of a new gradient that is left out."""
         return self.dampening

@@ -6,11 +6,11 @@ import hashlib
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gtrace.codecs.base import Averaged, advance, checked_values, parameter
+from gtrace.codecs.base import Averaged, Codec, advance, checked_values, parameter
 from gtrace.codecs.engine import Composed
 from gtrace.codecs.memory import UNITS, saturating
 from gtrace.codecs.parts import FLOAT32_MAX
@@ -40,38 +40,36 @@ class PowerSgd(Composed):
     of the iteration, which is the same on all workers; it is empty for a tensor that is sent exactly.
     """
 
-    name: ClassVar[str] = "powersgd"
-    summary: ClassVar[str] = "two thin factors of the gradient as a matrix, with error feedback"
-    formula: ClassVar[str] = (
+    name = "powersgd"
+    summary = "two thin factors of the gradient as a matrix, with error feedback"
+    formula = (
         "M = v + e as a matrix; P <- mean of M Q over the workers, orthonormal; Q <- mean of M' P; all hold P Q'; "
         "e <- M - P Q'"
     )
-    paper: ClassVar[str] = (
-        "Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019"
-    )
-    corrections: ClassVar[tuple[str, ...]] = (
+    paper = "Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019"
+    corrections = (
         "P is made orthonormal by Householder reflections, not by Gram-Schmidt: the same product, with less rounding",
         "a column of Q that becomes zero keeps its last start",
         UNITS,
     )
-    about: ClassVar[str] = (
+    about = (
         "The gradient as a matrix of low rank: two thin factors by one step of power iteration, begun where the "
         "last step ended, with error feedback. Linear layers suit it."
     )
-    sends: ClassVar[str] = (
+    sends = (
         "The factors P and Q in float32, each averaged over the workers; vectors, and tensors that factors would "
         "not shorten, are sent as they are."
     )
-    behavior: ClassVar[str] = (
+    behavior = (
         "Rows are the parameter's first dimension. Bits 32 rank (rows + columns) / n: they fall with size. Error is"
         " small where singular values fall fast; the first steps are worse, until the iteration has found its "
         "directions."
     )
-    related: ClassVar[tuple[str, ...]] = ("ef", "topk")
-    unbiased: ClassVar[bool] = False
-    stateful: ClassVar[bool] = True
-    deterministic: ClassVar[bool] = True
-    linear: ClassVar[bool] = True
+    related = ("ef", "topk")
+    unbiased = False
+    stateful = True
+    deterministic = True
+    linear = True
 
     rank: int = parameter(2, "columns of each factor", minimum=1, maximum=1 << 16)
     warm: bool = parameter(True, "start from the last Q; otherwise from random numbers at every step")
@@ -87,7 +85,6 @@ class PowerSgd(Composed):
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """P (rows x rank), then Q (columns x rank); the values themselves of a tensor that is sent exactly."""
-        del key
         if "q" not in state.arrays:
             exact = checked_values(state, values)
             mean = yield exact
@@ -137,9 +134,10 @@ class PowerSgd(Composed):
         p, q = sent[: rows * self.rank], sent[rows * self.rank :]
         return _product(_orthonormal(p.reshape(rows, -1)), q.reshape(columns, -1), size)
 
+    simulate = Codec.simulate
+
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """What one worker alone keeps: what did not arrive, and Q as the next start."""
-        del decoded
         return self._alone(state, values, _START)[1].state
 
     def _alone(

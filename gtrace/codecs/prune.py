@@ -6,7 +6,7 @@ import math
 import struct
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from gtrace.buckets import MANTISSA
 from gtrace.codecs.base import (
     CodedBits,
     EncodedPart,
-    ExpectingCodec,
-    PartwiseCodec,
     Simulated,
+    check_summary,
     checked_values,
     parameter,
 )
@@ -62,7 +61,7 @@ _MOST = 1.0 - 1e-9
 
 
 @dataclass(frozen=True)
-class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
+class _PruningCodec(Composed):
     """A threshold, and a prefix code of what is left.
 
     The state holds ``alpha`` (float32, after the first fit) and ``target`` (float64, where an engine set this tensor's
@@ -102,7 +101,6 @@ class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
 
     def fit(self, state: State, summary: MomentSketch, step: int) -> State:
         """A new threshold; a summary of nothing but zeros leaves the old one."""
-        del step
         if not summary.sums.size:
             return state
         target = state.arrays.get("target")
@@ -119,18 +117,21 @@ class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
         """As :meth:`encode` and :meth:`decode`, the payload's length from how often each symbol occurs."""
         alpha, pruned = self._pruned(state, values, key, 0)
         whole = EncodedPart(b"", 8 * _ALPHA_BYTES, PrefixCode(float(alpha)).bits(pruned), _tallies(alpha, pruned)[2])
-        return Simulated(pruned, ENVELOPE_BYTES + self.body_bytes(whole), self.coded_bits(whole, pruned.size))
+        body, coded = self.measured(whole, pruned.size)
+        return Simulated(pruned, ENVELOPE_BYTES + body, coded)
 
-    def body_bytes(self, whole: EncodedPart) -> int:
-        """One code for all parts, or the prefix code where it is shorter."""
-        assert whole.tallies is not None
-        prefix = -(-whole.coded // 8)
-        return whole.head // 8 + (prefix if self.coder == "prefix" else min(prefix, _apart(whole.tallies)[2]))
+    @property
+    def part_multiple(self) -> int:
+        """The threshold is the tensor's, and values are pruned one by one."""
+        return 1
 
-    def coded_bits(self, whole: EncodedPart, size: int) -> CodedBits:
-        """The prefix code stands for a fixed width."""
+    def measured(self, whole: EncodedPart, size: int) -> tuple[int, CodedBits]:
+        """One code for all parts, or the prefix code where it is shorter; that is their fixed width."""
         assert whole.tallies is not None
-        return _rates(whole.tallies, whole.coded, size)
+        body = -(-whole.coded // 8)
+        if self.coder != "prefix":
+            body = min(body, _apart(whole.tallies)[2])
+        return whole.head // 8 + body, _rates(whole.tallies, whole.coded, size)
 
     def encode_part(self, state: State, values: ArrayLike, key: tuple[int, int], start: int) -> EncodedPart:
         """The part with the tensor's threshold, which counts with the first part."""
@@ -179,7 +180,6 @@ class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
 
     def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """The weighted sums alone."""
-        del sketch
         return self.lost(state, weighted)
 
     def _expectation(
@@ -208,8 +208,7 @@ class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
         )
 
     def _magnitudes(self, sketch: MomentSketch) -> EmpiricalMagnitudes:
-        if sketch.spec[:5] != self.needs[:5]:
-            raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
+        check_summary(self, sketch)
         return EmpiricalMagnitudes(sketch)
 
 
@@ -218,31 +217,29 @@ class _PruningCodec(Composed, PartwiseCodec, ExpectingCodec):
 class Prune(_PruningCodec):
     """Stochastic pruning: unbiased, at a wanted sparsity."""
 
-    name: ClassVar[str] = "prune"
-    summary: ClassVar[str] = "small values become a threshold or zero at random, for a wanted sparsity"
-    formula: ClassVar[str] = (
+    name = "prune"
+    summary = "small values become a threshold or zero at random, for a wanted sparsity"
+    formula = (
         "Q(v) = v where |v| > alpha, else alpha sign(v) with probability |v| / alpha, else 0; "
         "mean (1 - |v| / alpha)^+ = sparsity"
     )
-    paper: ClassVar[str] = "Chmiel et al., Neural Gradients are Near-Lognormal, 2021, Eq. 5-8"
-    corrections: ClassVar[tuple[str, ...]] = (
+    paper = "Chmiel et al., Neural Gradients are Near-Lognormal, 2021, Eq. 5-8"
+    corrections = (
         "the paper solves for alpha under a lognormal law (threshold=lognormal); on the data itself is the default",
         "zeros that are there already count as pruned: laws are fitted to the others, for the rest of the sparsity",
         "Eq. 8 loses all digits for large sigma; it is evaluated by scaled complementary error functions",
         "allocation=heterogeneous maximizes the mean cosine of the data, which for finite tensors the law overstates",
     )
-    about: ClassVar[str] = (
+    about = (
         "For neural gradients: small values become a threshold or zero at random, so the tensor is sparse and the "
         "mean is right. The threshold is solved for the sparsity that is asked for, on each tensor itself."
     )
-    sends: ClassVar[str] = (
+    sends = (
         "The threshold alpha in float32, then the prefix code: 0 for zero, 10 and a sign for alpha, 11 and a "
         "float32 for what is larger."
     )
-    behavior: ClassVar[str] = (
-        "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each."
-    )
-    related: ClassVar[tuple[str, ...]] = ("topk-prune", "randomk")
+    behavior = "Unbiased at any sparsity; variance rises steeply beyond 0.9. Large values cost 34 bits each."
+    related = ("topk-prune", "randomk")
 
     threshold: Rule = parameter(
         "exact",
@@ -296,25 +293,21 @@ class Prune(_PruningCodec):
 class TopKPrune(_PruningCodec):
     """Deterministic pruning of the smallest magnitudes, by a threshold."""
 
-    name: ClassVar[str] = "topk-prune"
-    summary: ClassVar[str] = "the smallest magnitudes become zero, for a wanted sparsity"
-    formula: ClassVar[str] = "Q(v) = v where |v| >= alpha, else 0; alpha = the quantile of |v| at the sparsity"
-    paper: ClassVar[str] = (
-        "Sun et al., meProp, 2017; Raihan and Aamodt, Sparse Weight Activation Training, 2020 (as in Chmiel et al.)"
-    )
-    corrections: ClassVar[tuple[str, ...]] = (
+    name = "topk-prune"
+    summary = "the smallest magnitudes become zero, for a wanted sparsity"
+    formula = "Q(v) = v where |v| >= alpha, else 0; alpha = the quantile of |v| at the sparsity"
+    paper = "Sun et al., meProp, 2017; Raihan and Aamodt, Sparse Weight Activation Training, 2020 (as in Chmiel et al.)"
+    corrections = (
         "the threshold is fitted like that of prune, to 0.1%, and cuts at most as many values as asked for there",
     )
-    about: ClassVar[str] = "The deterministic counterpart of prune: everything below a threshold is dropped."
-    sends: ClassVar[str] = (
-        "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
-    )
-    behavior: ClassVar[str] = (
+    about = "The deterministic counterpart of prune: everything below a threshold is dropped."
+    sends = "The threshold alpha in float32, then the prefix code of prune: 0 for zero, 11 and a float32 for a value."
+    behavior = (
         "Less error than prune at the same sparsity, all of it bias, which averaging over workers does not shrink."
     )
-    related: ClassVar[tuple[str, ...]] = ("prune", "topk")
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
+    related = ("prune", "topk")
+    unbiased = False
+    deterministic = True
 
     @property
     def fits_itself(self) -> bool:
@@ -329,7 +322,6 @@ class TopKPrune(_PruningCodec):
 
     def prune(self, x: NDArray[np.float32], alpha: np.float32, key: tuple[int, int], start: int) -> NDArray[np.float32]:
         """By the threshold alone."""
-        del key, start
         out = np.empty_like(x)
         _elementwise.keep_large(x, alpha, out)
         return out

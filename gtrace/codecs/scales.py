@@ -9,7 +9,7 @@ import numpy as np
 
 from gtrace.buckets import bucket_scales, clip_values, whole_scale
 from gtrace.codecs.base import parameter
-from gtrace.codecs.parts import FLOAT32_MAX, Scale
+from gtrace.codecs.parts import FLOAT32_MAX, Scale, Scaled
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.kernels.norms import power_sum
@@ -36,50 +36,55 @@ class BucketNorm(Scale):
 
     @property
     def unbiased(self) -> bool:
-        """What is clipped is lost."""
         return self.clip is None
 
-    def clipped(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The values that norms are taken of, float32[n]."""
-        return x if self.clip is None else clip_values(x, self.clip)[0]
+    @property
+    def part_multiple(self) -> int | None:
+        # Clipping takes the deviation of all values first.
+        return None if self.clip is not None else self.bucket_size or 1
+
+    def cut(self, x: NDArray[np.float32], state: State) -> Scaled:
+        """Clip if asked for; with ``tail=exact`` a short last bucket is the tail."""
+        if self.clip is not None:
+            x = clip_values(x, self.clip)[0]
+        split = self.quantized(x.size)
+        return Scaled(x[:split], self.measure(x[:split], state), self.over(split), x[split:])
 
     def quantized(self, size: int) -> int:
-        """How many of ``size`` values are rounded; the rest is sent as it is."""
         if self.tail == "exact" and self.bucket_size is not None:
             return size - size % self.bucket_size
         return size
 
     def over(self, size: int) -> int:
-        """Values of a bucket."""
         return self.bucket_size or max(1, size)
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """The norms, float32[buckets]; ``scale`` of the state, if an engine knows the norm of the whole tensor."""
         whole = state.arrays.get("scale")
         return bucket_scales(x, self.norm, self.bucket_size) if whole is None else whole
 
     def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
-        """The norm of a tensor that is one bucket."""
-        if self.bucket_size is not None or self.norm == "none":
+        if self.bucket_size is not None:
             return None
         return whole_scale(self.norm, sums.norm1, sums.energy, sums.largest)
 
     def head(self, body: memoryview, size: int) -> int:
-        """Four bytes a bucket."""
-        del body
-        return 0 if self.norm == "none" else 4 * -(-size // self.over(size))
-
-    def pack(self, scales: NDArray[np.float32]) -> bytes:
-        """Little-endian float32; nothing without a norm."""
-        return b"" if self.norm == "none" else super().pack(scales)
+        return 4 * -(-size // self.over(size))
 
 
 @dataclass(frozen=True)
 class NoNorm(BucketNorm):
     """Buckets that are divided by 1, and send nothing."""
 
+    absent = np.ones(1, np.float32)
+
     norm: Norm = parameter("none", "no scale", choices=("none",))
     bucket_size: int | None = parameter(None, "without meaning here: no scale is taken", optional=True, maximum=0)
+
+    def head(self, body: memoryview, size: int) -> int:
+        return 0
+
+    def pack(self, scales: NDArray[np.float32]) -> bytes:
+        return b""
 
 
 @dataclass(frozen=True)
@@ -91,17 +96,12 @@ class BlockMax(Scale):
     )
 
     def over(self, size: int) -> int:
-        """Values of a block."""
         return self.block_size or max(1, size)
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """float32[blocks]."""
-        del state
         return bucket_scales(x, "linf", self.block_size)
 
     def head(self, body: memoryview, size: int) -> int:
-        """Four bytes a block."""
-        del body
         return 4 * -(-size // self.over(size))
 
 
@@ -111,21 +111,15 @@ class Range(Scale):
 
     @property
     def whole_tensor(self) -> bool:
-        """The range is that of all values."""
         return True
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """float32[2]; zeros for an empty tensor."""
-        del state
         return np.array([x.min(), x.max()] if x.size else [0.0, 0.0], np.float32)
 
     def head(self, body: memoryview, size: int) -> int:
-        """Two float32."""
-        del body, size
         return 8
 
     def read(self, data: memoryview) -> NDArray[np.float32]:
-        """The range, checked."""
         low, high = np.frombuffer(data, "<f4").astype(np.float32)
         if not (np.isfinite(low) and np.isfinite(high) and low <= high):
             raise PayloadError(f"payload holds a range from {low:g} to {high:g}")
@@ -143,7 +137,6 @@ class MeanMagnitude(Scale):
 
     @property
     def whole_tensor(self) -> bool:
-        """It is a mean over all values, unless it is 1."""
         return self.kind != "none"
 
     def magnitude(self, norm1: float, energy: float, size: float) -> float:
@@ -155,7 +148,6 @@ class MeanMagnitude(Scale):
         return float(np.float32(min(value, float(FLOAT32_MAX))))
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """float32[1]; float32[0] of a tensor of zeros, whose signs mean nothing."""
         whole = state.arrays.get("scale")
         if whole is not None:
             return whole
@@ -165,17 +157,14 @@ class MeanMagnitude(Scale):
         return np.array([self.magnitude(*sums, x.size)], np.float32)
 
     def whole(self, sums: TensorSums) -> NDArray[np.float32] | None:
-        """The scale of a tensor that is not zero."""
         if not sums.energy:
             return None
         return np.array([self.magnitude(sums.norm1, sums.energy, sums.size)], np.float32)
 
     def head(self, body: memoryview, size: int) -> int:
-        """One float32, unless it is 1 or there is nothing in the body."""
         return 4 if len(body) and size and self.kind != "none" else 0
 
     def pack(self, scales: NDArray[np.float32]) -> bytes:
-        """Little-endian float32; nothing if it is 1."""
         return b"" if self.kind == "none" else super().pack(scales)
 
 
@@ -204,24 +193,18 @@ class TwoMeans(Scale):
     )
 
     def over(self, size: int) -> int:
-        """Values of a bucket."""
         return self.bucket_size or max(1, size)
 
     def measure(self, x: NDArray[np.float32], state: State) -> NDArray[np.float32]:
-        """float32[buckets, 2]."""
-        del state
         bucket = self.over(x.size)
         means = np.empty((-(-x.size // bucket), 2), np.float32)
         _elementwise.two_means(x, bucket, means)
         return means
 
     def head(self, body: memoryview, size: int) -> int:
-        """Two float32 a bucket."""
-        del body
         return 8 * -(-size // self.over(size))
 
     def read(self, data: memoryview) -> NDArray[np.float32]:
-        """The means, checked."""
         means = np.frombuffer(data, "<f4").astype(np.float32).reshape(-1, 2)
         if not (np.isfinite(means).all() and (means[:, 0] >= 0).all() and (means[:, 1] <= 0).all()):
             raise PayloadError("payload holds means that are not finite or have the wrong sign")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from gtrace.codecs.base import ExpectingCodec
 from gtrace.codecs.coders import Bit
-from gtrace.codecs.engine import Machine, Parts, method
+from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, MomentumAverage, Residual
-from gtrace.codecs.parts import FixedGrid, Nearest, Rounding
+from gtrace.codecs.parts import FixedGrid, Nearest, Parts, Rounding
 from gtrace.codecs.scales import Magnitude, MeanMagnitude, TwoMeans
-from gtrace.errors import PayloadError, UsageError
+from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise as _elementwise
 from gtrace.types import Expectation, SummarySpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.codecs.parts import Scaled
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
 
@@ -41,12 +41,11 @@ _CORRECTIONS = (
 class Sign(FixedGrid):
     """Plus or minus the scale, or the two values of a bucket, packed eight to a byte."""
 
-    def nearest(
-        self, x: NDArray[np.float32], scales: NDArray[np.float32], bucket: int, key: tuple[int, int]
-    ) -> NDArray[np.uint8]:
+    unbiased = False
+
+    def nearest(self, state: State, v: Scaled, key: tuple[int, int]) -> NDArray[np.uint8]:
         """The bits, 1 for negative."""
-        del scales, bucket, key
-        return np.packbits(x < 0, bitorder="little")
+        return np.packbits(v.x < 0, bitorder="little")
 
     def values(
         self, symbols: NDArray[np.uint8], scales: NDArray[np.float32], bucket: int, size: int
@@ -63,64 +62,19 @@ class Sign(FixedGrid):
         _elementwise.restore(symbols, bucket, scales, out)
         return out
 
-
-@dataclass(frozen=True)
-class Coin(Rounding):
-    """To the sign; a zero, which has none, by a fair coin."""
-
-    def symbols(
-        self,
-        grid: Sign,
-        x: NDArray[np.float32],
-        scales: NDArray[np.float32],
-        bucket: int,
-        key: tuple[int, int],
-        start: int,
-    ) -> NDArray[np.uint8]:
-        """The packed bits, 1 for negative; none for a tensor of zeros, which has no scale."""
-        del grid, bucket
-        if not scales.size:
-            return np.empty(0, np.uint8)
-        negative = np.signbit(x)
-        _elementwise.toss_zeros(x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
-        return np.packbits(negative, bitorder="little")
-
-
-@method
-class SignSgd(Machine, ExpectingCodec):
-    """The signs of a gradient, and the majority of the workers' signs."""
-
-    name: ClassVar[str] = "signsgd"
-    parts: ClassVar[Parts] = Parts(scale=Magnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
-    summary: ClassVar[str] = "signs and one scale; workers vote"
-    formula: ClassVar[str] = "Q(v) = s sign(v); M workers: mean(s) sign(sum_m sign(v_m))"
-    paper: ClassVar[str] = _SIGNSGD
-    corrections: ClassVar[tuple[str, ...]] = _CORRECTIONS
-    about: ClassVar[str] = "One bit a value. Workers vote, so the server sends one bit back as well."
-    sends: ClassVar[str] = _SENDS
-    behavior: ClassVar[str] = (
-        "Relative error 1 - ||v||_1^2 / (n ||v||^2): 0.36 for a normal law, near 1 for a heavy tail. Biased, so "
-        "many workers do not help as they do unbiased codecs."
-    )
-    related: ClassVar[tuple[str, ...]] = ("signum", "ef-signsgd", "rotate")
-    votes: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
-
-    @property
-    def needs(self) -> SummarySpec:
+    def needs(self, parts: Parts) -> SummarySpec | None:
         """The plain magnitudes: their sum and their energy."""
-        return SummarySpec("none", None)
+        return SummarySpec("none", None) if self.expects(parts) else None
 
-    def expect(self, state: State, sketch: MomentSketch) -> Expectation:
+    def expects(self, parts: Parts) -> bool:
+        return isinstance(parts.scale, MeanMagnitude) and not parts.memory.keeps
+
+    def expect(self, parts: Parts, state: State, sketch: MomentSketch) -> Expectation:
         """||v||_2^2 - 2 s ||v||_1 + n s^2, of which the zeros' coins are not bias."""
-        del state
-        if sketch.spec[:3] != self.needs[:3]:
-            raise UsageError(f"{self}: wants a sketch of {self.needs}, not of {sketch.spec}")
         n, energy = sketch.size, sketch.energy
         if not energy:
             return Expectation(0.0, sparsity=1.0, bits_fixed=0.0, bits_entropy=0.0, bits_huffman=0.0, bits_payload=0.0)
-        magnitude, scale = _norm1(sketch), cast("Magnitude", self.parts.scale)
+        magnitude, scale = _norm1(sketch), cast("MeanMagnitude", parts.scale)
         s = scale.magnitude(magnitude, energy, n)
         error = max(0.0, energy - 2 * s * magnitude + n * s * s)
         head = 0.0 if scale.kind == "none" else 32.0 / n
@@ -136,90 +90,107 @@ class SignSgd(Machine, ExpectingCodec):
             probabilities=np.array([0.5, 0.5]),
         )
 
-    def weighted_error(self, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
+    def weighted_error(self, parts: Parts, state: State, sketch: MomentSketch, weighted: MomentSketch) -> float:
         """sum w v^2 - 2 s sum w |v| + s^2 sum w, with the scale of the values themselves."""
-        del state
-        scale = cast("Magnitude", self.parts.scale)
+        scale = cast("MeanMagnitude", parts.scale)
         s = scale.magnitude(_norm1(sketch), sketch.energy, sketch.size) if sketch.energy else 0.0
         weight = float(weighted.sums[:, 3].sum()) + weighted.zero_weight
         return max(0.0, weighted.energy - 2 * s * _norm1(weighted) + weight * s * s)
 
 
-@method
-class Signum(Machine):
-    """The signs of the momentum. The state holds ``momentum``, float32[n]; the optimizer must have none."""
-
-    name: ClassVar[str] = "signum"
-    parts: ClassVar[Parts] = Parts(
-        memory=MomentumAverage(), scale=Magnitude(), grid=Sign(), rounding=Coin(), coder=Bit()
-    )
-    summary: ClassVar[str] = "signs of the momentum and one scale; workers vote"
-    formula: ClassVar[str] = "m <- beta m + (1 - beta) v; Q = s sign(m), s = mean |m|"
-    paper: ClassVar[str] = _SIGNSGD
-    corrections: ClassVar[tuple[str, ...]] = _CORRECTIONS
-    about: ClassVar[str] = (
-        "signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no momentum."
-    )
-    sends: ClassVar[str] = _SENDS
-    behavior: ClassVar[str] = (
-        "It encodes the momentum: against one gradient its error says little; compare it by training."
-    )
-    related: ClassVar[tuple[str, ...]] = ("signsgd", "momentum")
-    votes: ClassVar[bool] = True
-    stateful: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
-
-
-@method
-class EfSignSgd(Machine):
-    """Scaled signs with error feedback."""
-
-    name: ClassVar[str] = "ef-signsgd"
-    parts: ClassVar[Parts] = Parts(memory=Residual(), scale=MeanMagnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
-    summary: ClassVar[str] = "signs and the mean magnitude, with error feedback"
-    formula: ClassVar[str] = "p = v + e; Q = (||p||_1 / n) sign(p); e <- p - Q"
-    paper: ClassVar[str] = (
-        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
-    )
-    corrections: ClassVar[tuple[str, ...]] = (UNITS, _COIN, _ZEROS)
-    about: ClassVar[str] = "signsgd with the memory that makes it converge."
-    sends: ClassVar[str] = _SENDS
-    behavior: ClassVar[str] = "The error of one step is signsgd's or worse; over steps what was lost is sent."
-    related: ClassVar[tuple[str, ...]] = ("signsgd", "ef", "onebit")
-    stateful: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
-
-
-@method
-class OneBit(Machine):
-    """Two reconstruction values a bucket, one bit a value, error feedback."""
-
-    name: ClassVar[str] = "onebit"
-    parts: ClassVar[Parts] = Parts(memory=Residual(), scale=TwoMeans(), grid=Sign(), rounding=Nearest(), coder=Bit())
-    summary: ClassVar[str] = "one bit a value, two means a bucket, with error feedback"
-    formula: ClassVar[str] = "p = v + e; Q(p_i) = mean of the bucket's p_j >= 0, or of its p_j < 0; e <- p - Q"
-    paper: ClassVar[str] = (
-        "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training "
-        "of Speech DNNs, 2014"
-    )
-    corrections: ClassVar[tuple[str, ...]] = (
-        "the paper's two values belong to a column of a weight matrix; a flat gradient has buckets instead",
-        UNITS,
-    )
-    about: ClassVar[str] = (
-        "The first gradient quantizer in speech recognition: a bit a value, two means a bucket, and error feedback "
-        "without which it does not converge."
-    )
-    sends: ClassVar[str] = "Two float32 a bucket, the upper mean and the lower, then a bit a value, 1 for the lower."
-    behavior: ClassVar[str] = "A little more than one bit; a constant bucket arrives exactly."
-    related: ClassVar[tuple[str, ...]] = ("ef-signsgd", "signsgd")
-    stateful: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
-
-
 def _norm1(sketch: MomentSketch) -> float:
     """Sum of the magnitudes; the weighted one of a sketch with weights."""
     return float(np.sum(sketch.sums[:, 3] * sketch.lower + sketch.sums[:, 4]))
+
+
+@dataclass(frozen=True)
+class Coin(Rounding):
+    """To the sign; a zero, which has none, by a fair coin."""
+
+    def symbols(self, grid: Sign, state: State, v: Scaled, key: tuple[int, int], start: int = 0) -> NDArray[np.uint8]:
+        """The packed bits, 1 for negative; none for a tensor of zeros, which has no scale."""
+        if not v.scales.size:
+            return np.empty(0, np.uint8)
+        negative = np.signbit(v.x)
+        _elementwise.toss_zeros(v.x, np.uint64(key[0]), np.uint64(key[1]), start, negative)
+        return np.packbits(negative, bitorder="little")
+
+
+@method
+class SignSgd(Composed):
+    """The signs of a gradient, and the majority of the workers' signs."""
+
+    name = "signsgd"
+    parts = Parts(scale=Magnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
+    summary = "signs and one scale; workers vote"
+    formula = "Q(v) = s sign(v); M workers: mean(s) sign(sum_m sign(v_m))"
+    paper = _SIGNSGD
+    corrections = _CORRECTIONS
+    about = "One bit a value. Workers vote, so the server sends one bit back as well."
+    sends = _SENDS
+    behavior = (
+        "Relative error 1 - ||v||_1^2 / (n ||v||^2): 0.36 for a normal law, near 1 for a heavy tail. Biased, so "
+        "many workers do not help as they do unbiased codecs."
+    )
+    related = ("signum", "ef-signsgd", "rotate")
+    votes = True
+
+
+@method
+class Signum(Composed):
+    """The signs of the momentum. The state holds ``momentum``, float32[n]; the optimizer must have none."""
+
+    name = "signum"
+    parts = Parts(memory=MomentumAverage(), scale=Magnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
+    summary = "signs of the momentum and one scale; workers vote"
+    formula = "m <- beta m + (1 - beta) v; Q = s sign(m), s = mean |m|"
+    paper = _SIGNSGD
+    corrections = _CORRECTIONS
+    about = (
+        "signsgd on the momentum, which smooths the signs over steps. The optimizer behind it must have no momentum."
+    )
+    sends = _SENDS
+    behavior = "It encodes the momentum: against one gradient its error says little; compare it by training."
+    related = ("signsgd", "momentum")
+    votes = True
+
+
+@method
+class EfSignSgd(Composed):
+    """Scaled signs with error feedback."""
+
+    name = "ef-signsgd"
+    parts = Parts(memory=Residual(), scale=MeanMagnitude(), grid=Sign(), rounding=Coin(), coder=Bit())
+    summary = "signs and the mean magnitude, with error feedback"
+    formula = "p = v + e; Q = (||p||_1 / n) sign(p); e <- p - Q"
+    paper = "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
+    corrections = (UNITS, _COIN, _ZEROS)
+    about = "signsgd with the memory that makes it converge."
+    sends = _SENDS
+    behavior = "The error of one step is signsgd's or worse; over steps what was lost is sent."
+    related = ("signsgd", "ef", "onebit")
+
+
+@method
+class OneBit(Composed):
+    """Two reconstruction values a bucket, one bit a value, error feedback."""
+
+    name = "onebit"
+    parts = Parts(memory=Residual(), scale=TwoMeans(), grid=Sign(), rounding=Nearest(), coder=Bit())
+    summary = "one bit a value, two means a bucket, with error feedback"
+    formula = "p = v + e; Q(p_i) = mean of the bucket's p_j >= 0, or of its p_j < 0; e <- p - Q"
+    paper = (
+        "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training "
+        "of Speech DNNs, 2014"
+    )
+    corrections = (
+        "the paper's two values belong to a column of a weight matrix; a flat gradient has buckets instead",
+        UNITS,
+    )
+    about = (
+        "The first gradient quantizer in speech recognition: a bit a value, two means a bucket, and error feedback "
+        "without which it does not converge."
+    )
+    sends = "Two float32 a bucket, the upper mean and the lower, then a bit a value, 1 for the lower."
+    behavior = "A little more than one bit; a constant bucket arrives exactly."
+    related = ("ef-signsgd", "signsgd")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from gtrace.buckets import as_values
 from gtrace.codecs.base import Codec, CodedBits, Simulated, checked_values, parameter
-from gtrace.codecs.engine import Parts, assembled, own_parts
+from gtrace.codecs.engine import assembled
 from gtrace.codecs.memory import UNITS, Accumulated, MomentumSum, Residual
+from gtrace.codecs.parts import Parts
 from gtrace.codecs.spec import register_wrapper
 from gtrace.coding import open_envelope, seal
 from gtrace.errors import PayloadError, UsageError
@@ -100,9 +102,10 @@ class Wrapper(Codec):
         """What the codec inside encodes, float32[n]: the values themselves unless a wrapper changes them."""
         return checked_values(state, values)
 
-    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """The wrapper's own arrays in the state of the next step, after ``given`` arrived as ``decoded``."""
-        del given, decoded
+    def remembered(
+        self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
+        """The wrapper's own arrays of the next step, after ``given`` was sent and arrived as ``decoded``."""
         return {}
 
     def view(self, state: State, values: ArrayLike) -> ArrayLike:
@@ -120,15 +123,15 @@ class Wrapper(Codec):
     def update(self, state: State, values: ArrayLike, decoded: NDArray[np.float32]) -> State:
         """The codec inside and the wrapper take note."""
         given = self.given(state, values)
-        state = self.with_inner(state, self.inner.update(self.inner_state(state), given, decoded))
-        return state.with_arrays(**self.remembered(given, decoded))
+        own = self.remembered(state, values, given, decoded)
+        return self.with_inner(state, self.inner.update(self.inner_state(state), given, decoded)).with_arrays(**own)
 
     def rounds(self, state: State, values: ArrayLike, key: tuple[int, int]) -> Rounds:
         """Those of the codec inside, of :meth:`given`."""
         given = self.given(state, values)
         ended = yield from self.inner.rounds(self.inner_state(state), given, key)
-        state = self.with_inner(state, ended.state).with_arrays(**self.remembered(given, ended.decoded))
-        return ended._replace(state=state)
+        own = self.remembered(state, values, given, ended.decoded)
+        return ended._replace(state=self.with_inner(state, ended.state).with_arrays(**own))
 
     def at_bits(self, bits: int) -> Codec:
         """The codec inside with other bits."""
@@ -177,7 +180,7 @@ class MemoryWrapper(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "parts", own_parts(self, type(self).parts))
+        object.__setattr__(self, "parts", type(self).parts.of(self))
 
     def init(self, size: int, shape: tuple[int, ...] | None = None) -> State:
         """Nothing remembered yet."""
@@ -187,9 +190,11 @@ class MemoryWrapper(Wrapper):
         """What the memory makes of the values."""
         return self.parts.memory.given(state.arrays, checked_values(state, values))
 
-    def remembered(self, given: NDArray[np.float32], decoded: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    def remembered(
+        self, state: State, values: ArrayLike, given: NDArray[np.float32], decoded: NDArray[np.float32]
+    ) -> dict[str, NDArray[Any]]:
         """As the memory has it."""
-        return self.parts.memory.after(given, decoded)
+        return self.parts.memory.after(state.arrays, as_values(values), given, decoded)
 
 
 def prefix(cls: W) -> W:
@@ -206,25 +211,21 @@ class ErrorFeedback(MemoryWrapper):
     buckets do, and scaled random choice; take smaller buckets, or ``randomk:scale=false``.
     """
 
-    name: ClassVar[str] = "ef"
-    parts: ClassVar[Parts] = Parts(memory=Residual())
-    summary: ClassVar[str] = "error feedback around any codec: what was lost is sent with the next gradient"
-    formula: ClassVar[str] = "send Q(v + e); e <- v + e - Q(v + e)"
-    paper: ClassVar[str] = (
-        "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
-    )
-    corrections: ClassVar[tuple[str, ...]] = (UNITS,)
-    about: ClassVar[str] = (
-        "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
-    )
-    sends: ClassVar[str] = "The payload of the codec inside."
-    behavior: ClassVar[str] = (
+    name = "ef"
+    parts = Parts(memory=Residual())
+    summary = "error feedback around any codec: what was lost is sent with the next gradient"
+    formula = "send Q(v + e); e <- v + e - Q(v + e)"
+    paper = "Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, 2019"
+    corrections = (UNITS,)
+    about = "The memory that makes biased codecs converge: what this step lost is added to the next gradient."
+    sends = "The payload of the codec inside."
+    behavior = (
         "The error of one step is that of gradient and memory together, larger than without; what counts is that it"
         " does not add up."
     )
-    related: ClassVar[tuple[str, ...]] = ("mem-sgd", "accumulate", "momentum")
-    unbiased: ClassVar[bool] = False
-    stateful: ClassVar[bool] = True
+    related = ("mem-sgd", "accumulate", "momentum")
+    unbiased = False
+    stateful = True
 
 
 @prefix
@@ -237,17 +238,17 @@ class Accumulate(MemoryWrapper):
     Payloads are the inner codec's.
     """
 
-    name: ClassVar[str] = "accumulate"
-    parts: ClassVar[Parts] = Parts(memory=Accumulated())
-    summary: ClassVar[str] = "gradients add up until their coordinate is sent, then it is cleared"
-    formula: ClassVar[str] = "a <- a + v; send Q(a); a <- 0 where Q(a) is not 0"
-    paper: ClassVar[str] = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020 (Algorithm 4)"
-    about: ClassVar[str] = "A memory that is cleared where something was sent, instead of keeping the difference."
-    sends: ClassVar[str] = "The payload of the codec inside."
-    behavior: ClassVar[str] = "Not unbiased over time: what a coarse value got wrong is forgotten."
-    related: ClassVar[tuple[str, ...]] = ("ef", "mcgq")
-    unbiased: ClassVar[bool] = False
-    stateful: ClassVar[bool] = True
+    name = "accumulate"
+    parts = Parts(memory=Accumulated())
+    summary = "gradients add up until their coordinate is sent, then it is cleared"
+    formula = "a <- a + v; send Q(a); a <- 0 where Q(a) is not 0"
+    paper = "Mordido, Van Keirsbilck, Keller, Monte Carlo Gradient Quantization, 2020 (Algorithm 4)"
+    about = "A memory that is cleared where something was sent, instead of keeping the difference."
+    sends = "The payload of the codec inside."
+    behavior = "Not unbiased over time: what a coarse value got wrong is forgotten."
+    related = ("ef", "mcgq")
+    unbiased = False
+    stateful = True
 
 
 @prefix
@@ -258,19 +259,17 @@ class Momentum(MemoryWrapper):
     inner codec's arrays. Payloads are the inner codec's.
     """
 
-    name: ClassVar[str] = "momentum"
-    parts: ClassVar[Parts] = Parts(memory=MomentumSum())
-    summary: ClassVar[str] = "momentum on the worker, before any codec"
-    formula: ClassVar[str] = "m <- beta m + (1 - dampening) v; send Q(m)"
-    paper: ClassVar[str] = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (Signum)"
-    about: ClassVar[str] = "Momentum where the gradient is made, as Signum and DGC have it."
-    sends: ClassVar[str] = "The payload of the codec inside."
-    behavior: ClassVar[str] = (
-        "It encodes the momentum: against one gradient its error says little; compare it by training."
-    )
-    related: ClassVar[tuple[str, ...]] = ("signum", "dgc")
-    unbiased: ClassVar[bool] = False
-    stateful: ClassVar[bool] = True
+    name = "momentum"
+    parts = Parts(memory=MomentumSum())
+    summary = "momentum on the worker, before any codec"
+    formula = "m <- beta m + (1 - dampening) v; send Q(m)"
+    paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (Signum)"
+    about = "Momentum where the gradient is made, as Signum and DGC have it."
+    sends = "The payload of the codec inside."
+    behavior = "It encodes the momentum: against one gradient its error says little; compare it by training."
+    related = ("signum", "dgc")
+    unbiased = False
+    stateful = True
 
 
 @register_wrapper
@@ -284,26 +283,20 @@ class Rotate(Wrapper):
     ``ef:rotate:signsgd``. ``rotate:signsgd:scale=energy`` is DRIVE with Hadamard rotations.
     """
 
-    name: ClassVar[str] = "rotate"
-    summary: ClassVar[str] = "a random Hadamard rotation before any codec, undone after it"
-    formula: ClassVar[str] = "R'(Q(R v)), R = H D / sqrt(block) per block, D random signs, H the Walsh-Hadamard matrix"
-    paper: ClassVar[str] = (
+    name = "rotate"
+    summary = "a random Hadamard rotation before any codec, undone after it"
+    formula = "R'(Q(R v)), R = H D / sqrt(block) per block, D random signs, H the Walsh-Hadamard matrix"
+    paper = (
         "Suresh et al., Distributed Mean Estimation with Limited Communication, 2017; "
         "Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, 2021"
     )
-    corrections: ClassVar[tuple[str, ...]] = (
+    corrections = (
         "a tensor is not padded to a power of two: it is rotated in blocks, and a rest in smaller powers of two",
     )
-    about: ClassVar[str] = (
-        "Spreads outliers over a block, after which values are nearly normal and coarse grids and signs fit."
-    )
-    sends: ClassVar[str] = (
-        "The rotation's seed (u32) where one is needed, then the body of the payload of the codec inside."
-    )
-    behavior: ClassVar[str] = (
-        "Helps codecs whose scale an outlier spoils; hurts sparsifiers, as nothing is sparse afterwards."
-    )
-    related: ClassVar[tuple[str, ...]] = ("signsgd", "qsgdinf", "minmax")
+    about = "Spreads outliers over a block, after which values are nearly normal and coarse grids and signs fit."
+    sends = "The rotation's seed (u32) where one is needed, then the body of the payload of the codec inside."
+    behavior = "Helps codecs whose scale an outlier spoils; hurts sparsifiers, as nothing is sparse afterwards."
+    related = ("signsgd", "qsgdinf", "minmax")
 
     block: int = parameter(1024, "values that are mixed with each other, a power of two", minimum=2, maximum=1 << 20)
 

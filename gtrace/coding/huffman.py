@@ -81,7 +81,7 @@ class HuffmanCode:
     """
 
     def __init__(self, lengths: NDArray[np.uint8]) -> None:
-        self.lengths = np.ascontiguousarray(lengths, dtype=np.uint8)
+        self.lengths = np.require(lengths, np.uint8, ["C", "W"])
         check_lengths(self.lengths)
         longest = int(self.lengths.max(initial=0))
         self._longest = longest
@@ -102,10 +102,6 @@ class HuffmanCode:
     def bits(self, symbols: NDArray[np.uint16]) -> int:
         """Length of the encoded symbols in bits; -1 when one of them has no code."""
         return int(_prefix_codes.prefix_length(symbols, self.lengths))
-
-    def expected_bits(self, probabilities: NDArray[np.float64]) -> float:
-        """Mean bits per symbol; infinite when a symbol without a code has a positive probability."""
-        return mean_length(self.lengths, probabilities)
 
     def encode(self, symbols: NDArray[np.uint16]) -> bytes:
         """Encode uint16[n]; the last byte is padded with zeros.

@@ -10,8 +10,8 @@ import numpy as np
 from gtrace.coding.elias import ELIAS, EliasCode
 from gtrace.coding.fixed import from_words, to_words, width_for, word_room
 from gtrace.errors import PayloadError, UsageError
+from gtrace.kernels import codes as _codes
 from gtrace.kernels import elias as _elias
-from gtrace.kernels import prefix as _prefix
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -25,34 +25,6 @@ _MAX_RICE = 48
 _TRIED = 3
 #: tensors may have up to this many elements
 MAX_SIZE = 2**48
-
-
-def position_bits(positions: ArrayLike, size: int) -> int:
-    """Bits that :func:`encode_positions` takes: whole bytes, the method and the number of positions included.
-
-    Raises:
-        UsageError: as there.
-    """
-    p = _checked(positions, size)
-    return 8 * (1 + _count_bytes(size) + -(-_best(p, size)[1] // 8))
-
-
-def expected_position_bits(density: float) -> float:
-    """Mean bits per position of a Rice code when each element is kept on its own with probability ``density``.
-
-    The byte for the method, the number of positions and the padding are left out. NaN for a density outside
-    (0, 1].
-
-    >>> round(expected_position_bits(0.01), 3)
-    8.108
-    """
-    if not 0 < density <= 1:
-        return math.nan
-    if density == 1:
-        return 1.0
-    skip = math.log1p(-density)  # log of the chance that an element is not kept
-    # E floor(gap / 2^k) of a geometric gap is q / (1 - q) with q the chance of 2^k such elements in a row.
-    return min(k + 1 - math.exp(2.0**k * skip) / math.expm1(2.0**k * skip) for k in range(_MAX_RICE))
 
 
 def encode_positions(positions: ArrayLike, size: int) -> bytes:
@@ -118,21 +90,8 @@ def decode_positions(data: bytes | memoryview, size: int) -> NDArray[np.int64]:
     return p
 
 
-def encode_sparse(positions: ArrayLike, values: ArrayLike, size: int) -> bytes:
-    """Positions as :func:`encode_positions` codes them, then their values as little-endian float32.
-
-    Raises:
-        UsageError: positions that are not ascending and below ``size``, or another number of values.
-    """
-    v = np.asarray(values, dtype="<f4").reshape(-1)
-    coded = encode_positions(positions, size)
-    if v.size != np.size(positions):
-        raise UsageError(f"positions: {v.size} values for {np.size(positions)} positions")
-    return coded + v.tobytes()
-
-
 def decode_sparse(data: bytes | memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Undo :func:`encode_sparse`: positions (int64[m]) and values (float32[m]).
+    """Positions (int64[m]) of :func:`encode_positions`, then their values (float32[m]), little-endian.
 
     Raises:
         PayloadError: the bytes are no such tensor, or a value is not finite.
@@ -230,7 +189,7 @@ class PrefixCode:
 
     def bits(self, values: NDArray[np.float32]) -> int:
         """Exact length of the encoded float32[n] in bits."""
-        return int(_prefix.prefix_bits(_patterns(values), self._pattern))
+        return int(_codes.pruned_bits(_patterns(values), self._pattern))
 
     @staticmethod
     def expected_bits(zeros: float, at_alpha: float) -> float:
@@ -244,9 +203,9 @@ class PrefixCode:
     def encode(self, values: NDArray[np.float32]) -> bytes:
         """Encode float32[n]; the last byte is padded with zeros."""
         patterns = _patterns(values)
-        out = np.empty(-(-int(_prefix.prefix_bits(patterns, self._pattern)) // 8) + _prefix.SLACK, np.uint8)
-        _prefix.write_prefix(patterns, self._pattern, out)
-        return out[: -_prefix.SLACK].tobytes()
+        out = np.empty(-(-int(_codes.pruned_bits(patterns, self._pattern)) // 8) + _codes.SLACK, np.uint8)
+        _codes.write_pruned(patterns, self._pattern, out)
+        return out[: -_codes.SLACK].tobytes()
 
     def decode(self, data: bytes | memoryview, count: int) -> NDArray[np.float32]:
         """Decode ``count`` values that take up all of ``data``: float32[count].
@@ -258,9 +217,9 @@ class PrefixCode:
         if raw.size * 8 < count:
             raise PayloadError(f"{raw.size} bytes cannot hold {count} values of the prefix code")
         out = np.empty(count, np.uint32)
-        padded = np.zeros(raw.size + _prefix.SLACK, np.uint8)
+        padded = np.zeros(raw.size + _codes.SLACK, np.uint8)
         padded[: raw.size] = raw
-        used = int(_prefix.read_prefix(padded, raw.size, self._pattern, out))
+        used = int(_codes.read_pruned(padded, raw.size, self._pattern, out))
         if used < 0 or -(-used // 8) != raw.size or (used % 8 and raw[-1] >> (used % 8)):
             raise PayloadError("the prefix-coded stream ends early, is too long or holds what no encoder writes")
         return out.view(np.float32)

@@ -1,10 +1,16 @@
-"""Float formats 1-E-M: their numbers, their codes, and the relative error they cost under a law of magnitudes.
+"""Float formats 1-E-M: their numbers, their relative error under a law of magnitudes, and which one suits a tensor.
 
 Laws are given by mean and standard deviation of log2|x|. Formulas follow Chmiel et al., Neural gradients are
-near-lognormal, 2021, Section 4; where the printed Eq. (4) is off, the exact sum is computed.
+near-lognormal, 2021, Sections 4 and 5; where the printed Eq. (4) is off, the exact sum is computed. A format is judged
+where the scale rule that will be used puts the values: with the ``max`` rule the best format is another than with the
+best scale.
 
 |Q(x) - x| / x is linear in x and 1 / x inside a cell of the grid, so its mean is a finite sum of partial moments. Those
 are taken as tails relative to the nearest boundary, which neither overflow nor cancel for wide laws.
+
+What rounding does to a sketched tensor needs no law: numbers of a format times a power of two, and the midpoints
+between them, lie on edges of the sketch's bins, so a bin falls into one rounding cell as a whole and sums come out
+exactly. Only ties within a bin that also holds other values are unknown to a sketch; they are counted as rounded up.
 """
 
 from __future__ import annotations
@@ -12,17 +18,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 
 from gtrace.buckets import MANTISSA, as_values
-from gtrace.errors import UsageError
+from gtrace.errors import UsageError, suggest
 from gtrace.kernels import floats as _floats
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from gtrace.kernels import Floats, Singles, Symbols
+    from gtrace.sketch import MomentSketch
 
 #: widest exponent: the numbers of wider ones are no float32
 LARGEST_EXPONENT = 7
@@ -116,26 +125,21 @@ class FloatFormat:
         return float(self.exact_levels[-1])
 
     @property
-    def min_normal(self) -> float:
-        """The smallest magnitude with a leading one: 2^(1 - bias)."""
-        return 2.0 ** (1 - self.bias)
-
-    @property
     def min_positive(self) -> float:
         """The smallest magnitude but zero."""
         return 2.0 ** (1 - self.bias - self.mantissa)
 
     @property
-    def levels(self) -> NDArray[np.float32]:
-        """MagnitudeLaw by code, float32[top + 1]: ascending, 0 first."""
+    def levels(self) -> Singles:
+        """Magnitudes by code, float32[top + 1]: ascending, 0 first."""
         return self.exact_levels.astype(np.float32)
 
     @property
-    def exact_levels(self) -> NDArray[np.float64]:
+    def exact_levels(self) -> Floats:
         """The same as float64, for sums; read-only."""
         return _levels(self)
 
-    def encode(self, x: ArrayLike, key: tuple[int, int] | None = None) -> NDArray[np.uint16]:
+    def encode(self, x: ArrayLike, key: tuple[int, int] | None = None) -> Symbols:
         """Codes sign, exponent, mantissa (uint16[n]) of the nearest numbers, ties to the even code.
 
         Args:
@@ -151,13 +155,8 @@ class FloatFormat:
         return self.encode_blocks(values, max(1, values.size), _ONE[: values.size], key)
 
     def encode_blocks(
-        self,
-        values: NDArray[np.float32],
-        block: int,
-        factors: NDArray[np.float64],
-        key: tuple[int, int] | None = None,
-        start: int = 0,
-    ) -> NDArray[np.uint16]:
+        self, values: Singles, block: int, factors: Floats, key: tuple[int, int] | None = None, start: int = 0
+    ) -> Symbols:
         """As :meth:`encode`, for float32[n] without NaN, each block times a factor of its own.
 
         Powers of two multiply exactly; other factors must be float32, and the products are rounded to float32.
@@ -173,7 +172,7 @@ class FloatFormat:
             _floats.encode_stochastic(values, block, factors, single, *form, *words, out)
         return out
 
-    def decode(self, codes: ArrayLike) -> NDArray[np.float32]:
+    def decode(self, codes: ArrayLike) -> Singles:
         """The numbers of codes, float32[n].
 
         Raises:
@@ -185,13 +184,13 @@ class FloatFormat:
             raise UsageError(f"float format {self}: a code stands for no number")
         return self.decode_blocks(given.astype(np.uint16), max(1, given.size), _ONE[: given.size])
 
-    def decode_blocks(self, codes: NDArray[np.uint16], block: int, scales: NDArray[np.float64]) -> NDArray[np.float32]:
+    def decode_blocks(self, codes: Symbols, block: int, scales: Floats) -> Singles:
         """Numbers of valid codes, each block times its own scale, at most the largest float32; float32[n]."""
         out = np.empty(codes.size, np.float32)
         _floats.restore(codes, block, scales, _signed_levels(self), float(np.finfo(np.float32).max), out)
         return out
 
-    def round(self, x: ArrayLike, key: tuple[int, int] | None = None) -> NDArray[np.float32]:
+    def round(self, x: ArrayLike, key: tuple[int, int] | None = None) -> Singles:
         """The nearest numbers of the format, float32[n]; see :meth:`encode`.
 
         >>> [float(v) for v in FloatFormat(3, 0).round([1.5, 3.0, 1000.0, -0.0])]
@@ -218,43 +217,17 @@ class FloatFormat:
             raise UsageError(f"relative error: mu={mu:g}, sigma={sigma:g}; give finite numbers, sigma not negative")
         return float(self.relative_errors(np.array([float(mu)]), float(sigma), stochastic=stochastic, law=law)[0])
 
-    def relative_errors(
-        self, mu: NDArray[np.float64], sigma: float, *, stochastic: bool, law: LawName
-    ) -> NDArray[np.float64]:
+    def relative_errors(self, mu: Floats, sigma: float, *, stochastic: bool, law: LawName) -> Floats:
         """As :meth:`expected_relative_error`, unchecked, for several means of log2 x at once (float64[n] to [n])."""
         if sigma < 1e-9 and law == "lognormal":
             return point_error(self.exact_levels, 2.0**mu, stochastic=stochastic)
         found = stochastic_error if stochastic else nearest_error
         return found(self.exact_levels, magnitude_law(law, mu, sigma))
 
-    def closed_form_error(self, sigma: float) -> float:
-        """Eq. (4) of the paper at mu = 0, its mantissa term corrected to ``kappa(M)``.
-
-        It treats every binade within 2^+-Emax alike and knows neither subnormals nor the format's own top, so it is
-        off where sigma is small against the range; :meth:`expected_relative_error` is exact.
-
-        Args:
-            sigma: standard deviation of log2 x, positive.
-        """
-        reach = float(1 << (self.exponent - 1))
-        inner = math.erf(reach / (sigma * math.sqrt(2.0)))
-        spread = sigma * math.log(2.0)
-        # 2^(Emax - 1) e^(a^2 / 2) (1 - erf(..)) as a scaled tail: the factors alone overflow.
-        argument = (spread + reach / sigma) / math.sqrt(2.0)
-        exponent = (reach - 1) * math.log(2.0) + 0.5 * spread**2 - argument**2
-        tail = math.exp(exponent) * _scaled_erfc(argument)
-        return inner * kappa(self.mantissa) - tail - 0.5 * inner + 1.5 - 0.5 * (1.0 + inner)
-
-
-def _scaled_erfc(x: float) -> float:
-    from scipy.special import erfcx
-
-    return float(erfcx(x))
-
 
 @cache
-def _levels(form: FloatFormat) -> NDArray[np.float64]:
-    out: NDArray[np.float64]
+def _levels(form: FloatFormat) -> Floats:
+    out: Floats
     code = np.arange(form.top + 1)
     field, fraction = code >> form.mantissa, code & ((1 << form.mantissa) - 1)
     significand = np.where(field > 0, fraction + (1 << form.mantissa), fraction)
@@ -264,7 +237,7 @@ def _levels(form: FloatFormat) -> NDArray[np.float64]:
 
 
 @cache
-def _signed_levels(form: FloatFormat) -> NDArray[np.float64]:
+def _signed_levels(form: FloatFormat) -> Floats:
     out = np.zeros(2 << (form.exponent + form.mantissa))
     out[: form.top + 1] = form.exact_levels
     out[out.size // 2 : out.size // 2 + form.top + 1] = -form.exact_levels
@@ -285,20 +258,17 @@ LawName: TypeAlias = Literal["lognormal", "normal"]
 
 _ROOT_2 = math.sqrt(2.0)
 _LN2 = math.log(2.0)
-#: log2 of a half-normal |z|: mean and standard deviation
+#: mean of log2 of a half-normal |z|
 NORMAL_MU = -(np.euler_gamma + _LN2) / (2.0 * _LN2)
-NORMAL_SIGMA = math.pi / (2.0 * _ROOT_2 * _LN2)
 
 
 class MagnitudeLaw(Protocol):
     """A law of |x|, or one for each of several shifts; points are float64[p], results float64[shifts, p]."""
 
-    def mass(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
 
-    def ratio(
-        self, power: int, unit: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high], power 1 or -1."""
 
 
@@ -311,21 +281,19 @@ class LogNormalMagnitudes:
         sigma: its standard deviation, positive.
     """
 
-    mu: NDArray[np.float64]
+    mu: Floats
     sigma: float
 
-    def mass(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high), from the tail that is nearer."""
         from scipy.special import ndtr
 
         a, b = self._standard(low), self._standard(high)
         right = a > 0
-        out: NDArray[np.float64] = ndtr(np.where(right, -a, b)) - ndtr(np.where(right, -b, a))
+        out: Floats = ndtr(np.where(right, -a, b)) - ndtr(np.where(right, -b, a))
         return out
 
-    def ratio(
-        self, power: int, unit: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high]."""
         spread = self.sigma * _LN2
         at_low, at_high = self._tail(power, unit, low), self._tail(power, unit, high)
@@ -336,12 +304,12 @@ class LogNormalMagnitudes:
         middle = np.exp(exponent) - at_low - at_high
         return np.where(right, at_low - at_high, np.where(left, at_high - at_low, middle))
 
-    def _standard(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _standard(self, points: Floats) -> Floats:
         with np.errstate(divide="ignore"):
-            out: NDArray[np.float64] = (np.log2(points) - self.mu) / self.sigma
+            out: Floats = (np.log2(points) - self.mu) / self.sigma
         return out
 
-    def _tail(self, power: int, unit: NDArray[np.float64], point: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _tail(self, power: int, unit: Floats, point: Floats) -> Floats:
         """The part of E[(x / unit)^power] beyond ``point``, seen from the tilted law's peak; 0 at 0 and infinity."""
         from scipy.special import erfcx
 
@@ -361,38 +329,36 @@ class HalfNormalMagnitudes:
         deviation: float64[shifts, 1], its standard deviations.
     """
 
-    deviation: NDArray[np.float64]
+    deviation: Floats
 
-    def mass(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    def mass(self, low: Floats, high: Floats) -> Floats:
         """P(low < x < high)."""
         from scipy.special import erf, erfc
 
         a, b = low / (self.deviation * _ROOT_2), high / (self.deviation * _ROOT_2)
-        out: NDArray[np.float64] = np.where(a > 0.5, erfc(a) - erfc(b), erf(b) - erf(a))
+        out: Floats = np.where(a > 0.5, erfc(a) - erfc(b), erf(b) - erf(a))
         return out
 
-    def ratio(
-        self, power: int, unit: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def ratio(self, power: int, unit: Floats, low: Floats, high: Floats) -> Floats:
         """E[(x / unit)^power; low < x < high]; with power -1 low must be positive."""
         from scipy.special import exp1
 
         a, b = 0.5 * (low / self.deviation) ** 2, 0.5 * (high / self.deviation) ** 2
         if power > 0:
-            out: NDArray[np.float64] = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
+            out: Floats = math.sqrt(2 / math.pi) * self.deviation / unit * (np.exp(-a) - np.exp(-b))
             return out
-        inverse: NDArray[np.float64] = unit / (self.deviation * math.sqrt(2 * math.pi)) * (exp1(a) - exp1(b))
+        inverse: Floats = unit / (self.deviation * math.sqrt(2 * math.pi)) * (exp1(a) - exp1(b))
         return inverse
 
 
-def magnitude_law(law: LawName, mu: NDArray[np.float64], sigma: float) -> MagnitudeLaw:
+def magnitude_law(law: LawName, mu: Floats, sigma: float) -> MagnitudeLaw:
     """The law with these means of log2 x (float64[shifts]); ``normal`` has no spread of its own to choose."""
     if law == "normal":
         return HalfNormalMagnitudes(2.0 ** (mu[:, None] - NORMAL_MU))
     return LogNormalMagnitudes(mu[:, None], sigma)
 
 
-def nearest_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[np.float64]:
+def nearest_error(levels: Floats, law: MagnitudeLaw) -> Floats:
     """E |Q(x) - x| / x for rounding to the nearest of ``levels`` (float64[m], 0 first); float64[shifts]."""
     own = levels[1:]
     low = (levels[:-1] + own) / 2
@@ -400,11 +366,11 @@ def nearest_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[np.
     above = law.mass(own, high) - law.ratio(-1, own, own, high)
     below = law.ratio(-1, own, low, own) - law.mass(low, own)
     flushed = law.mass(np.zeros(1), low[:1])
-    out: NDArray[np.float64] = (above + below).sum(axis=1) + flushed[:, 0]
+    out: Floats = (above + below).sum(axis=1) + flushed[:, 0]
     return out
 
 
-def stochastic_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[np.float64]:
+def stochastic_error(levels: Floats, law: MagnitudeLaw) -> Floats:
     """E |Q(x) - x| / x for unbiased rounding to a neighbour, saturating above the last level; float64[shifts]."""
     low, high, top = levels[1:-1], levels[2:], levels[-1:]
     width = (high - low) / high
@@ -412,14 +378,327 @@ def stochastic_error(levels: NDArray[np.float64], law: MagnitudeLaw) -> NDArray[
     first, zero, end = levels[1:2], np.zeros(1), np.full(1, np.inf)
     bottom = 2 * (law.mass(zero, first) - law.ratio(1, first, zero, first))
     clipped = law.mass(top, end) - law.ratio(-1, top, top, end)
-    out: NDArray[np.float64] = (2 * inner / width).sum(axis=1) + bottom[:, 0] + clipped[:, 0]
+    out: Floats = (2 * inner / width).sum(axis=1) + bottom[:, 0] + clipped[:, 0]
     return out
 
 
-def point_error(levels: NDArray[np.float64], x: NDArray[np.float64], *, stochastic: bool) -> NDArray[np.float64]:
+def point_error(levels: Floats, x: Floats, *, stochastic: bool) -> Floats:
     """E |Q(x) - x| / x at single magnitudes, float64[n]: the laws without spread."""
     cell = np.clip(np.searchsorted(levels, x, side="right") - 1, 0, levels.size - 2)
     down, up = x - levels[cell], levels[cell + 1] - x
     inside = 2 * down * up / (down + up) if stochastic else np.minimum(down, up)
-    out: NDArray[np.float64] = np.where(up < 0, -up, inside) / x
+    out: Floats = np.where(up < 0, -up, inside) / x
     return out
+
+
+ScaleRule: TypeAlias = Literal["max", "mean", "error", "absmax"]
+RULES: tuple[ScaleRule, ...] = get_args(ScaleRule)
+LAWS: tuple[LawName, ...] = get_args(LawName)
+
+#: powers of two that a scale may multiply by: 2^-k must be a float32
+LEAST_SCALE, LARGEST_SCALE = -127, 149
+#: narrowest exponent that an automatic choice considers
+LEAST_EXPONENT = 2
+#: how finely a scale that need not be a power of two is searched, in octaves, before it is refined
+_STEP = 0.125
+
+
+def scale_exponent(
+    form: FloatFormat,
+    rule: ScaleRule,
+    mu: float,
+    sigma: float,
+    count: int,
+    largest: float | None = None,
+    *,
+    law: LawName = "lognormal",
+    stochastic: bool = False,
+) -> int:
+    """The k of the power of two by which x is multiplied before it is rounded to a format.
+
+    Args:
+        form: the format.
+        rule: ``max`` puts the largest of ``count`` values, as the law expects it, below the format's largest number:
+            k = floor(log2 max - mu - sigma Phi^-1(1 - 1 / count)); ``mean`` is the nearest to -mu - 3; ``error`` has
+            the least expected relative error; ``absmax`` is ``max`` with the largest value that there is. On
+            captured gradients a fitted lognormal law reaches octaves further than the data do.
+        mu: mean of log2|x| over non-zero values.
+        sigma: its standard deviation.
+        count: how many values; one alone is its own largest.
+        largest: log2 of the largest magnitude, for rule ``absmax``, which without it is as ``max``.
+        law: of the quantile and of the error.
+        stochastic: the error is that of stochastic rounding.
+
+    Raises:
+        UsageError: an unknown rule or law, a count below 1, or mu and sigma that are not finite.
+    """
+    _check(rule, law, sigma, count)
+    if not math.isfinite(mu):
+        raise UsageError(f"scale: mu is {mu}; a tensor of zeros has no scale")
+    if rule in ("max", "absmax"):
+        expected = mu + _quantile(sigma, count, law)
+        top = expected if rule == "max" or largest is None else largest
+        k = math.floor(math.log2(form.max) - top)
+    elif rule == "mean":
+        k = round(-mu - 3.0)
+    else:
+        low, high = _window(form)
+        shifts = np.arange(math.floor(low - mu), math.ceil(high - mu) + 1)
+        errors = form.relative_errors(mu + shifts.astype(np.float64), sigma, stochastic=stochastic, law=law)
+        k = int(shifts[np.argmin(errors)])
+    return min(max(k, LEAST_SCALE), LARGEST_SCALE)
+
+
+def optimal_format(
+    bits: int,
+    sigma: float,
+    scale: ScaleRule = "error",
+    law: LawName = "lognormal",
+    count: int = 1_000_000,
+    *,
+    mu: float | None = None,
+    largest: float | None = None,
+    stochastic: bool = False,
+) -> FloatFormat:
+    """The format of so many bits (2 to 7 of exponent) with the least expected relative error under a scale rule.
+
+    Args:
+        bits: 1 + E + M, 2 (the one format 1-1-0) to 16.
+        sigma: standard deviation of log2|x|.
+        scale: the rule that places the values; see :func:`scale_exponent`.
+        law: ``lognormal``, or ``normal`` for what one chooses who takes gradients for normal.
+        count: number of values; only rules ``max`` and ``absmax`` look at it.
+        mu: mean of log2|x|: the scale is then a power of two; without it the scale is free, and with rule ``max`` the
+            error is a mean over where mu may fall between two powers.
+        largest: log2 of the largest magnitude, for rule ``absmax`` where mu is given.
+        stochastic: for stochastic rounding.
+
+    Raises:
+        UsageError: no format of these bits, an unknown rule or law, or numbers out of range.
+
+    >>> [str(optimal_format(8, sigma)) for sigma in (1, 2, 3, 5)]
+    ['1-2-5', '1-3-4', '1-4-3', '1-5-2']
+    """
+    _check(scale, law, sigma, count)
+    return min(
+        candidates(bits),
+        key=lambda form: placed_error(form, sigma, scale, law, count, mu=mu, largest=largest, stochastic=stochastic),
+    )
+
+
+def candidates(bits: int) -> tuple[FloatFormat, ...]:
+    """The formats that :func:`optimal_format` chooses from, narrowest exponent first.
+
+    Raises:
+        UsageError: there are none.
+    """
+    widths = range(min(LEAST_EXPONENT, bits - 1), min(LARGEST_EXPONENT, bits - 1) + 1)
+    found = tuple(
+        FloatFormat(e, bits - 1 - e)
+        for e in widths
+        if e > 0 and bits <= LARGEST_BITS and bits - 1 - e <= LARGEST_MANTISSA
+    )
+    if not found:
+        raise UsageError(f"float formats: none of {bits} bits; give 2 to {LARGEST_BITS}")
+    return found
+
+
+def placed_error(
+    form: FloatFormat,
+    sigma: float,
+    scale: ScaleRule = "error",
+    law: LawName = "lognormal",
+    count: int = 1_000_000,
+    *,
+    mu: float | None = None,
+    largest: float | None = None,
+    stochastic: bool = False,
+) -> float:
+    """Expected relative error of a format with its values placed by a scale rule; see :func:`optimal_format`."""
+    if mu is not None:
+        k = scale_exponent(form, scale, mu, sigma, count, largest, law=law, stochastic=stochastic)
+        return float(form.relative_errors(np.array([mu + k]), sigma, stochastic=stochastic, law=law)[0])
+    if scale == "error":
+        return _least_error(form, float(sigma), law, stochastic)[1]
+    if scale == "mean":
+        centres = np.array([-3.0])
+    else:
+        centres = math.log2(form.max) - _quantile(sigma, count, law) - (np.arange(8) + 0.5) / 8
+    return float(form.relative_errors(centres, sigma, stochastic=stochastic, law=law).mean())
+
+
+def format_thresholds(bits: int, largest_sigma: float = 8.0) -> tuple[tuple[float, FloatFormat], ...]:
+    """From which sigma of log2|x| on each format is optimal with the error-optimal scale, to 1e-4.
+
+    Returns:
+        (sigma, format) pairs, ascending; the first sigma is 0.
+    """
+    found: list[tuple[float, FloatFormat]] = []
+
+    def better(sigma: float, narrow: FloatFormat, wide: FloatFormat) -> bool:
+        return placed_error(wide, sigma) < placed_error(narrow, sigma)
+
+    forms = candidates(bits)
+    found.append((0.0, forms[0]))
+    for wide in forms[1:]:
+        low, high, narrow = max(found[-1][0], 0.25), largest_sigma, found[-1][1]
+        if not better(high, narrow, wide):
+            break
+        while high - low > 1e-4:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if better(middle, narrow, wide) else (middle, high)
+        found.append((high, wide))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _least_error(form: FloatFormat, sigma: float, law: LawName, stochastic: bool) -> tuple[float, float]:
+    from scipy.optimize import minimize_scalar
+
+    low, high = _window(form)
+    centres = np.arange(low, high + _STEP, _STEP)
+    errors = form.relative_errors(centres, sigma, stochastic=stochastic, law=law)
+    start = int(np.argmin(errors))
+    refined = minimize_scalar(
+        lambda at: float(form.relative_errors(np.array([at]), sigma, stochastic=stochastic, law=law)[0]),
+        bounds=(centres[start] - _STEP, centres[start] + _STEP),
+        method="bounded",
+        options={"xatol": 1e-7},
+    )
+    if refined.fun < errors[start]:
+        return float(refined.x), float(refined.fun)
+    return float(centres[start]), float(errors[start])
+
+
+def _window(form: FloatFormat) -> tuple[float, float]:
+    """Where the mean of log2|x| can usefully be put: within the format."""
+    return math.log2(form.min_positive) - 1.0, math.log2(form.max) + 1.0
+
+
+def _quantile(sigma: float, count: int, law: LawName) -> float:
+    """log2 of the magnitude that 1 / count of the values exceed, less the mean of log2."""
+    from scipy.special import ndtri
+
+    if count <= 1:
+        return 0.0
+    if law == "normal":
+        return math.log2(float(-ndtri(0.5 / count))) - NORMAL_MU
+    return sigma * float(-ndtri(1.0 / count))
+
+
+def _check(rule: str, law: str, sigma: float, count: int) -> None:
+    if rule not in RULES:
+        raise UsageError(f"scale: '{rule}' is unknown; {suggest(rule, RULES)}")
+    if law not in LAWS:
+        raise UsageError(f"law: '{law}' is unknown; {suggest(law, LAWS)}")
+    if not (math.isfinite(sigma) and sigma >= 0) or count < 1:
+        raise UsageError(f"sigma={sigma:g}, count={count}: sigma must be finite and not negative, count at least 1")
+
+
+class Rounded(NamedTuple):
+    """Sums over the non-zero values of a tensor.
+
+    Attributes:
+        squared_error: expected sum of (Q(x) - x)^2.
+        squared_bias: sum of (E Q(x) - x)^2.
+        counts: float64[codes], expected number of values at each magnitude; non-zero ones alone.
+        saturated: how many lie above the largest magnitude.
+    """
+
+    squared_error: float
+    squared_bias: float
+    counts: Floats
+    saturated: float
+
+
+def expected_rounding(form: FloatFormat, scale: float, sketch: MomentSketch, *, stochastic: bool) -> Rounded:
+    """Expectations of rounding to ``form`` times ``scale`` (a power of two), from a sketch with norm ``none``."""
+    grid = form.exact_levels * scale
+    decoded = form.decode_blocks(np.arange(grid.size, dtype=np.uint16), grid.size, np.array([scale])).astype(np.float64)
+    above = (sketch.lower >= grid[-1]) & ~((sketch.lower == grid[-1]) & (sketch.sums[:, 1] == 0))
+    error, bias, counts = (_stochastic if stochastic else _nearest)(grid, decoded, sketch)
+    return Rounded(error, bias, counts, float(sketch.sums[above, 0].sum()))
+
+
+class Placement(NamedTuple):
+    """Where a scale puts the values of a tensor in a format.
+
+    Attributes:
+        squared_error: expected sum of (Q(x) - x)^2.
+        exponent: the k of the 2^k by which values are multiplied.
+    """
+
+    squared_error: float
+    exponent: int
+
+
+def best_placement(
+    form: FloatFormat, sketch: MomentSketch, *, stochastic: bool, exponent: int | None = None
+) -> Placement:
+    """The power of two with the least expected squared error, exact over all of them.
+
+    Args:
+        form: the format.
+        sketch: of the values, with norm ``none`` and at least one non-zero value.
+        stochastic: the error is that of stochastic rounding.
+        exponent: the only k to look at.
+    """
+    found: Placement = sketch.remember(
+        ("placement", form, stochastic, exponent), lambda: _best_placement(form, sketch, stochastic, exponent)
+    )
+    return found
+
+
+def _best_placement(form: FloatFormat, sketch: MomentSketch, stochastic: bool, exponent: int | None) -> Placement:
+    levels, largest = form.exact_levels, float(np.finfo(np.float32).max)
+
+    def errors(k: int) -> tuple[float, float]:
+        found: tuple[float, float] = _floats.rounding_error(
+            sketch.lower, sketch.sums, levels, 2.0**-k, largest, stochastic
+        )
+        return found
+
+    if exponent is not None:
+        return Placement(errors(exponent)[0], exponent)
+    # The numbers at k - 1 are among those at k, but for the largest ones. So nothing is lost by starting where the
+    # largest value just fits; and from there on only clipping grows, so that it ends the search.
+    top, most = math.frexp(form.max), math.frexp(sketch.largest)
+    k = min(max(top[1] - most[1] - (most[0] > top[0]), LEAST_SCALE), LARGEST_SCALE)
+    best = Placement(errors(k)[0], k)
+    clipped = 0.0
+    while clipped < best.squared_error and k < LARGEST_SCALE:
+        k += 1
+        error, clipped = errors(k)
+        best = min(best, Placement(error, k))
+    return best
+
+
+def _nearest(grid: Floats, decoded: Floats, sketch: MomentSketch) -> tuple[float, float, Floats]:
+    low, (count, first, second) = sketch.lower, sketch.sums[:, :3].T
+    middle = (grid[:-1] + grid[1:]) / 2
+    code = np.searchsorted(middle, low, side="right")
+    # A bin whose values all sit on its lower edge is a tie where that edge is a midpoint: to the even code.
+    tie = (first == 0) & (code > 0)
+    tie[tie] = middle[code[tie] - 1] == low[tie]
+    code -= tie & (code % 2 == 1)
+    off = low - decoded[code]
+    error = float(np.sum(off * off * count + 2 * off * first + second))
+    return error, error, np.bincount(code, count, grid.size).astype(np.float64)
+
+
+def _stochastic(grid: Floats, decoded: Floats, sketch: MomentSketch) -> tuple[float, float, Floats]:
+    low, (count, first, second) = sketch.lower, sketch.sums[:, :3].T
+    everything = float(count.sum())
+    code = np.searchsorted(grid, low, side="right") - 1
+    top = grid.size - 1
+    inside = code < top
+    over = low[~inside] - decoded[top]
+    clipped = float(np.sum(over * over * count[~inside] + 2 * over * first[~inside] + second[~inside]))
+    code, low, count, first, second = code[inside], low[inside], count[inside], first[inside], second[inside]
+    below, above = low - grid[code], grid[code + 1] - low
+    error = float(np.sum(below * above * count + (above - below) * first - second))
+    up = (below * count + first) / (grid[code + 1] - grid[code])
+    counts: Floats = np.bincount(code, count - up, grid.size).astype(np.float64)
+    counts += np.bincount(code + 1, up, grid.size)
+    counts[top] += everything - float(count.sum())
+    return error + clipped, clipped, counts

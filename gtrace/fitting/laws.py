@@ -15,8 +15,9 @@ from gtrace.kernels import norms as _norms
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
+    from gtrace.kernels import Floats
     from gtrace.types import SummarySpec
 
 #: what the public functions accept as a law
@@ -45,28 +46,28 @@ class Law(Protocol):
     def support(self) -> tuple[float, float]:
         """Where the ends of a grid lie."""
 
-    def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
+    def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """The objective, the mean of (b - r)(r - a) with a and b around r, and its slope by each free level."""
 
-    def slopes(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    def slopes(self, levels: Floats, mirrored: bool) -> Floats:
         """The slope of the objective alone."""
 
-    def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    def objectives(self, grids: Floats, mirrored: bool) -> Floats:
         """Objectives of many grids, float64[g, m], at once."""
 
-    def sweep(self, levels: NDArray[np.float64], mirrored: bool) -> float:
+    def sweep(self, levels: Floats, mirrored: bool) -> float:
         """One sweep of coordinate descent in place; returns the largest move."""
 
-    def areas(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    def areas(self, points: Floats) -> Floats:
         """B(t) = E (t - r)_+ at points of the support."""
 
-    def spikes(self) -> NDArray[np.float64] | None:
+    def spikes(self) -> Floats | None:
         """The values that the law consists of, ascending, or None when it has a continuous part."""
 
-    def companding(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def companding(self, shares: Floats) -> Floats:
         """Points that divide the integral of density^(1/3) in these shares: the grid that many levels approach."""
 
-    def candidates(self, count: int) -> NDArray[np.float64]:
+    def candidates(self, count: int) -> Floats:
         """Ascending points, both ends of the support among them, that hold a good grid of ``count`` levels."""
 
 
@@ -129,7 +130,7 @@ class MixtureLaw:
         #: without point masses
         self.smooth = bool((mixture.sigmas > 0).all())
 
-    def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
+    def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """See :meth:`Law.gradient`."""
         cells = self._cells(levels, mirrored)
         down = cells[:, _mixture.DOWN]
@@ -142,14 +143,14 @@ class MixtureLaw:
                 slopes[0] = 2.0 * levels[0] * cells[0, _mixture.MASS] - down[1]
         return objective, slopes
 
-    def slopes(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    def slopes(self, levels: Floats, mirrored: bool) -> Floats:
         """See :meth:`Law.slopes`."""
         return self.gradient(levels, mirrored)[1]
 
-    def curvature(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def curvature(self, levels: Floats, mirrored: bool) -> tuple[Floats, Floats]:
         """Second derivatives by the n free levels, float64[n], and by neighbours, float64[n - 1]; others are 0."""
         mass = self._cells(levels, mirrored)[:, _mixture.MASS]
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         density = np.empty(edges.size - 2)
         _mixture.density(self._table, edges[1:-1], density)
         diagonal = (edges[2:] - edges[:-2]) * density
@@ -157,7 +158,7 @@ class MixtureLaw:
             diagonal[0] = 2.0 * mass[0] + (levels[0] + levels[1]) * density[0]
         return diagonal, -mass[1:-1]
 
-    def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    def objectives(self, grids: Floats, mirrored: bool) -> Floats:
         """See :meth:`Law.objectives`."""
         first = np.zeros((grids.shape[0], 1))
         edges = np.concatenate([first, grids], axis=1) if mirrored else np.ascontiguousarray(grids)
@@ -165,30 +166,30 @@ class MixtureLaw:
         cells = np.zeros((edges.size, 4))
         _mixture.cells(self._table, edges.reshape(-1), cells[:-1])
         cells = cells.reshape(*edges.shape, 4)
-        out: NDArray[np.float64] = cells[:, :, _mixture.ERROR].sum(axis=1)
+        out: Floats = cells[:, :, _mixture.ERROR].sum(axis=1)
         return out + grids[:, 0] * cells[:, 0, _mixture.DOWN] if mirrored else out
 
-    def sweep(self, levels: NDArray[np.float64], mirrored: bool) -> float:
+    def sweep(self, levels: Floats, mirrored: bool) -> float:
         """See :meth:`Law.sweep`."""
         return float(_mixture.sweep(self._table, levels, mirrored))
 
-    def areas(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    def areas(self, points: Floats) -> Floats:
         """See :meth:`Law.areas`."""
         edges, where = np.unique(np.append(points, self.support[0]), return_inverse=True)
         cells = self._cells(edges, mirrored=False)
         below = np.cumsum(cells[:, _mixture.MASS]) - cells[:, _mixture.MASS]
         steps = cells[:, _mixture.DOWN] + below * np.diff(edges)
-        out: NDArray[np.float64] = np.concatenate(([0.0], np.cumsum(steps)))[where[:-1]]
+        out: Floats = np.concatenate(([0.0], np.cumsum(steps)))[where[:-1]]
         return out
 
-    def spikes(self) -> NDArray[np.float64] | None:
+    def spikes(self) -> Floats | None:
         """See :meth:`Law.spikes`."""
         present = self._table[self._table[:, _mixture.HEIGHT] > 0]
         if (present[:, _mixture.SIGMA] > 0).any():
             return None
         return np.unique(present[:, _mixture.ANCHOR])
 
-    def companding(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def companding(self, shares: Floats) -> Floats:
         """See :meth:`Law.companding`."""
         low, high = self.support
         rows = np.unique(np.linspace(0, len(self._table) - 1, min(len(self._table), _LOOKED_AT)).astype(int))
@@ -202,14 +203,14 @@ class MixtureLaw:
         heights = np.cbrt(density)
         return _divide(points, 0.5 * (heights[1:] + heights[:-1]) * np.diff(points), shares)
 
-    def candidates(self, count: int) -> NDArray[np.float64]:
+    def candidates(self, count: int) -> Floats:
         """See :meth:`Law.candidates`."""
         points = self.companding(_shares(_MIXTURE_POINTS, count))
         spikes = self._table[self._table[:, _mixture.SIGMA] == 0, _mixture.ANCHOR]
         return np.unique(np.concatenate([points, np.asarray(self.support), spikes]))
 
-    def _cells(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+    def _cells(self, levels: Floats, mirrored: bool) -> Floats:
+        edges = _edges(levels, mirrored)
         cells = np.empty((edges.size - 1, 4))
         _mixture.cells(self._table, edges, cells)
         return cells
@@ -233,9 +234,9 @@ class SketchLaw:
         squares = lower * (mass * lower + 2.0 * moment) + self._table[:, _descent.SECOND]
         self._square = float(np.sum(squares))
 
-    def gradient(self, levels: NDArray[np.float64], mirrored: bool) -> tuple[float, NDArray[np.float64]]:
+    def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """See :meth:`Law.gradient`."""
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         sums = np.empty((edges.size, 2))
         _descent.hinges(self._table, self._zeros, edges, sums)
         below, area = sums[:, 0], sums[:, 1]
@@ -248,34 +249,34 @@ class SketchLaw:
                 slopes[0] += levels[0] * below[1] + area[1]
         return objective, slopes
 
-    def slopes(self, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    def slopes(self, levels: Floats, mirrored: bool) -> Floats:
         """See :meth:`Law.slopes`."""
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         out = np.empty(edges.size - 2)
         _descent.slopes(self._table, self._zeros, edges, mirrored, out)
         return out
 
-    def objectives(self, grids: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+    def objectives(self, grids: Floats, mirrored: bool) -> Floats:
         """See :meth:`Law.objectives`."""
         areas = self.areas(grids.reshape(-1)).reshape(grids.shape)
         first = np.zeros((grids.shape[0], 1))
         edges = np.concatenate([first, grids], axis=1) if mirrored else grids
         inner = areas[:, (0 if mirrored else 1) : -1]
-        out: NDArray[np.float64] = np.sum((edges[:, 2:] - edges[:, :-2]) * inner, axis=1)
+        out: Floats = np.sum((edges[:, 2:] - edges[:, :-2]) * inner, axis=1)
         out += self._last_cell(edges[:, -2])
         return out + grids[:, 0] * areas[:, 0] if mirrored else out
 
-    def sweep(self, levels: NDArray[np.float64], mirrored: bool) -> float:
+    def sweep(self, levels: Floats, mirrored: bool) -> float:
         """See :meth:`Law.sweep`."""
         return float(_descent.sweep(self._table, self._zeros, levels, mirrored))
 
-    def areas(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    def areas(self, points: Floats) -> Floats:
         """See :meth:`Law.areas`."""
         sums = np.empty((points.size, 2))
         _descent.hinges(self._table, self._zeros, points, sums)
         return sums[:, 1]
 
-    def spikes(self) -> NDArray[np.float64] | None:
+    def spikes(self) -> Floats | None:
         """See :meth:`Law.spikes`; values that differ by less than float32 resolves count as one."""
         mass, width, mean = self._table[:, _descent.MASS], self._table[:, _descent.WIDTH], self._offsets()
         variance = self._table[:, _descent.SECOND] / np.where(mass > 0, mass, 1.0) - mean * mean
@@ -284,7 +285,7 @@ class SketchLaw:
         values = self._means()[mass > 0]
         return np.concatenate(([0.0], values)) if self._zeros > 0 else values
 
-    def companding(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def companding(self, shares: Floats) -> Floats:
         """See :meth:`Law.companding`; the mass of a bin is spread half-way to the values beside it."""
         means = self._means()
         edges = np.concatenate(([0.0], 0.5 * (means[1:] + means[:-1]), [1.0]))
@@ -292,28 +293,28 @@ class SketchLaw:
         widths[-1] = min(widths[-1], 2.0 * (means[-1] - edges[-2]))
         return _divide(edges, np.cbrt(self._table[:, _descent.MASS] * widths * widths), shares)
 
-    def candidates(self, count: int) -> NDArray[np.float64]:
+    def candidates(self, count: int) -> Floats:
         """See :meth:`Law.candidates`; beside each point the nearest mean of a bin, where a lone value has its level."""
         points, means = self.companding(_shares(_SKETCH_POINTS, count)), self._means()
         if means.size > 2 * points.size:
             means = means[np.clip(np.searchsorted(means, points), 1, means.size) - 1]
         return np.unique(np.concatenate([points, means, np.asarray(self.support)]))
 
-    def _offsets(self) -> NDArray[np.float64]:
+    def _offsets(self) -> Floats:
         """Means of the bins, from their lower edges."""
         mass = self._table[:, _descent.MASS]
-        out: NDArray[np.float64] = self._table[:, _descent.FIRST] / np.where(mass > 0, mass, 1.0)
+        out: Floats = self._table[:, _descent.FIRST] / np.where(mass > 0, mass, 1.0)
         return out
 
-    def _means(self) -> NDArray[np.float64]:
-        out: NDArray[np.float64] = np.minimum(self._table[:, _descent.LOWER] + self._offsets(), 1.0)
+    def _means(self) -> Floats:
+        out: Floats = np.minimum(self._table[:, _descent.LOWER] + self._offsets(), 1.0)
         return out
 
     @overload
     def _last_cell(self, below: float) -> float: ...
     @overload
-    def _last_cell(self, below: NDArray[np.float64]) -> NDArray[np.float64]: ...
-    def _last_cell(self, below: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+    def _last_cell(self, below: Floats) -> Floats: ...
+    def _last_cell(self, below: float | Floats) -> float | Floats:
         """E (1 - r)(r - below): the error if the last cell reached down to 0; each lower level adds to it.
 
         This order keeps the digits that B(1), which is about 1, would swallow.
@@ -321,27 +322,30 @@ class SketchLaw:
         return (1.0 + below) * self._mean - self._square - below
 
 
-def _shares(points: tuple[int, int, int], count: int) -> NDArray[np.float64]:
+def _edges(levels: Floats, mirrored: bool) -> Floats:
+    """The levels, of a mirrored grid with the 0 in front below which it begins again."""
+    return np.concatenate(([0.0], levels)) if mirrored else levels
+
+
+def _shares(points: tuple[int, int, int], count: int) -> Floats:
     least, per_level, most = points
     size = max(least, min(per_level * count, most))
     return np.arange(size) / (size - 1.0)
 
 
-def _divide(
-    points: NDArray[np.float64], steps: NDArray[np.float64], shares: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _divide(points: Floats, steps: Floats, shares: Floats) -> Floats:
     """Where the cumulative ``steps`` between ascending points reach these shares of their sum."""
     total = np.concatenate(([0.0], np.cumsum(steps)))
     if not total[-1] > 0:
-        even: NDArray[np.float64] = points[0] + (points[-1] - points[0]) * shares
+        even: Floats = points[0] + (points[-1] - points[0]) * shares
         return even
     # A slope of its own lets every share be reached at one place, also where there is no mass.
     total = total / total[-1] + _SLOPE * np.arange(total.size) / (total.size - 1.0)
-    out: NDArray[np.float64] = np.interp(shares * (1.0 + _SLOPE), total, points)
+    out: Floats = np.interp(shares * (1.0 + _SLOPE), total, points)
     return out
 
 
-def _component_table(mixture: TruncatedNormalMixture, symmetric: bool) -> NDArray[np.float64]:
+def _component_table(mixture: TruncatedNormalMixture, symmetric: bool) -> Floats:
     """Rows for the kernels; with ``symmetric`` the law of |r|: each component on its two halves, one reflected."""
     low, high = mixture.support
     ends = np.broadcast_to(np.asarray(mixture.support), (mixture.means.size, 2))
@@ -358,7 +362,7 @@ def _component_table(mixture: TruncatedNormalMixture, symmetric: bool) -> NDArra
     return np.concatenate([right, left])
 
 
-def bucket_moments(values: ArrayLike, spec: SummarySpec) -> NDArray[np.float64]:
+def bucket_moments(values: ArrayLike, spec: SummarySpec) -> Floats:
     """Mean, standard deviation and norm of every bucket of a tensor.
 
     Args:
@@ -389,11 +393,7 @@ def bucket_moments(values: ArrayLike, spec: SummarySpec) -> NDArray[np.float64]:
 
 
 def moment_mixture(
-    moments: ArrayLike,
-    components: int | None = 20,
-    seed: int = 0,
-    mean_only: bool = False,
-    weighted: bool = True,
+    moments: ArrayLike, components: int | None = 20, seed: int = 0, mean_only: bool = False, weighted: bool = True
 ) -> TruncatedNormalMixture:
     """The law that ALQ and AMQ assume: normals truncated to [-1, 1] with the moments of a gradient's buckets.
 

@@ -14,9 +14,10 @@ from gtrace.kernels import descent as _descent
 from gtrace.sketch import MomentSketch
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from gtrace.fitting.laws import Law, LawLike
+    from gtrace.kernels import Floats
 
 #: grids by name; "global" is the best grid among candidate points, found by dynamic programming
 STARTS = ("uniform", "exponential", "companding", "global")
@@ -33,20 +34,20 @@ def magnitude_count(bits: int) -> int:
     return 1 << (int(bits) - 1)
 
 
-def uniform_grid(count: int, zero: bool) -> NDArray[np.float64]:
+def uniform_grid(count: int, zero: bool) -> Floats:
     """Evenly spaced magnitudes up to 1: from 0, or the positive half of an even number of signed levels."""
     if zero:
         return np.linspace(0.0, 1.0, count)
     return np.arange(1, 2 * count, 2) / (2.0 * count - 1.0)
 
 
-def exponential_grid(count: int, zero: bool, multiplier: float = 0.5) -> NDArray[np.float64]:
+def exponential_grid(count: int, zero: bool, multiplier: float = 0.5) -> Floats:
     """Powers of ``multiplier`` up to 1, after 0 where that is a level; ``count`` magnitudes in all."""
     powers = multiplier ** np.arange(count - (2 if zero else 1), -1.0, -1.0)
     return np.concatenate(([0.0], powers)) if zero else powers
 
 
-def named_grid(law: Law, name: str, count: int, mirrored: bool) -> NDArray[np.float64]:
+def named_grid(law: Law, name: str, count: int, mirrored: bool) -> Floats:
     """One of :data:`STARTS` with ``count`` levels; fewer where the law offers fewer candidates.
 
     Raises:
@@ -134,9 +135,7 @@ _WIDEST, _NARROWEST = 0.45, 1e-6
 _POLISH = 5
 
 
-def optimize(
-    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
-) -> tuple[NDArray[np.float64], list[float]]:
+def optimize(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
     """Newton's steps where the law is smooth; else dynamic programming in narrowing windows, and a few sweeps."""
     if isinstance(law, MixtureLaw) and law.smooth:
         return _newton(law, levels, mirrored, limit)
@@ -145,9 +144,7 @@ def optimize(
     return levels, objectives + polished[1:]
 
 
-def coordinate_descent(
-    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
-) -> tuple[NDArray[np.float64], list[float]]:
+def coordinate_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
     """Each level in turn to its best place between its neighbours, in at most ``limit`` sweeps."""
     levels = levels.copy()
     objectives = [law.gradient(levels, mirrored)[0]]
@@ -161,9 +158,7 @@ def coordinate_descent(
     return levels, objectives
 
 
-def gradient_descent(
-    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
-) -> tuple[NDArray[np.float64], list[float]]:
+def gradient_descent(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
     """All levels at once along the gradient, none by more than half the gap to its nearest neighbour.
 
     The paper leaves the rate open. One for all levels would crawl: gradients differ by orders of magnitude. So each
@@ -198,9 +193,7 @@ def gradient_descent(
     return levels, objectives
 
 
-def _newton(
-    law: MixtureLaw, levels: NDArray[np.float64], mirrored: bool, limit: int
-) -> tuple[NDArray[np.float64], list[float]]:
+def _newton(law: MixtureLaw, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
     """Newton's steps after a few sweeps; a sweep wherever a step would not lower the error."""
     objective = law.gradient(levels, mirrored)[0]
     objectives = [objective]
@@ -218,7 +211,7 @@ def _newton(
     return levels, objectives
 
 
-def _newton_step(law: MixtureLaw, levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64] | None:
+def _newton_step(law: MixtureLaw, levels: Floats, mirrored: bool) -> Floats | None:
     objective, slopes = law.gradient(levels, mirrored)
     step = -slopes
     diagonal, coupling = law.curvature(levels, mirrored)
@@ -235,9 +228,7 @@ def _newton_step(law: MixtureLaw, levels: NDArray[np.float64], mirrored: bool) -
     return None
 
 
-def _narrow(
-    law: Law, levels: NDArray[np.float64], mirrored: bool, limit: int
-) -> tuple[NDArray[np.float64], list[float]]:
+def _narrow(law: Law, levels: Floats, mirrored: bool, limit: int) -> tuple[Floats, list[float]]:
     """Dynamic programming over a few points around each level, again and again, ever closer to them.
 
     Needs no derivatives, which a law of single values does not have, and moves all levels together, which
@@ -259,12 +250,12 @@ def _narrow(
     return levels, law.objectives(np.stack(grids), mirrored).tolist()
 
 
-def _gaps(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+def _gaps(levels: Floats, mirrored: bool) -> Floats:
     """Gaps between neighbours; of a mirrored grid also that of the first level to 0."""
     return np.diff(levels, prepend=0.0) if mirrored else np.diff(levels)
 
 
-def _room(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+def _room(levels: Floats, mirrored: bool) -> Floats:
     """The gap of each free level to its nearest neighbour."""
     gaps = _gaps(levels, mirrored)
     return np.minimum(gaps[:-1], gaps[1:])
@@ -292,7 +283,7 @@ def alq_levels(
     *,
     sweeps: int | None = None,
     symmetric: bool = True,
-) -> NDArray[np.float64]: ...
+) -> Floats: ...
 
 
 @overload
@@ -307,7 +298,7 @@ def alq_levels(
     history: Literal[True],
     sweeps: int | None = None,
     symmetric: bool = True,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+) -> tuple[Floats, Floats]: ...
 
 
 def alq_levels(
@@ -321,7 +312,7 @@ def alq_levels(
     *,
     sweeps: int | None = None,
     symmetric: bool = True,
-) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> Floats | tuple[Floats, Floats]:
     """Fit 2^(bits - 1) magnitudes to a law of r.
 
     The objective is :func:`~gtrace.fitting.expected_variance`. It is not convex. ``newton`` looks for its minimum: it
@@ -374,14 +365,9 @@ def alq_levels(
 
 
 def _fit(
-    law: Law,
-    count: int,
-    mirrored: bool,
-    method: Method,
-    start: str | NDArray[np.float64] | None,
-    limit: int,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    starts: tuple[str | NDArray[np.float64], ...]
+    law: Law, count: int, mirrored: bool, method: Method, start: str | Floats | None, limit: int
+) -> tuple[Floats, Floats]:
+    starts: tuple[str | Floats, ...]
     if start is not None:
         starts = (start,)
     elif method != "newton":
@@ -402,7 +388,7 @@ def _fit(
     return levels, np.asarray(objectives)
 
 
-def _grid_of_spikes(law: Law, mirrored: bool) -> NDArray[np.float64] | None:
+def _grid_of_spikes(law: Law, mirrored: bool) -> Floats | None:
     """The values of a law that is nothing but spikes, and the ends of its support: a grid without error."""
     values = law.spikes()
     # Exact zeros cost a mirrored grid its first level squared: that is worth a fit.
@@ -412,18 +398,18 @@ def _grid_of_spikes(law: Law, mirrored: bool) -> NDArray[np.float64] | None:
     return grid[grid > 0] if mirrored else grid
 
 
-def _distinct(levels: NDArray[np.float64], mirrored: bool) -> NDArray[np.float64]:
+def _distinct(levels: Floats, mirrored: bool) -> Floats:
     """Without the levels that float32, in which they travel, cannot tell from their neighbours."""
     if mirrored:
         levels = np.maximum(levels, _TINY)
     short = levels.astype(np.float32)
     keep = (np.diff(short, prepend=-np.inf) > 0) & (short < short[-1])
     keep[-1] = True
-    out: NDArray[np.float64] = levels[keep]
+    out: Floats = levels[keep]
     return out
 
 
-def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool, symmetric: bool) -> NDArray[np.float64]:
+def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool, symmetric: bool) -> Floats:
     """Check levels to start from.
 
     Raises:
@@ -502,7 +488,7 @@ def amq_multiplier(
     return _search(objective, float(start))
 
 
-def amq_levels(multiplier: float, bits: int, zero: bool = True) -> NDArray[np.float64]:
+def amq_levels(multiplier: float, bits: int, zero: bool = True) -> Floats:
     """The magnitudes of a multiplier, float64, ascending, without powers too small for float32.
 
     >>> [float(level) for level in amq_levels(0.5, 3)]
@@ -525,7 +511,7 @@ class _Powers:
         #: below, the smallest level would leave the range of float64
         self.least = max(1e-9, float(1e-300 ** (1.0 / self._powers[0])))
 
-    def errors(self, multipliers: NDArray[np.float64]) -> NDArray[np.float64]:
+    def errors(self, multipliers: Floats) -> Floats:
         """The objective at each p."""
         grids = np.zeros((multipliers.size, self._count))
         grids[:, (1 if self._zero else 0) : -1] = multipliers[:, None] ** self._powers

@@ -20,9 +20,11 @@ from gtrace.errors import UsageError, suggest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-    Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    from gtrace.kernels import Floats, Ints, Singles
+
+    Function = Callable[[Floats], Floats]
 
 #: Natural logarithm of 2: natural units over log2 units.
 LN2 = math.log(2.0)
@@ -32,16 +34,16 @@ _BLOCK = 1 << 16
 _SMALL = 4096
 
 
-def _normal_density(z: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normal_density(z: Floats) -> Floats:
     return np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
-def _laplace_cdf(z: NDArray[np.float64]) -> NDArray[np.float64]:
+def _laplace_cdf(z: Floats) -> Floats:
     tail = 0.5 * np.exp(-np.abs(z))
     return np.where(z < 0, tail, 1 - tail)
 
 
-def _laplace_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
+def _laplace_quantile(p: Floats) -> Floats:
     return np.where(p < 0.5, np.log(2 * p), -np.log(2 * (1 - p)))
 
 
@@ -103,26 +105,26 @@ class FittedLaw:
         """Whether the parameters are those of ln x."""
         return _STANDARDS[self.name].logarithmic
 
-    def cdf(self, x: ArrayLike) -> NDArray[np.float64]:
+    def cdf(self, x: ArrayLike) -> Floats:
         """P(X <= x) at positive float64[n]; nan when the law has no width."""
         return _STANDARDS[self.name].cdf(self._standardized(x))
 
-    def quantile(self, p: ArrayLike) -> NDArray[np.float64]:
+    def quantile(self, p: ArrayLike) -> Floats:
         """The x with P(X <= x) = p, for p strictly between 0 and 1."""
         z = self.location + self.scale * _STANDARDS[self.name].quantile(np.asarray(p, np.float64))
         return np.exp(z) if self.logarithmic else z
 
-    def density(self, x: ArrayLike) -> NDArray[np.float64]:
+    def density(self, x: ArrayLike) -> Floats:
         """The density per unit of x at positive float64[n]."""
         y = _STANDARDS[self.name].density(self._standardized(x)) / self.scale
         return y / np.asarray(x, np.float64) if self.logarithmic else y
 
-    def _standardized(self, x: ArrayLike) -> NDArray[np.float64]:
+    def _standardized(self, x: ArrayLike) -> Floats:
         y = np.asarray(x, np.float64)
         if self.logarithmic:
             y = np.log(y)
         with np.errstate(divide="ignore", invalid="ignore"):
-            z: NDArray[np.float64] = (y - self.location) / (self.scale or math.nan)
+            z: Floats = (y - self.location) / (self.scale or math.nan)
         return z
 
 
@@ -136,7 +138,7 @@ class Magnitudes:
         nonfinite: how many were NaN or infinite; they are left out.
     """
 
-    sorted: NDArray[np.float32]
+    sorted: Singles
     zeros: int = 0
     nonfinite: int = 0
 
@@ -162,7 +164,7 @@ class Magnitudes:
         """How many magnitudes there are."""
         return int(self.sorted.size)
 
-    def quantiles(self, p: ArrayLike) -> NDArray[np.float64]:
+    def quantiles(self, p: ArrayLike) -> Floats:
         """Quantiles of the magnitudes at p (float64[q] in [0, 1]), linear between order statistics; nan of none."""
         at = np.asarray(p, np.float64)
         if not self.count:
@@ -173,7 +175,7 @@ class Magnitudes:
         low = self.sorted[below].astype(np.float64)
         return low + (place - below) * (self.sorted[above] - low)
 
-    def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
+    def histogram(self, edges: ArrayLike) -> Ints:
         """How many magnitudes lie in [e_k, e_{k+1}), for rising edges (float64[m + 1]); int64[m]."""
         return np.diff(np.searchsorted(self.sorted, np.asarray(edges, np.float32))).astype(np.int64)
 
@@ -246,7 +248,7 @@ def fit_magnitudes(values: ArrayLike | Magnitudes) -> Fit:
     return Fit(x.size, magnitudes.zeros, magnitudes.nonfinite, lognormal.location, lognormal.scale, laws, ks)
 
 
-def ks_distance(x: NDArray[np.float32], law: FittedLaw) -> float:
+def ks_distance(x: Singles, law: FittedLaw) -> float:
     """Kolmogorov-Smirnov distance of sorted magnitudes to a law, exact; nan for none, or a law without width.
 
     Both distribution functions rise, so between two order statistics the gap is bounded by the values at both. Most
@@ -268,7 +270,7 @@ def ks_distance(x: NDArray[np.float32], law: FittedLaw) -> float:
     return largest
 
 
-def _largest_gap(cdf: NDArray[np.float64], ranks: NDArray[np.int64], n: int) -> float:
+def _largest_gap(cdf: Floats, ranks: Ints, n: int) -> float:
     return float(max(((ranks + 1) / n - cdf).max(), (cdf - ranks / n).max()))
 
 
@@ -296,7 +298,7 @@ def _fitted(magnitudes: Magnitudes) -> dict[str, FittedLaw]:
     return {name: FittedLaw(name, *parameters[name]) for name in LAWS}
 
 
-def _moments(x: NDArray[np.float32], median: float, function: Function) -> tuple[float, float, float]:
+def _moments(x: Singles, median: float, function: Function) -> tuple[float, float, float]:
     """Mean, standard deviation and mean distance from the median of function(x), a block at a time.
 
     Sums are taken about the median: it lies within one deviation of the mean, so none of them cancels.

@@ -29,8 +29,8 @@ from gtrace.sketch import MomentSketch
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    from gtrace.kernels import Floats, Ints
+
 
 #: bins of method "sketch": ten bits of mantissa over forty octaves
 _SHIFT, _OCTAVES = 42, 40
@@ -93,11 +93,7 @@ def optimal_levels(
 
 
 def certified_levels(
-    values: ArrayLike,
-    s: int,
-    weights: ArrayLike | None = None,
-    lo: float | None = None,
-    hi: float | None = None,
+    values: ArrayLike, s: int, weights: ArrayLike | None = None, lo: float | None = None, hi: float | None = None
 ) -> tuple[Floats, float, float]:
     """Optimal levels with a proof: what they cost, and what no set of s levels can undercut.
 
@@ -302,13 +298,8 @@ def _binned(points: Points) -> Points:
 
 
 def adaquant(
-    values: ArrayLike,
-    k: int,
-    gamma: float,
-    delta: float,
-    lo: float | None = None,
-    hi: float | None = None,
-) -> NDArray[np.float64]:
+    values: ArrayLike, k: int, gamma: float, delta: float, lo: float | None = None, hi: float | None = None
+) -> Floats:
     """Levels whose objective is at most (1 + 1/gamma) times that of the best k intervals (k + 1 levels).
 
     Args:
@@ -347,7 +338,7 @@ def adaquant(
     return _merge(x, mass, (1 + gamma) * k, delta)
 
 
-def _merge(x: NDArray[np.float64], mass: NDArray[np.float64], spare: float, delta: float) -> NDArray[np.float64]:
+def _merge(x: Floats, mass: Floats, spare: float, delta: float) -> Floats:
     """The rounds, on distinct points and their weights; ``spare`` is (1 + gamma) k."""
     # (1 + 0.1) 10 is 11 and a bit in floating point
     kept = math.ceil(spare - 1e-9)

@@ -21,7 +21,9 @@ from gtrace.sketch import MomentSketch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
+
+    from gtrace.kernels import Floats
 
     Prunable: TypeAlias = MomentSketch | LogNormal | tuple[float, ...] | ArrayLike
 
@@ -35,7 +37,7 @@ _LN_2 = math.log(2.0)
 _MARGIN = 1e-9
 
 
-def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:
+def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     """Expected fraction of zeros after stochastic pruning of lognormal magnitudes.
 
     With a = ln alpha - mu and t = a / sigma it is Phi(t) - exp(sigma^2 / 2 - a) Phi(t - sigma); for large sigma both
@@ -68,7 +70,7 @@ def sparsity(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> NDArray[np.fl
     return _with_points(np.where(t > s, outer, inner), a, s, complement=False)
 
 
-def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:
+def unpruned(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> Floats:
     """1 - :func:`sparsity` without cancellation: Phi(-t) + exp(sigma^2 / 2 - a) Phi(t - sigma).
 
     >>> float(unpruned(1e20, 0.0, 1.0)) > 0
@@ -225,9 +227,7 @@ def root(f: Callable[[float], float], low: float, high: float) -> float:
     return float(brentq(f, low, high, xtol=1e-14, rtol=1e-14))
 
 
-def _reduced(
-    alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _reduced(alpha: ArrayLike, mu: ArrayLike, sigma: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """a = ln alpha - mu, t = a / sigma and sigma, broadcast; a point mass has sigma 1 here and is set afterwards."""
     x, m, s = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (alpha, mu, sigma)))
     if (x < 0).any() or (s < 0).any():
@@ -237,14 +237,12 @@ def _reduced(
     return a, a / np.where(s > 0, s, 1.0), s
 
 
-def _half_gauss(t: NDArray[np.float64]) -> NDArray[np.float64]:
+def _half_gauss(t: Floats) -> Floats:
     """phi(t) sqrt(pi / 2) = exp(-t^2 / 2) / 2."""
     return 0.5 * np.exp(-0.5 * t * t)
 
 
-def _with_points(
-    value: NDArray[np.float64], a: NDArray[np.float64], sigma: NDArray[np.float64], *, complement: bool
-) -> NDArray[np.float64]:
+def _with_points(value: Floats, a: Floats, sigma: Floats, *, complement: bool) -> Floats:
     """Put the closed form of point masses (sigma 0) where they belong, and keep rounding within [0, 1]."""
     kept = np.exp(-np.maximum(a, 0.0))
     return np.clip(np.where(sigma > 0, value, kept if complement else 1.0 - kept), 0.0, 1.0)
@@ -294,7 +292,7 @@ class EmpiricalMagnitudes:
             first = count * low + data.sums[:, 1]
             second = count * low * low + 2.0 * low * data.sums[:, 1] + data.sums[:, 2]
             # Exactly the lower edge where all values lie on it.
-            self.points: NDArray[np.float64] = low + data.sums[:, 1] / count
+            self.points: Floats = low + data.sums[:, 1] / count
             self.mass = _running(count)
             self.first, self.second = _running(first), _running(second)
             self.zeros, self.size = data.zeros, data.size
@@ -305,7 +303,7 @@ class EmpiricalMagnitudes:
             self.points = x[self.zeros :]
             self.mass = np.arange(self.points.size + 1, dtype=np.float64)
             self.first, self.second = _running(self.points), _running(self.points**2)
-        self._slopes: NDArray[np.float64] | None = None
+        self._slopes: Floats | None = None
 
     @property
     def zero_share(self) -> float:
@@ -395,7 +393,7 @@ class EmpiricalMagnitudes:
         return math.log(self.size) + 0.5 * math.log(self.energy)
 
 
-def _running(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _running(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
@@ -436,7 +434,7 @@ class _Population:
         return math.exp(root(lambda a: self.log_slope(math.exp(a)) - value, ends[0] - 1e-9, ends[1] + 1e-9))
 
 
-def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> NDArray[np.float64]:
+def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> Floats:
     """The sparsity of each tensor that maximizes their mean cosine, at a fixed mean sparsity.
 
     Both means are weighted by size. The cosine of a stochastically pruned tensor with itself is a concave function of
@@ -477,7 +475,7 @@ def allocate_sparsity(tensors: Sequence[Prunable], s: float) -> NDArray[np.float
     if float(weights @ out) >= s or not live:
         return out
 
-    def at(slope: float) -> NDArray[np.float64]:
+    def at(slope: float) -> Floats:
         for k in live:
             out[k] = laws[k].sparsity(laws[k].at_slope(slope))
         return out

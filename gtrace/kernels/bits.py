@@ -1,16 +1,18 @@
-"""Fixed-width symbols, least significant bit first, and how long the codes of a Huffman tree are."""
+"""Words at any byte, symbols of a fixed width, least significant bit first, and the code lengths of a Huffman tree."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numba import types
+from numba.core import config
+from numba.extending import intrinsic, overload
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels._words import load64, store64
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Bytes, Floats, Ints, Symbols
 
 _8 = np.uint64(8)
 _32 = np.uint64(32)
@@ -31,10 +33,55 @@ _EVEN16 = np.uint64(0x0000FFFF0000FFFF)
 _LOW32 = np.uint64(0xFFFFFFFF)
 
 
+def load64(data: Bytes, at: int) -> np.uint64:
+    """The eight bytes from ``at`` on, all of them inside the array, which is contiguous."""
+    return data[at : at + 8].copy().view("<u8")[0]
+
+
+def store64(data: Bytes, at: int, value: np.uint64) -> None:
+    """Write eight bytes from ``at`` on, all of them inside the array, which is contiguous."""
+    data[at : at + 8] = np.array([value], "<u8").view(np.uint8)
+
+
+def _place(context: Any, builder: Any, array_type: Any, array: Any, at: Any) -> Any:
+    from llvmlite import ir
+
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), ir.IntType(64).as_pointer())
+
+
+if not config.DISABLE_JIT:
+
+    @intrinsic
+    def _load(typing: Any, data: Any, at: Any) -> Any:
+        del typing, at
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = _place(context, builder, signature.args[0], *arguments)
+            return builder.load(place, align=1)
+
+        return types.uint64(data, types.intp), generate
+
+    @intrinsic
+    def _store(typing: Any, data: Any, at: Any, value: Any) -> Any:
+        del typing, at, value
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = _place(context, builder, signature.args[0], *arguments[:2])
+            builder.store(arguments[2], place, align=1)
+            return context.get_dummy_value()
+
+        return types.void(data, types.intp, types.uint64), generate
+
+    # numba wants functions of the same signature, annotations included, around what it compiles.
+    overload(load64, inline="always")(lambda data, at: lambda data, at: _load(data, at))  # type: ignore[call-arg]  # noqa: PLW0108
+    overload(store64, inline="always")(
+        lambda data, at, value: lambda data, at, value: _store(data, at, value)  # type: ignore[call-arg]  # noqa: PLW0108
+    )
+
+
 @inline
-def pack_chunk(
-    codes: NDArray[np.uint16], count: int, width: int, scratch: NDArray[np.uint8], out: NDArray[np.uint8]
-) -> None:
+def pack_chunk(codes: Symbols, count: int, width: int, scratch: Bytes, out: Bytes) -> None:
     """Write the first ``count`` of CHUNK symbols in ``width`` bits each, 1 to 16, and up to SLACK bytes of zeros.
 
     Neighbours are pushed together within words, eight (up to 8 bits) or four at a time, which is vectorized; eight
@@ -71,7 +118,7 @@ def pack_chunk(
 
 
 @jit
-def pack(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint8]) -> None:
+def pack(symbols: Symbols, width: int, out: Bytes) -> None:
     """Write each symbol in ``width`` bits, 1 to 16, into the first ceil(n width / 8) bytes of ``out``.
 
     The unused bits of the last of them are zero; ``out`` has SLACK bytes more.
@@ -85,9 +132,7 @@ def pack(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint8]) -> Non
 
 
 @inline
-def unpack_chunk(
-    data: NDArray[np.uint8], width: int, count: int, scratch: NDArray[np.uint8], codes: NDArray[np.uint16]
-) -> int:
+def unpack_chunk(data: Bytes, width: int, count: int, scratch: Bytes, codes: Symbols) -> int:
     """Read ``count`` symbols of ``width`` bits, 1 to 16, into ``codes``, uint16[CHUNK]; returns the largest.
 
     Words of eight symbols (up to 8 bits) or four are read and then spread, which is vectorized; only near the end of
@@ -141,7 +186,7 @@ def unpack_chunk(
 
 
 @jit
-def unpack(data: NDArray[np.uint8], width: int, out: NDArray[np.uint16]) -> int:
+def unpack(data: Bytes, width: int, out: Symbols) -> int:
     """Read ``out.size`` symbols of ``width`` bits, 1 to 16; returns the largest, 0 for none."""
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
     top = 0
@@ -154,7 +199,7 @@ def unpack(data: NDArray[np.uint8], width: int, out: NDArray[np.uint16]) -> int:
 
 
 @jit
-def huffman_depths(weights: NDArray[np.float64], depths: NDArray[np.int64]) -> None:
+def huffman_depths(weights: Floats, depths: Ints) -> None:
     """Depths of the leaves of a Huffman tree for ascending positive ``weights``, two or more.
 
     With the leaves sorted, merged nodes come out in ascending order too, so two queues replace a heap. On ties
@@ -185,7 +230,7 @@ def huffman_depths(weights: NDArray[np.float64], depths: NDArray[np.int64]) -> N
 
 
 @jit
-def package_merge(weights: NDArray[np.float64], longest: int, depths: NDArray[np.int64]) -> None:
+def package_merge(weights: Floats, longest: int, depths: Ints) -> None:
     """Depths of the leaves of the best tree of at most ``longest`` levels, for ascending positive ``weights``.
 
     Larmore and Hirschberg, 1990: the items of a level are the leaves and the pairs of the level below, ascending; the
@@ -195,11 +240,12 @@ def package_merge(weights: NDArray[np.float64], longest: int, depths: NDArray[np
     m = weights.size
     most = 2 * m - 2
     paired = np.zeros((longest, most), np.bool_)
-    items, below = np.empty(most), np.empty(most)
-    items[:m] = weights
+    both = np.empty((2, most))
+    for k in range(m):
+        both[0, k] = weights[k]
     count = m
     for level in range(1, longest):
-        items, below = below, items
+        items, below = both[level % 2], both[1 - level % 2]
         pairs, count = count // 2, min(most, m + count // 2)
         leaf, pair = 0, 0
         for k in range(count):
@@ -211,7 +257,8 @@ def package_merge(weights: NDArray[np.float64], longest: int, depths: NDArray[np
                 items[k] = joined
                 paired[level, k] = True
                 pair += 1
-    depths[:] = 0
+    for k in range(m):
+        depths[k] = 0
     taken = most
     for level in range(longest - 1, -1, -1):
         leaves = 0
@@ -223,7 +270,7 @@ def package_merge(weights: NDArray[np.float64], longest: int, depths: NDArray[np
 
 
 @jit
-def entropy(probabilities: NDArray[np.float64]) -> float:
+def entropy(probabilities: Floats) -> float:
     """Shannon entropy in bits; zero probabilities count nothing."""
     total = 0.0
     for k in range(probabilities.size):

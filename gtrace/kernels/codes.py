@@ -1,4 +1,4 @@
-"""Streams of a canonical prefix code, least significant bit first."""
+"""Streams of prefix codes, least significant bit first: canonical ones, and the fixed one of pruned tensors."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.kernels._jit import inline, jit
-from gtrace.kernels._words import load64, store64
+from gtrace.kernels.bits import load64, store64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: bytes beyond the stream that :func:`prefix_encode` may write into
+    from gtrace.kernels import Bytes, Ints, Symbols, Words
+
+#: bytes beyond the stream that encoders may write into, and :func:`read_pruned` reads
 SLACK = 8
 #: longest codes of which four fit into a word beside seven bits that wait for their byte
 FOURFOLD = 14
+#: sums that symbols are counted in, side by side: equal neighbours would wait for each other
+TALLIES = 4
 #: symbols that the decoder takes at once, at most
 AT_ONCE = 4
 _CODE = np.uint64(0x00FFFFFFFFFFFFFF)
-_0 = np.uint64(0)
-_1 = np.uint64(1)
-_3 = np.uint64(3)
-_7 = np.uint64(7)
-_8 = np.uint64(8)
-_56 = np.uint64(56)
+_0, _1, _2, _3, _4 = (np.uint64(k) for k in range(5))
+_7, _33, _34, _56 = (np.uint64(k) for k in (7, 33, 34, 56))
 _LAST = np.uint64(2**64 - 8)
+_LOW32 = np.uint64(0xFFFFFFFF)
+_SIGN, _MAGNITUDE = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
 
 
 @jit
-def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> int:
+def prefix_length(symbols: Symbols, lengths: Bytes) -> int:
     """Total number of bits, or -1 when a symbol has no code."""
     total = 0
     missing = False
@@ -41,20 +43,21 @@ def prefix_length(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8]) -> in
 
 
 @jit
-def tally(symbols: NDArray[np.uint16], tallies: NDArray[np.int64]) -> None:
-    """Add how often each symbol occurs to ``tallies``, int64[4, m]: neighbours go to different rows, as in VALUES."""
-    whole = symbols.size // 4 * 4
-    for i in range(0, whole, 4):
-        tallies[0, symbols[i]] += 1
-        tallies[1, symbols[i + 1]] += 1
-        tallies[2, symbols[i + 2]] += 1
-        tallies[3, symbols[i + 3]] += 1
+def tally(symbols: Symbols, tallies: Ints) -> None:
+    """Add how often each symbol occurs to ``tallies``, int64[TALLIES, m]: neighbours go to different rows."""
+    whole = symbols.size - symbols.size % TALLIES
+    t0, t1, t2, t3 = tallies[0], tallies[1], tallies[2], tallies[3]
+    for i in range(0, whole, TALLIES):
+        t0[symbols[i]] += 1
+        t1[symbols[i + 1]] += 1
+        t2[symbols[i + 2]] += 1
+        t3[symbols[i + 3]] += 1
     for i in range(whole, symbols.size):
-        tallies[0, symbols[i]] += 1
+        t0[symbols[i]] += 1
 
 
 @jit
-def rotate_left(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint16]) -> None:
+def rotate_left(symbols: Symbols, width: int, out: Symbols) -> None:
     """Move the highest of ``width`` bits to the end: a sign behind its magnitude, so that like symbols are neighbours.
 
     The negative of magnitude 0 becomes the positive one.
@@ -68,7 +71,7 @@ def rotate_left(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint16]
 
 
 @jit
-def rotate_right(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint16]) -> None:
+def rotate_right(symbols: Symbols, width: int, out: Symbols) -> None:
     """Undo :func:`rotate_left`."""
     top = np.uint16(width - 1)
     one = np.uint16(1)
@@ -78,13 +81,13 @@ def rotate_right(symbols: NDArray[np.uint16], width: int, out: NDArray[np.uint16
 
 @jit
 def canonical(
-    lengths: NDArray[np.uint8],
-    table: NDArray[np.uint64],
-    quick_symbol: NDArray[np.uint16],
-    quick_length: NDArray[np.uint8],
-    first_code: NDArray[np.int64],
-    first_index: NDArray[np.int64],
-    ordered: NDArray[np.uint16],
+    lengths: Bytes,
+    table: Words,
+    quick_symbol: Symbols,
+    quick_length: Bytes,
+    first_code: Ints,
+    first_index: Ints,
+    ordered: Symbols,
 ) -> None:
     """The canonical code of these lengths, as :func:`prefix_encode` and :func:`prefix_decode` want it.
 
@@ -127,7 +130,7 @@ def canonical(
 
 @inline
 def _flush(
-    out: NDArray[np.uint8], at: int, hold: np.uint64, held: np.uint64, codes: np.uint64, length: np.uint64
+    out: Bytes, at: int, hold: np.uint64, held: np.uint64, codes: np.uint64, length: np.uint64
 ) -> tuple[int, np.uint64, np.uint64]:
     """Append up to 57 bits to fewer than 8; whole bytes are out, fewer than 8 bits stay."""
     hold |= codes << held
@@ -137,7 +140,7 @@ def _flush(
 
 
 @jit
-def prefix_encode(symbols: NDArray[np.uint16], table: NDArray[np.uint64], longest: int, out: NDArray[np.uint8]) -> int:
+def prefix_encode(symbols: Symbols, table: Words, longest: int, out: Bytes) -> int:
     """Write codes of at most 24 bits, first bit of a code first; returns the number of bits.
 
     Codes are joined two or four at a time, so that the one thing that must wait for the one before, finding its
@@ -172,13 +175,7 @@ def prefix_encode(symbols: NDArray[np.uint16], table: NDArray[np.uint64], longes
 
 
 @jit
-def fill_at_once(
-    quick_symbol: NDArray[np.uint16],
-    quick_length: NDArray[np.uint8],
-    together: NDArray[np.uint64],
-    count: NDArray[np.uint8],
-    used: NDArray[np.uint8],
-) -> None:
+def fill_at_once(quick_symbol: Symbols, quick_length: Bytes, together: Words, count: Bytes, used: Bytes) -> None:
     """For all bits that a stream can go on with, the symbols whose codes lie wholly in them.
 
     Args:
@@ -206,14 +203,14 @@ def fill_at_once(
 
 @jit
 def prefix_decode(
-    data: NDArray[np.uint8],
-    together: NDArray[np.uint64],
-    count: NDArray[np.uint8],
-    taken: NDArray[np.uint8],
-    first_code: NDArray[np.int64],
-    first_index: NDArray[np.int64],
-    ordered: NDArray[np.uint16],
-    out: NDArray[np.uint16],
+    data: Bytes,
+    together: Words,
+    count: Bytes,
+    taken: Bytes,
+    first_code: Ints,
+    first_index: Ints,
+    ordered: Symbols,
+    out: Symbols,
 ) -> int:
     """Read ``out.size`` symbols of a canonical prefix code.
 
@@ -267,3 +264,59 @@ def prefix_decode(
             return -1
         done += 1
     return used
+
+
+@jit
+def pruned_bits(bits: NDArray[np.uint32], alpha: np.uint32) -> int:
+    """Length of the code of values given by float32 patterns: ``0``, ``10`` and a sign, ``11`` and a float32."""
+    total = 0
+    for i in range(bits.size):
+        magnitude = bits[i] & _MAGNITUDE
+        total += 1 if magnitude == 0 else (3 if magnitude == alpha else 34)
+    return total
+
+
+@jit
+def write_pruned(bits: NDArray[np.uint32], alpha: np.uint32, out: Bytes) -> None:
+    """Write the code; ``out`` holds its bytes and SLACK more, unused bits of the last one are zero.
+
+    Without branches: which of the three codes comes is random, and wrong guesses would cost more than all of it.
+    """
+    hold, held, at = _0, _0, 0
+    for i in range(bits.size):
+        magnitude = bits[i] & _MAGNITUDE
+        pattern = np.uint64(bits[i]) << _2
+        other = magnitude != alpha
+        code = (_3 | pattern) if other else (_1 | ((pattern >> _33) << _2))
+        length = _34 if other else _3
+        code = code if magnitude else _0
+        length = length if magnitude else _1
+        at, hold, held = _flush(out, at, hold, held, code, length)
+    if held > _0:
+        out[at] = hold
+
+
+@jit
+def read_pruned(data: Bytes, size: int, alpha: np.uint32, out: NDArray[np.uint32]) -> int:
+    """Read ``out.size`` values from ``size`` bytes, which SLACK further ones follow.
+
+    Returns:
+        the bits read, or -1 for a stream that ends early or that no encoder writes.
+    """
+    total = np.uint64(8 * size)
+    used = _0
+    good = True
+    for i in range(out.size):
+        if used >= total:
+            return -1
+        word = load64(data, np.int64(used >> _3)) >> (used & _7)
+        some, other = word & _1 != _0, word & _2 != _0
+        pattern = np.uint32((word >> _2) & _LOW32)
+        magnitude = pattern & _MAGNITUDE
+        good &= not (some and other) or ((magnitude != 0) and (magnitude != alpha))
+        coded = np.uint32(alpha | (_SIGN if word & _4 != _0 else np.uint32(0)))
+        coded = pattern if other else coded
+        length = _34 if other else _3
+        out[i] = coded if some else np.uint32(0)
+        used += length if some else _1
+    return np.int64(used) if good and used <= total else -1

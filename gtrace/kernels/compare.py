@@ -10,7 +10,7 @@ from gtrace.kernels._jit import jit
 from gtrace.kernels.norms import BLOCK, LANES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats, Singles
 
 #: squared error, |error|, |error| / |g| over non-zero g, g q, q^2, zeros of q, non-zeros of g
 SUMS = 7
@@ -23,7 +23,7 @@ _EDGE = np.uint32(0x7FFFE000)
 
 
 @jit
-def compare(g: NDArray[np.float32], q: NDArray[np.float32], out: NDArray[np.float64]) -> None:
+def compare(g: Singles, q: Singles, out: Floats) -> None:
     """Sums over all elements into ``out`` (float64[7], see SUMS), over fixed blocks in index order."""
     lanes = np.zeros((SUMS, LANES))
     e2, e1, er, gq, qq, zeros, alive = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4], lanes[5], lanes[6]
@@ -54,14 +54,14 @@ def compare(g: NDArray[np.float32], q: NDArray[np.float32], out: NDArray[np.floa
 
 
 @jit
-def add_error(g: NDArray[np.float32], q: NDArray[np.float32], total: NDArray[np.float64]) -> None:
+def add_error(g: Singles, q: Singles, total: Floats) -> None:
     """Add q - g to ``total``, element by element."""
     for i in range(total.size):
         total[i] += np.float64(q[i]) - np.float64(g[i])
 
 
 @jit
-def tally(x: NDArray[np.float32], table: NDArray[np.float64]) -> None:
+def tally(x: Singles, table: Floats) -> None:
     """Count finite values into bins of their top bits: sign, exponent and ten bits of mantissa.
 
     Args:
@@ -82,14 +82,14 @@ def tally(x: NDArray[np.float32], table: NDArray[np.float64]) -> None:
             row[1] += np.float64(abs(xb[i])) - np.float64(low[i])
 
 
-def edges() -> NDArray[np.float64]:
+def edges() -> Floats:
     """float64[BINS + 1], the edges of the bins of :func:`tally`; the last one is 2^128."""
     patterns = (np.arange(BINS, dtype=np.uint32) << _SHIFT).view(np.float32)
     return np.append(patterns.astype(np.float64), 2.0**128)
 
 
 @jit
-def distance(a: NDArray[np.float32], b: NDArray[np.float32], scale_a: float, scale_b: float) -> float:
+def distance(a: Singles, b: Singles, scale_a: float, scale_b: float) -> float:
     """Mean |a scale_a - b scale_b| over all elements, in a fixed order."""
     lanes = np.zeros(LANES)
     for p in range(0, a.size, LANES):
@@ -104,14 +104,7 @@ def distance(a: NDArray[np.float32], b: NDArray[np.float32], scale_a: float, sca
 
 
 @jit
-def adam_weights(
-    g: NDArray[np.float32],
-    v: NDArray[np.float32],
-    decay: float,
-    correction: float,
-    eps: float,
-    out: NDArray[np.float64],
-) -> None:
+def adam_weights(g: Singles, v: Singles, decay: float, correction: float, eps: float, out: Floats) -> None:
     """1 / d^2 into ``out``, where d = sqrt((decay v + (1 - decay) g^2) / correction) + eps.
 
     0 where d is 0 or no number: such an element has no update.
@@ -124,7 +117,7 @@ def adam_weights(
 
 
 @jit
-def weighted_sums(g: NDArray[np.float32], q: NDArray[np.float32], w: NDArray[np.float64]) -> tuple[float, float]:
+def weighted_sums(g: Singles, q: Singles, w: Floats) -> tuple[float, float]:
     """sum w (q - g)^2 and sum w g^2, over fixed blocks in index order."""
     lanes = np.zeros((2, LANES))
     error, energy = lanes[0], lanes[1]

@@ -15,7 +15,7 @@ from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.sketching import hinge
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats, Ints
 
 #: columns of a law table: lower edge, width, mass, sum d, sum d^2 (d = r - lower edge), mass below, B at the edge
 LOWER, WIDTH, MASS, FIRST, SECOND, BELOW, HINGE = range(7)
@@ -26,15 +26,7 @@ _LEAST_PIVOT = 1e-3
 
 
 @jit
-def tabulate(
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    first: int,
-    zeros: float,
-    total: float,
-    table: NDArray[np.float64],
-) -> None:
+def tabulate(lower: Floats, upper: Floats, sums: Floats, first: int, zeros: float, total: float, table: Floats) -> None:
     """Fill table[k, 7] from the bins of a sketch, columns ``first`` to ``first`` + 2, divided by ``total``.
 
     ``zeros`` is the part of ``total`` at r = 0.
@@ -57,7 +49,7 @@ def tabulate(
 
 
 @inline
-def _find(table: NDArray[np.float64], t: float) -> int:
+def _find(table: Floats, t: float) -> int:
     """The last bin whose lower edge is not above t; -1 when there is none."""
     low, high = 0, table.shape[0]
     while low < high:
@@ -70,7 +62,7 @@ def _find(table: NDArray[np.float64], t: float) -> int:
 
 
 @inline
-def _area(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
+def _area(table: Floats, k: int, t: float, zeros: float) -> float:
     """B(t), where bin k is the last whose lower edge is not above t."""
     if k < 0:
         return zeros * t
@@ -84,7 +76,7 @@ def _area(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
 
 
 @inline
-def _below(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
+def _below(table: Floats, k: int, t: float, zeros: float) -> float:
     """The slope of B at t, that is the mass below t, for k as in :func:`_area`."""
     if k < 0:
         return zeros
@@ -100,7 +92,7 @@ def _below(table: NDArray[np.float64], k: int, t: float, zeros: float) -> float:
 
 
 @jit
-def hinges(table: NDArray[np.float64], zeros: float, points: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+def hinges(table: Floats, zeros: float, points: Floats, out: Floats) -> None:
     """Mass below each point and B there, into out[p, 2]; ``zeros`` is the mass at r = 0."""
     for i in range(points.size):
         k = _find(table, points[i])
@@ -109,7 +101,7 @@ def hinges(table: NDArray[np.float64], zeros: float, points: NDArray[np.float64]
 
 
 @jit
-def sweep(table: NDArray[np.float64], zeros: float, levels: NDArray[np.float64], mirrored: bool) -> float:
+def sweep(table: Floats, zeros: float, levels: Floats, mirrored: bool) -> float:
     """One sweep of coordinate descent over the free levels, ascending and in place; returns the largest move.
 
     Between fixed neighbours a and c the best level minimizes (c - a) B(l) - l (B(c) - B(a)); the first level of a
@@ -161,7 +153,7 @@ def sweep(table: NDArray[np.float64], zeros: float, levels: NDArray[np.float64],
 
 
 @jit
-def choose(points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, chosen: NDArray[np.int64]) -> None:
+def choose(points: Floats, areas: Floats, mirrored: bool, chosen: Ints) -> None:
     """The best grid among ascending candidates, by dynamic programming.
 
     Args:
@@ -197,9 +189,7 @@ def choose(points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bo
 
 
 @jit
-def slopes(
-    table: NDArray[np.float64], zeros: float, edges: NDArray[np.float64], mirrored: bool, out: NDArray[np.float64]
-) -> None:
+def slopes(table: Floats, zeros: float, edges: Floats, mirrored: bool, out: Floats) -> None:
     """The derivative of the error by each inner edge of a grid into out[edges - 2]; mirrored, the first edge is 0."""
     before = _area(table, _find(table, edges[0]), edges[0], zeros)
     k = _find(table, edges[1])
@@ -215,7 +205,7 @@ def slopes(
 
 
 @jit
-def largest_move(before: NDArray[np.float64], after: NDArray[np.float64], mirrored: bool) -> float:
+def largest_move(before: Floats, after: Floats, mirrored: bool) -> float:
     """The largest move of a free level, as a part of the gap to its nearest neighbour."""
     largest = 0.0
     for j in range(0 if mirrored else 1, after.size - 1):
@@ -229,9 +219,7 @@ def largest_move(before: NDArray[np.float64], after: NDArray[np.float64], mirror
 
 
 @jit
-def windows(
-    levels: NDArray[np.float64], mirrored: bool, places: NDArray[np.float64], points: NDArray[np.float64]
-) -> None:
+def windows(levels: Floats, mirrored: bool, places: Floats, points: Floats) -> None:
     """Points around each level into points[m, q], at the places -1..1 between the levels below and above it.
 
     The last level stays where it is, and so does the first unless ``mirrored``.
@@ -247,9 +235,7 @@ def windows(
 
 
 @jit
-def choose_near(
-    points: NDArray[np.float64], areas: NDArray[np.float64], mirrored: bool, levels: NDArray[np.float64]
-) -> bool:
+def choose_near(points: Floats, areas: Floats, mirrored: bool, levels: Floats) -> bool:
     """The best grid whose level j is one of points[j, :], by dynamic programming.
 
     Args:
@@ -294,7 +280,7 @@ def choose_near(
 
 
 @jit
-def solve_tridiagonal(diagonal: NDArray[np.float64], coupling: NDArray[np.float64], right: NDArray[np.float64]) -> bool:
+def solve_tridiagonal(diagonal: Floats, coupling: Floats, right: Floats) -> bool:
     """Solve a symmetric tridiagonal system in place of ``right``, made positive definite where it is not.
 
     ``diagonal`` float64[n] is overwritten by the pivots; ``coupling`` is float64[n - 1]. A pivot that is negative

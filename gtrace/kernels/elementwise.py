@@ -12,6 +12,8 @@ from gtrace.kernels.counter import MASK32, mix, uniform, words
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.kernels import Bytes, Flags, Singles, Symbols
+
 _SIGN = np.uint32(0x8000)
 _REST = np.uint32(0x7FFF)
 _LARGEST = np.uint32(0x7F7F)
@@ -23,7 +25,7 @@ _S31 = np.uint64(31)
 
 
 @jit
-def round_affine(x: NDArray[np.float32], low: float, width: float, steps: int, out: NDArray[np.uint16]) -> None:
+def round_affine(x: Singles, low: float, width: float, steps: int, out: Symbols) -> None:
     """floor((x - low) steps / width + 1/2) in float64.
 
     Args:
@@ -40,7 +42,7 @@ def round_affine(x: NDArray[np.float32], low: float, width: float, steps: int, o
 
 
 @jit
-def to_bfloat16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:
+def to_bfloat16(bits: NDArray[np.uint32], out: Symbols) -> None:
     """Round the bits of finite float32 to the nearest upper half, ties to even; the largest is finite."""
     for i in range(bits.size):
         # Half of a last place, less one unless the last bit that stays is odd. No finite number overflows 32 bits.
@@ -49,9 +51,7 @@ def to_bfloat16(bits: NDArray[np.uint32], out: NDArray[np.uint16]) -> None:
 
 
 @jit
-def prune(
-    x: NDArray[np.float32], alpha: np.float32, high: np.uint64, low: np.uint64, start: int, out: NDArray[np.float32]
-) -> None:
+def prune(x: Singles, alpha: np.float32, high: np.uint64, low: np.uint64, start: int, out: Singles) -> None:
     """Keep |x| > alpha; else alpha sign(x) with probability |x| / alpha, and zero otherwise; ``alpha`` is positive.
 
     The quotient, unlike a product of alpha and the uniform, has its digits where alpha is a denormal. A block of
@@ -75,16 +75,14 @@ def prune(
 
 
 @jit
-def keep_large(x: NDArray[np.float32], alpha: np.float32, out: NDArray[np.float32]) -> None:
+def keep_large(x: Singles, alpha: np.float32, out: Singles) -> None:
     """Keep |x| >= alpha, the rest becomes zero."""
     for i in range(x.size):
         out[i] = x[i] if abs(x[i]) >= alpha else _ZERO
 
 
 @jit
-def toss_zeros(
-    x: NDArray[np.float32], high: np.uint64, low: np.uint64, start: int, negative: NDArray[np.bool_]
-) -> None:
+def toss_zeros(x: Singles, high: np.uint64, low: np.uint64, start: int, negative: Flags) -> None:
     """Let a fair coin of the key, one per element from ``start`` on, decide the sign of the zeros of float32[n]."""
     add, flip, last = words(high, low, start)
     first = np.uint64(start)
@@ -94,7 +92,7 @@ def toss_zeros(
 
 
 @jit
-def two_means(x: NDArray[np.float32], bucket: int, means: NDArray[np.float32]) -> None:
+def two_means(x: Singles, bucket: int, means: Singles) -> None:
     """Per bucket the mean of its values that are not negative and that of its negative ones (0 for none).
 
     Args:
@@ -118,7 +116,7 @@ def two_means(x: NDArray[np.float32], bucket: int, means: NDArray[np.float32]) -
 
 
 @jit
-def restore(bits: NDArray[np.uint8], bucket: int, values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+def restore(bits: Bytes, bucket: int, values: Singles, out: Singles) -> None:
     """Look up each bit, least significant first, in its bucket's two values.
 
     Args:
@@ -145,7 +143,7 @@ def fill_words(high: np.uint64, low: np.uint64, out: NDArray[np.uint32]) -> None
 
 
 @jit
-def above_local_peak(x: NDArray[np.float32], y: NDArray[np.float32], size: int, chosen: NDArray[np.bool_]) -> float:
+def above_local_peak(x: Singles, y: Singles, size: int, chosen: Flags) -> float:
     """Mark, bin by bin, where |y| reaches the bin's largest |x| and x is not zero.
 
     Args:

@@ -15,6 +15,8 @@ from gtrace.kernels._jit import inline, jit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.kernels import Bytes, Ints, Symbols, Words
+
     Integers: TypeAlias = NDArray[np.integer[Any]]
 
 GAMMA, DELTA, OMEGA = 0, 1, 2
@@ -50,7 +52,7 @@ def _bit_length(z: np.uint64) -> int:
 
 @inline
 def _put(
-    words: NDArray[np.uint64], at: int, hold: np.uint64, held: np.uint64, value: np.uint64, width: np.uint64
+    words: Words, at: int, hold: np.uint64, held: np.uint64, value: np.uint64, width: np.uint64
 ) -> tuple[int, np.uint64, np.uint64]:
     """Append ``value``, which has ``width`` bits (1 to 64); the word under way is in ``hold`` and in ``words[at]``.
 
@@ -67,7 +69,7 @@ def _put(
 
 
 @inline
-def _peek(words: NDArray[np.uint64], at: np.uint64) -> np.uint64:
+def _peek(words: Words, at: np.uint64) -> np.uint64:
     """The 64 bits from bit ``at`` on."""
     k, shift = at >> _6, at & _63
     return (words[k] >> shift) | ((words[k + _1] << _1) << (_63 - shift))
@@ -80,7 +82,7 @@ def _low(word: np.uint64, width: np.uint64) -> np.uint64:
 
 
 @jit
-def length(values: Integers, origin: int, signed: bool, short: NDArray[np.uint8], long: NDArray[np.int64]) -> int:
+def length(values: Integers, origin: int, signed: bool, short: Bytes, long: Ints) -> int:
     """Bits of all codes.
 
     Args:
@@ -106,11 +108,11 @@ def encode(
     origin: int,
     signed: bool,
     codes: NDArray[np.uint32],
-    short: NDArray[np.uint8],
-    prefixes: NDArray[np.uint64],
-    prefix_bits: NDArray[np.uint8],
-    extra_bits: NDArray[np.uint8],
-    words: NDArray[np.uint64],
+    short: Bytes,
+    prefixes: Words,
+    prefix_bits: Bytes,
+    extra_bits: Bytes,
+    words: Words,
 ) -> None:
     """Write all codes; ``words`` has room for one word more than the bits fill.
 
@@ -134,7 +136,7 @@ def encode(
 
 
 @inline
-def _gamma(words: NDArray[np.uint64], at: np.uint64) -> tuple[np.uint64, np.uint64]:
+def _gamma(words: Words, at: np.uint64) -> tuple[np.uint64, np.uint64]:
     """A gamma code at bit ``at``: the integer and the code's length; 0, 0 when it is longer than any written."""
     word = _peek(words, at)
     if word == _0:
@@ -149,7 +151,7 @@ def _gamma(words: NDArray[np.uint64], at: np.uint64) -> tuple[np.uint64, np.uint
 
 
 @inline
-def _delta(words: NDArray[np.uint64], at: np.uint64) -> tuple[np.uint64, np.uint64]:
+def _delta(words: Words, at: np.uint64) -> tuple[np.uint64, np.uint64]:
     bits, used = _gamma(words, at)
     if bits == _0 or bits > np.uint64(LONGEST):
         return _0, _0
@@ -158,7 +160,7 @@ def _delta(words: NDArray[np.uint64], at: np.uint64) -> tuple[np.uint64, np.uint
 
 
 @inline
-def _omega(words: NDArray[np.uint64], at: np.uint64) -> tuple[np.uint64, np.uint64]:
+def _omega(words: Words, at: np.uint64) -> tuple[np.uint64, np.uint64]:
     value, used = _1, _0
     while True:
         word = _peek(words, at + used)
@@ -173,14 +175,14 @@ def _omega(words: NDArray[np.uint64], at: np.uint64) -> tuple[np.uint64, np.uint
 
 @jit
 def decode(
-    words: NDArray[np.uint64],
+    words: Words,
     bits: int,
     kind: int,
     origin: int,
     signed: bool,
     symbols: int,
-    quick_integer: NDArray[np.uint16],
-    quick_length: NDArray[np.uint8],
+    quick_integer: Symbols,
+    quick_length: Bytes,
     out: Integers,
 ) -> int:
     """Read ``out.size`` codes.
@@ -227,7 +229,7 @@ def decode(
 
 
 @jit
-def gap_lengths(positions: NDArray[np.int64], low: int, by_length: NDArray[np.int64], rice: NDArray[np.int64]) -> None:
+def gap_lengths(positions: Ints, low: int, by_length: Ints, rice: Ints) -> None:
     """What coding the gaps between ascending positions would take.
 
     Args:
@@ -246,7 +248,7 @@ def gap_lengths(positions: NDArray[np.int64], low: int, by_length: NDArray[np.in
 
 
 @jit
-def write_rice(positions: NDArray[np.int64], k: int, words: NDArray[np.uint64]) -> None:
+def write_rice(positions: Ints, k: int, words: Words) -> None:
     """Gaps less one: the quotient by 2^k as zeros, a one, then k bits; room for one word more than they fill."""
     hold, held, at = _0, _0, 0
     wide = np.uint64(k)
@@ -263,7 +265,7 @@ def write_rice(positions: NDArray[np.int64], k: int, words: NDArray[np.uint64]) 
 
 
 @jit
-def read_rice(words: NDArray[np.uint64], bits: int, k: int, size: int, out: NDArray[np.int64]) -> int:
+def read_rice(words: Words, bits: int, k: int, size: int, out: Ints) -> int:
     """Undo :func:`write_rice`; returns the bits read, or -1 when the stream ends early or a position is not below size.
 
     ``words`` has zeros for at least 192 bits beyond the stream.
@@ -296,7 +298,7 @@ def read_rice(words: NDArray[np.uint64], bits: int, k: int, size: int, out: NDAr
 
 
 @jit
-def write_wide(positions: NDArray[np.int64], width: int, words: NDArray[np.uint64]) -> None:
+def write_wide(positions: Ints, width: int, words: Words) -> None:
     """Each position in ``width`` bits (1 to 63); room for one word more than they fill."""
     hold, held, at = _0, _0, 0
     for i in range(positions.size):
@@ -304,7 +306,7 @@ def write_wide(positions: NDArray[np.int64], width: int, words: NDArray[np.uint6
 
 
 @jit
-def read_wide(words: NDArray[np.uint64], width: int, size: int, out: NDArray[np.int64]) -> bool:
+def read_wide(words: Words, width: int, size: int, out: Ints) -> bool:
     """Undo :func:`write_wide`; false when the positions are not ascending or not below ``size``."""
     last = -1
     good = True
@@ -317,7 +319,7 @@ def read_wide(words: NDArray[np.uint64], width: int, size: int, out: NDArray[np.
 
 
 @jit
-def add_up(gaps: NDArray[np.int64], size: int) -> bool:
+def add_up(gaps: Ints, size: int) -> bool:
     """Turn gaps, each from 1 on, into positions in place; false when one is not below ``size``."""
     last = -1
     for i in range(gaps.size):

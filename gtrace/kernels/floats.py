@@ -16,7 +16,7 @@ from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import MASK32, mix, words
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats, Ints, Singles, Symbols
 
 _CHUNK = 1024
 _DRAWN = 32
@@ -24,15 +24,15 @@ _DRAWN = 32
 
 @inline
 def _magnitudes(
-    x: NDArray[np.float32],
+    x: Singles,
     start: int,
     stop: int,
     block: int,
-    factors: NDArray[np.float64],
+    factors: Floats,
     single: bool,
     least: float,
-    values: NDArray[np.float64],
-    below: NDArray[np.int64],
+    values: Floats,
+    below: Ints,
 ) -> None:
     """|x| from start to stop times its factor, the smallest normal number added to the subnormal ones.
 
@@ -62,15 +62,7 @@ def _magnitudes(
 
 @jit
 def encode_nearest(
-    x: NDArray[np.float32],
-    block: int,
-    factors: NDArray[np.float64],
-    single: bool,
-    mantissa: int,
-    bias: int,
-    top: int,
-    sign: int,
-    out: NDArray[np.uint16],
+    x: Singles, block: int, factors: Floats, single: bool, mantissa: int, bias: int, top: int, sign: int, out: Symbols
 ) -> None:
     """Codes of the nearest magnitudes, ties to the even code, at most ``top``; negative values have bit ``sign`` set.
 
@@ -106,9 +98,9 @@ def encode_nearest(
 
 @jit
 def encode_stochastic(
-    x: NDArray[np.float32],
+    x: Singles,
     block: int,
-    factors: NDArray[np.float64],
+    factors: Floats,
     single: bool,
     mantissa: int,
     bias: int,
@@ -117,7 +109,7 @@ def encode_stochastic(
     high: np.uint64,
     low: np.uint64,
     start: int,
-    out: NDArray[np.uint16],
+    out: Symbols,
 ) -> None:
     """As :func:`encode_nearest`, to one of the two neighbours: up with the probability that makes the mean right.
 
@@ -147,14 +139,7 @@ def encode_stochastic(
 
 
 @jit
-def restore(
-    codes: NDArray[np.uint16],
-    block: int,
-    scales: NDArray[np.float64],
-    levels: NDArray[np.float64],
-    largest: float,
-    out: NDArray[np.float32],
-) -> None:
+def restore(codes: Symbols, block: int, scales: Floats, levels: Floats, largest: float, out: Singles) -> None:
     """Look signed codes up in ``levels`` and multiply by the block's scale; at most ``largest`` in magnitude."""
     n = codes.size
     for b in range(scales.size):
@@ -169,12 +154,7 @@ def restore(
 
 @jit
 def rounding_error(
-    low: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    levels: NDArray[np.float64],
-    scale: float,
-    largest: float,
-    stochastic: bool,
+    low: Floats, sums: Floats, levels: Floats, scale: float, largest: float, stochastic: bool
 ) -> tuple[float, float]:
     """Expected squared error of rounding sketched magnitudes to levels times a scale, and the part above the last one.
 

@@ -11,14 +11,14 @@ from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.counter import MASK32, mix, words
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats, Singles
 
 _S31 = np.uint64(31)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @inline
-def transform(buffer: NDArray[np.float64]) -> None:
+def transform(buffer: Floats) -> None:
     """Unnormalized transform in place; a power of two of elements."""
     size = buffer.size
     if size >= 4:
@@ -45,7 +45,7 @@ def transform(buffer: NDArray[np.float64]) -> None:
 
 
 @inline
-def flip_signs(buffer: NDArray[np.float64], start: int, add: np.uint64, flip: np.uint64, last: np.uint64) -> None:
+def flip_signs(buffer: Floats, start: int, add: np.uint64, flip: np.uint64, last: np.uint64) -> None:
     """Negate elements as the key's coins fall; ``start`` is the number of the first one."""
     base = np.uint64(start) & MASK32
     for i in range(buffer.size):
@@ -54,9 +54,7 @@ def flip_signs(buffer: NDArray[np.float64], start: int, add: np.uint64, flip: np
 
 
 @jit
-def rotate(
-    x: NDArray[np.float32], block: int, high: np.uint64, low: np.uint64, back: bool, out: NDArray[np.float32]
-) -> None:
+def rotate(x: Singles, block: int, high: np.uint64, low: np.uint64, back: bool, out: Singles) -> None:
     """Rotate float32[n] block by block, or rotate it back.
 
     A rest shorter than ``block`` (a power of two) is cut into smaller powers of two, so nothing is padded. Sums are

@@ -18,7 +18,7 @@ import numpy as np
 from gtrace.kernels._jit import inline, jit
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Floats
 
 #: columns of a component table
 ANCHOR, SIGMA, HEIGHT, OFFSET, LOW, HIGH = range(6)
@@ -38,7 +38,7 @@ _STEPS = 200
 
 
 @inline
-def _cell(table: NDArray[np.float64], a: float, b: float) -> tuple[float, float, float, float]:
+def _cell(table: Floats, a: float, b: float) -> tuple[float, float, float, float]:
     """The four integrals over [a, b); all zero for b <= a."""
     mass, up, down, error = 0.0, 0.0, 0.0, 0.0
     width = b - a
@@ -91,7 +91,7 @@ def _cell(table: NDArray[np.float64], a: float, b: float) -> tuple[float, float,
 
 
 @inline
-def _density(table: NDArray[np.float64], r: float) -> float:
+def _density(table: Floats, r: float) -> float:
     total = 0.0
     for k in range(table.shape[0]):
         if table[k, SIGMA] > 0.0 and table[k, LOW] <= r <= table[k, HIGH]:
@@ -101,14 +101,14 @@ def _density(table: NDArray[np.float64], r: float) -> float:
 
 
 @jit
-def density(table: NDArray[np.float64], points: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+def density(table: Floats, points: Floats, out: Floats) -> None:
     """Density of the law, point masses left out, at each of the points."""
     for i in range(points.size):
         out[i] = _density(table, points[i])
 
 
 @jit
-def cells(table: NDArray[np.float64], edges: NDArray[np.float64], out: NDArray[np.float64]) -> None:
+def cells(table: Floats, edges: Floats, out: Floats) -> None:
     """The four integrals over [edges[j], edges[j + 1]) into out[m, 4] for m + 1 edges; zeros where edges fall."""
     for j in range(edges.size - 1):
         mass, up, down, error = _cell(table, edges[j], edges[j + 1])
@@ -119,7 +119,7 @@ def cells(table: NDArray[np.float64], edges: NDArray[np.float64], out: NDArray[n
 
 
 @inline
-def _best(table: NDArray[np.float64], a: float, c: float, start: float, mirrored: bool) -> float:
+def _best(table: Floats, a: float, c: float, start: float, mirrored: bool) -> float:
     """The best level between the fixed neighbours a and c: the root of an increasing function.
 
     Newton's steps from ``start``, halving the bracket where they leave it.
@@ -150,7 +150,7 @@ def _best(table: NDArray[np.float64], a: float, c: float, start: float, mirrored
 
 
 @jit
-def sweep(table: NDArray[np.float64], levels: NDArray[np.float64], mirrored: bool) -> float:
+def sweep(table: Floats, levels: Floats, mirrored: bool) -> float:
     """One sweep of coordinate descent over the free levels, ascending and in place; returns the largest move.
 
     The last level stays, and the first one unless the grid is mirrored at 0. A level between two cells without

@@ -11,6 +11,8 @@ from gtrace.kernels._jit import inline, jit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.kernels import Floats, Singles
+
 L2, LINF, L1, NONE = 0, 1, 2, 3
 LANES = 64
 #: float sums run over blocks of this many elements in index order, whatever the chunks of the caller
@@ -23,7 +25,7 @@ _INF = np.uint32(0x7F800000)
 
 
 @inline
-def _lane_sum(x: NDArray[np.floating[Any]], lanes: NDArray[np.float64], power: int) -> float:
+def _lane_sum(x: NDArray[np.floating[Any]], lanes: Floats, power: int) -> float:
     # Fixed lanes make the order of the additions, and so the sum, independent of the vector width.
     n = x.size
     for k in range(LANES):
@@ -62,7 +64,7 @@ def power_sum(x: NDArray[np.floating[Any]], power: int) -> float:
 
 
 @jit
-def count_nonfinite(x: NDArray[np.float32]) -> int:
+def count_nonfinite(x: Singles) -> int:
     """How many elements are NaN or infinite, read off the bits."""
     bits = x.view(np.uint32)
     count = 0
@@ -72,7 +74,7 @@ def count_nonfinite(x: NDArray[np.float32]) -> int:
 
 
 @jit
-def bucket_scales(x: NDArray[np.float32], bucket: int, norm: int, out: NDArray[np.float32]) -> None:
+def bucket_scales(x: Singles, bucket: int, norm: int, out: Singles) -> None:
     """Norm of every bucket of ``bucket`` consecutive finite elements, rounded to float32 and capped at its maximum.
 
     The largest |x| of a bucket is never above its scale: squares of float32 are exact in float64, and sums,
@@ -102,7 +104,7 @@ def bucket_scales(x: NDArray[np.float32], bucket: int, norm: int, out: NDArray[n
 
 
 @inline
-def _centred(x: NDArray[np.float32], centre: float, lanes: NDArray[np.float64], squares: NDArray[np.float64]) -> None:
+def _centred(x: Singles, centre: float, lanes: Floats, squares: Floats) -> None:
     # Fixed lanes keep the order of the additions, and so the sums, independent of the vector width.
     whole = x.size // LANES
     for b in range(whole):
@@ -118,7 +120,7 @@ def _centred(x: NDArray[np.float32], centre: float, lanes: NDArray[np.float64], 
 
 
 @jit
-def bucket_moments(x: NDArray[np.float32], bucket: int, scales: NDArray[np.float32], out: NDArray[np.float64]) -> None:
+def bucket_moments(x: Singles, bucket: int, scales: Singles, out: Floats) -> None:
     """Mean and standard deviation (n - 1) of x / scale over each bucket of finite values, and scale, into out[b, 3].
 
     A bucket of one value has deviation 0; one of scale 0 has zeros. The squares are taken about the mean of

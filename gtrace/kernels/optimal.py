@@ -33,12 +33,9 @@ from gtrace.kernels.interval_sums import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from gtrace.kernels import Flags, Floats, Ints
     from gtrace.kernels.interval_sums import Points
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 #: cells summed up in one row, to pass over them in one step
 JUMP = 16
@@ -274,7 +271,7 @@ def bound_paths(
     table: Floats,
     slope: Floats,
     limit: float,
-) -> tuple[float, bool, NDArray[np.bool_], NDArray[np.bool_], Ints, Ints]:
+) -> tuple[float, bool, Flags, Flags, Ints, Ints]:
     """What no path through points of the live cells can undercut, and the cells on paths within ``limit``.
 
     Takes what :func:`exact_lengths` returned, and overwrites ``table`` and ``slope``.
@@ -311,8 +308,8 @@ def refine(
     cells: Floats,
     first: Ints,
     live: Ints,
-    keep: NDArray[np.bool_],
-    again: NDArray[np.bool_],
+    keep: Flags,
+    again: Flags,
     low: Ints,
     high: Ints,
 ) -> tuple[Floats, Ints, Ints, Ints, Ints]:

@@ -17,10 +17,13 @@ import numpy as np
 
 from gtrace.kernels._jit import inline, jit
 from gtrace.kernels.bits import CHUNK, pack_chunk, unpack_chunk
+from gtrace.kernels.codes import tally
 from gtrace.kernels.counter import MASK32, uniform, words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from gtrace.kernels import Bytes, Flags, Ints, Singles, Symbols
 
     Key = tuple[np.uint64, np.uint64, np.uint64]
 
@@ -29,8 +32,6 @@ if TYPE_CHECKING:
 UNIFORM, COUNT, SEARCH, POWERS = range(4)
 #: sinks
 SYMBOLS, PACKED, VALUES = range(3)
-#: sums that :func:`quantize` counts symbols in, side by side: equal neighbours would wait for each other
-TALLIES = 4
 #: a lookup table of the search: exponent and six leading mantissa bits of r, from 1 down to 2^-32
 _SHIFT = 17
 _BASE = np.int32((127 - 32) << 6)
@@ -45,14 +46,7 @@ _U1 = np.uint64(1)
 
 
 @inline
-def _magnitudes(
-    x: NDArray[np.float32],
-    scale: np.float32,
-    base: np.uint64,
-    key: Key,
-    r: NDArray[np.float32],
-    u: NDArray[np.float32],
-) -> None:
+def _magnitudes(x: Singles, scale: np.float32, base: np.uint64, key: Key, r: Singles, u: Singles) -> None:
     """|x| / scale, and the uniform of each value."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
@@ -62,9 +56,7 @@ def _magnitudes(
 
 
 @inline
-def _uniform_grid(
-    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.uint16]
-) -> None:
+def _uniform_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Symbols) -> None:
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
     grid, top = np.float32(steps), np.int32(steps)
@@ -76,9 +68,7 @@ def _uniform_grid(
 
 
 @inline
-def _uniform_values(
-    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.float32]
-) -> None:
+def _uniform_values(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Singles) -> None:
     """What :func:`_uniform_grid` leads to, k / steps times the scale, without symbols in between."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
@@ -91,9 +81,7 @@ def _uniform_values(
 
 
 @inline
-def _odd_grid(
-    x: NDArray[np.float32], scale: np.float32, base: np.uint64, key: Key, steps: int, out: NDArray[np.uint16]
-) -> None:
+def _odd_grid(x: Singles, scale: np.float32, base: np.uint64, key: Key, steps: int, out: Symbols) -> None:
     """To the odd multiples of 1 / steps, of either sign."""
     add, flip, last = key
     divisor = scale if scale > 0 else _ONE
@@ -110,13 +98,7 @@ def _odd_grid(
 
 
 @inline
-def _count(
-    r: NDArray[np.float32],
-    u: NDArray[np.float32],
-    levels: NDArray[np.float32],
-    widths: NDArray[np.float32],
-    cell: NDArray[np.int32],
-) -> None:
+def _count(r: Singles, u: Singles, levels: Singles, widths: Singles, cell: NDArray[np.int32]) -> None:
     """How many thresholds l_k + u (l_{k+1} - l_k) each value passes; only that of its own cell is random to it.
 
     Four at a time, so that a value is loaded once for them. ``levels`` ends in infinities up to a multiple of four.
@@ -134,12 +116,12 @@ def _count(
 
 @inline
 def _search(
-    r: NDArray[np.float32],
-    u: NDArray[np.float32],
-    levels: NDArray[np.float32],
-    widths: NDArray[np.float32],
-    table: NDArray[np.uint16],
-    deep: NDArray[np.bool_],
+    r: Singles,
+    u: Singles,
+    levels: Singles,
+    widths: Singles,
+    table: Symbols,
+    deep: Flags,
     bits: NDArray[np.int32],
     cell: NDArray[np.int32],
 ) -> None:
@@ -160,7 +142,7 @@ def _search(
 
 
 @inline
-def _fill_table(levels: NDArray[np.float32], table: NDArray[np.uint16], deep: NDArray[np.bool_]) -> None:
+def _fill_table(levels: Singles, table: Symbols, deep: Flags) -> None:
     """For each class of r the cell that its lower end lies in, and whether more than one level lies inside."""
     edge = np.empty(1, np.int32)
     value = edge.view(np.float32)
@@ -179,13 +161,7 @@ def _fill_table(levels: NDArray[np.float32], table: NDArray[np.uint16], deep: ND
 
 @inline
 def _signed(
-    x: NDArray[np.float32],
-    scale: np.float32,
-    u: NDArray[np.float32],
-    first: np.float32,
-    cell: NDArray[np.int32],
-    last: np.int32,
-    out: NDArray[np.uint16],
+    x: Singles, scale: np.float32, u: Singles, first: np.float32, cell: NDArray[np.int32], last: np.int32, out: Symbols
 ) -> None:
     """Symbols of magnitudes; below a first one that is not zero the sign is random too."""
     if first > 0:
@@ -200,7 +176,7 @@ def _signed(
 
 
 @inline
-def _powers(x: NDArray[np.float32], base: np.uint64, key: Key, out: NDArray[np.uint16]) -> None:
+def _powers(x: Singles, base: np.uint64, key: Key, out: Symbols) -> None:
     """Round each value to one of the two powers of two around it (natural compression), on the bits alone.
 
     Magnitudes are 0 for zero, e = 1..254 for 2^(e - 127), and 255 for the largest float32, which ends the cell above
@@ -219,23 +195,23 @@ def _powers(x: NDArray[np.float32], base: np.uint64, key: Key, out: NDArray[np.u
 
 @jit
 def quantize(
-    x: NDArray[np.float32],
+    x: Singles,
     bucket: int,
-    scales: NDArray[np.float32],
+    scales: Singles,
     rule: int,
     mirrored: bool,
     steps: int,
-    levels: NDArray[np.float32],
+    levels: Singles,
     high: np.uint64,
     low: np.uint64,
     start: int,
     sink: int,
-    symbols: NDArray[np.uint16],
+    symbols: Symbols,
     width: int,
-    packed: NDArray[np.uint8],
-    values: NDArray[np.float32],
-    decoded: NDArray[np.float32],
-    tallies: NDArray[np.int64],
+    packed: Bytes,
+    values: Singles,
+    decoded: Singles,
+    tallies: Ints,
 ) -> None:
     """Round every value of every bucket by a rule, and hand the symbols to a sink.
 
@@ -258,14 +234,9 @@ def quantize(
     r, u = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
     bits, cell = r.view(np.int32), np.empty(CHUNK, np.int32)
     codes, scratch = np.empty(CHUNK, np.uint16), np.empty(CHUNK, np.uint8)
-    m = levels.size
-    # Levels with their widths, and infinities up to a multiple of four: thresholds that nothing passes.
-    ends = np.full(-(-m // 4) * 4 + 4, _INF)
-    widths = np.zeros(ends.size, np.float32)
-    for k in range(m - 1):
-        ends[k], widths[k] = levels[k], levels[k + 1] - levels[k]
-    counted = -(-(m - 1) // 4) * 4
-    first = levels[0] if mirrored and m else _ZERO
+    ends, widths = _padded(levels)
+    counted = -(-(levels.size - 1) // 4) * 4
+    first, last = levels[0] if mirrored and levels.size else _ZERO, np.int32(levels.size - 1)
     searched = _TABLE if rule == SEARCH else 0
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
     if rule == SEARCH:
@@ -282,11 +253,10 @@ def quantize(
             b = at // bucket
             end = min(stop, (b + 1) * bucket)
             xb, ob, scale, base = x[at:end], codes[at - p : end - p], scales[b], np.uint64(start + at)
-            if rule == UNIFORM:
-                if mirrored:
-                    _odd_grid(xb, scale, base, key, steps, ob)
-                else:
-                    _uniform_grid(xb, scale, base, key, steps, ob)
+            if rule == UNIFORM and mirrored:
+                _odd_grid(xb, scale, base, key, steps, ob)
+            elif rule == UNIFORM:
+                _uniform_grid(xb, scale, base, key, steps, ob)
             elif rule == POWERS:
                 _powers(xb, base, key, ob)
             else:
@@ -296,38 +266,38 @@ def quantize(
                     _count(r, u, ends[:counted], widths, cb)
                 else:
                     _search(r, u, ends, widths, table, deep, bits, cb)
-                _signed(xb, scale, u, first, cb, np.int32(m - 1), ob)
+                _signed(xb, scale, u, first, cb, last, ob)
             if sink == VALUES:
                 _look_up(ob, values, scale, decoded[at:end])
             at = end
-        cp = codes[: stop - p]
-        if sink == SYMBOLS:
-            sp = symbols[p:stop]
-            for i in range(cp.size):
-                sp[i] = cp[i]
-        elif sink == PACKED:
-            pack_chunk(codes, cp.size, width, scratch, packed[p * width // 8 :])
-        elif tallies.size:
-            _tally(cp, tallies)
+        if sink == PACKED:
+            pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
+        else:
+            _hand_over(codes[: stop - p], sink, symbols[p:stop], tallies)
 
 
 @inline
-def _tally(codes: NDArray[np.uint16], tallies: NDArray[np.int64]) -> None:
-    whole = codes.size - codes.size % TALLIES
-    t0, t1, t2, t3 = tallies[0], tallies[1], tallies[2], tallies[3]
-    for i in range(0, whole, TALLIES):
-        t0[codes[i]] += 1
-        t1[codes[i + 1]] += 1
-        t2[codes[i + 2]] += 1
-        t3[codes[i + 3]] += 1
-    for i in range(whole, codes.size):
-        t0[codes[i]] += 1
+def _padded(levels: Singles) -> tuple[Singles, Singles]:
+    """Levels and their widths, with infinities up to a multiple of four: thresholds that nothing passes."""
+    m = levels.size
+    ends = np.full(-(-m // 4) * 4 + 4, _INF)
+    widths = np.zeros(ends.size, np.float32)
+    for k in range(m - 1):
+        ends[k], widths[k] = levels[k], levels[k + 1] - levels[k]
+    return ends, widths
 
 
 @inline
-def _look_up(
-    codes: NDArray[np.uint16], values: NDArray[np.float32], scale: np.float32, out: NDArray[np.float32]
-) -> None:
+def _hand_over(codes: Symbols, sink: int, symbols: Symbols, tallies: Ints) -> None:
+    if sink == SYMBOLS:
+        for i in range(codes.size):
+            symbols[i] = codes[i]
+    elif tallies.size:
+        tally(codes, tallies)
+
+
+@inline
+def _look_up(codes: Symbols, values: Singles, scale: np.float32, out: Singles) -> None:
     """values[code] * scale; few values are chosen by comparisons, which are vectorized, many are looked up."""
     last = values.size - 1
     if last >= _FEW:
@@ -349,13 +319,7 @@ def _look_up(
 
 
 @jit
-def restore(
-    symbols: NDArray[np.uint16],
-    bucket: int,
-    scales: NDArray[np.float32],
-    values: NDArray[np.float32],
-    out: NDArray[np.float32],
-) -> None:
+def restore(symbols: Symbols, bucket: int, scales: Singles, values: Singles, out: Singles) -> None:
     """Look symbols up in ``values`` (signed levels) and multiply by the bucket's scale."""
     n = symbols.size
     for b in range(scales.size):
@@ -365,14 +329,7 @@ def restore(
 
 
 @jit
-def restore_packed(
-    data: NDArray[np.uint8],
-    width: int,
-    bucket: int,
-    scales: NDArray[np.float32],
-    values: NDArray[np.float32],
-    out: NDArray[np.float32],
-) -> int:
+def restore_packed(data: Bytes, width: int, bucket: int, scales: Singles, values: Singles, out: Singles) -> int:
     """As :func:`restore`, from symbols packed in ``width`` bits, 1 to 16.
 
     Returns:

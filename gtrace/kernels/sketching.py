@@ -11,6 +11,8 @@ from gtrace.kernels._jit import inline, jit, jit_slp
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gtrace.kernels import Floats, Singles
+
 #: bits of a float64 below the ten leading ones of its mantissa
 SHIFT = 42
 #: columns of a bin: count, sum d, sum d^2, and the same weighted by the squared scale; d = r - lower edge
@@ -23,14 +25,7 @@ LARGE_BINS = 64
 
 @jit_slp
 def accumulate(
-    x: NDArray[np.float32],
-    start: int,
-    stop: int,
-    bucket: int,
-    scales: NDArray[np.float32],
-    base: int,
-    weights: NDArray[np.float64],
-    table: NDArray[np.float64],
+    x: Singles, start: int, stop: int, bucket: int, scales: Singles, base: int, weights: Floats, table: Floats
 ) -> tuple[int, int]:
     """Add the elements start..stop of ``x`` to the bins of ``table``; returns the lowest and highest row touched.
 
@@ -91,7 +86,7 @@ def accumulate(
 
 
 @jit
-def fold(table: NDArray[np.float64], low: int, high: int, total: NDArray[np.float64]) -> None:
+def fold(table: Floats, low: int, high: int, total: Floats) -> None:
     """Add the rows low..high of ``table`` to ``total`` and clear them."""
     for k in range(low, high + 1):
         if table[k, 0] != 0.0:
@@ -101,7 +96,7 @@ def fold(table: NDArray[np.float64], low: int, high: int, total: NDArray[np.floa
 
 
 @jit
-def compact(table: NDArray[np.float64], low: int, high: int, rows: NDArray[np.int32], sums: NDArray[np.float64]) -> int:
+def compact(table: Floats, low: int, high: int, rows: NDArray[np.int32], sums: Floats) -> int:
     """Move the non-empty rows low..high out of ``table``, which is left clear; returns how many there are."""
     count = 0
     for k in range(low, high + 1):
@@ -115,7 +110,7 @@ def compact(table: NDArray[np.float64], low: int, high: int, rows: NDArray[np.in
 
 
 @jit
-def sum_blocks(lower: NDArray[np.float64], sums: NDArray[np.float64], bins: int, out: NDArray[np.float64]) -> None:
+def sum_blocks(lower: Floats, sums: Floats, bins: int, out: Floats) -> None:
     """Add up the sums of every ``bins`` bins, about the lower edge of the first, into ``out[blocks, 6]``."""
     for b in range(out.shape[0]):
         for j in range(COLUMNS):
@@ -131,7 +126,7 @@ def sum_blocks(lower: NDArray[np.float64], sums: NDArray[np.float64], bins: int,
 
 
 @jit
-def are_levels(levels: NDArray[np.float64]) -> bool:
+def are_levels(levels: Floats) -> bool:
     """Whether there are any, all finite, ascending, and the first is not negative."""
     if levels.size == 0 or not (levels[0] >= 0.0 and levels[-1] < np.inf):
         return False
@@ -170,11 +165,11 @@ def hinge(t: float, low: float, width: float, n: float, d1: float, d2: float) ->
 @jit
 def merge_bins(
     rows_a: NDArray[np.int32],
-    sums_a: NDArray[np.float64],
+    sums_a: Floats,
     rows_b: NDArray[np.int32],
-    sums_b: NDArray[np.float64],
+    sums_b: Floats,
     rows: NDArray[np.int32],
-    sums: NDArray[np.float64],
+    sums: Floats,
 ) -> int:
     """The bins of two sketches as one: ascending numbers into ``rows``, added sums into ``sums``; returns how many.
 
@@ -195,14 +190,14 @@ def merge_bins(
 
 @jit
 def expect_levels(
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    blocks: NDArray[np.float64],
-    large: NDArray[np.float64],
-    levels: NDArray[np.float64],
+    lower: Floats,
+    upper: Floats,
+    sums: Floats,
+    blocks: Floats,
+    large: Floats,
+    levels: Floats,
     mirrored: bool,
-    mass: NDArray[np.float64],
+    mass: Floats,
 ) -> tuple[float, float, float]:
     """Expected squared error of stochastic rounding of the sketched values to ``levels``.
 
@@ -295,14 +290,7 @@ def expect_levels(
 
 
 @jit
-def partial_moments(
-    lower: NDArray[np.float64],
-    upper: NDArray[np.float64],
-    sums: NDArray[np.float64],
-    first: int,
-    points: NDArray[np.float64],
-    out: NDArray[np.float64],
-) -> None:
+def partial_moments(lower: Floats, upper: Floats, sums: Floats, first: int, points: Floats, out: Floats) -> None:
     """Mass and first moment of r up to each of the ascending ``points``, and sum (point - r)_+, into out[p, 3].
 
     ``first`` is 0 for plain sums and 3 for weighted ones. A point inside a bin splits it by the same density

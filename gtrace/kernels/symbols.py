@@ -11,7 +11,7 @@ from gtrace.kernels.bits import entropy, huffman_depths, package_merge
 from gtrace.kernels.sketching import expect_levels
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from gtrace.kernels import Bytes, Flags, Floats, Ints
 
 #: Numbers about the symbols of a level set: their entropy, the mean length of their code, and the bits that sending
 #: its lengths takes.
@@ -41,40 +41,44 @@ class SketchBins(NamedTuple):
         count: values that are rounded, zeros included.
     """
 
-    lower: NDArray[np.float64]
-    upper: NDArray[np.float64]
-    sums: NDArray[np.float64]
-    blocks: NDArray[np.float64]
-    large: NDArray[np.float64]
+    lower: Floats
+    upper: Floats
+    sums: Floats
+    blocks: Floats
+    large: Floats
     zeros: float
     zero_weight: float
     count: float  # hides tuple.count, which nobody needs here
 
 
 @jit
-def limited_lengths(weights: NDArray[np.float64], longest: int, lengths: NDArray[np.uint8]) -> None:
+def limited_lengths(weights: Floats, longest: int, lengths: Bytes) -> None:
     """Lengths of the best prefix code of at most ``longest`` bits, 0 for symbols of weight 0.
 
     At most 2^longest symbols may have a weight.
     """
-    live = np.flatnonzero(weights > 0.0)
-    lengths[:] = 0
-    if live.size < 2:
-        for k in live:
-            lengths[k] = 1
+    order = np.argsort(weights, kind="mergesort")
+    first = 0
+    while first < order.size and not weights[order[first]] > 0.0:
+        lengths[order[first]] = 0
+        first += 1
+    live = order.size - first
+    if live == 1:
+        lengths[order[first]] = 1
+    if live < 2:
         return
-    order = live[np.argsort(weights[live], kind="mergesort")]
-    ordered = weights[order]
-    depths = np.empty(live.size, np.int64)
+    ordered, depths = np.empty(live), np.empty(live, np.int64)
+    for k in range(live):
+        ordered[k] = weights[order[first + k]]
     huffman_depths(ordered, depths)
     if depths[0] > longest:
         package_merge(ordered, longest, depths)
-    for k in range(live.size):
-        lengths[order[k]] = depths[k]
+    for k in range(live):
+        lengths[order[first + k]] = depths[k]
 
 
 @jit
-def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) -> float:
+def mean_length(lengths: Bytes, probabilities: Floats) -> float:
     """Mean bits per symbol; infinite when a symbol without a code has a chance."""
     total = 0.0
     for k in range(lengths.size):
@@ -85,7 +89,7 @@ def mean_length(lengths: NDArray[np.uint8], probabilities: NDArray[np.float64]) 
 
 
 @jit
-def escape_lengths(probabilities: NDArray[np.float64], count: float, longest: int, lengths: NDArray[np.uint8]) -> None:
+def escape_lengths(probabilities: Floats, count: float, longest: int, lengths: Bytes) -> None:
     """Lengths of a code for all symbols, of which those that hardly occur among ``count`` values share one length.
 
     Theirs are the codes that an escape and a number would be. Together they count as one value in ``count``, or as
@@ -116,7 +120,7 @@ def escape_lengths(probabilities: NDArray[np.float64], count: float, longest: in
 
 
 @jit
-def packed_bits(lengths: NDArray[np.uint8], outside: int) -> int:
+def packed_bits(lengths: Bytes, outside: int) -> int:
     """Bits that code lengths take when they are sent: 48, and five for ``outside`` and each of the span of others."""
     first, last = lengths.size, -1
     for k in range(lengths.size):
@@ -128,13 +132,7 @@ def packed_bits(lengths: NDArray[np.uint8], outside: int) -> int:
 
 @jit
 def tell_symbols(
-    mass: NDArray[np.float64],
-    mirrored: bool,
-    count: float,
-    longest: int,
-    probabilities: NDArray[np.float64],
-    lengths: NDArray[np.uint8],
-    numbers: NDArray[np.float64],
+    mass: Floats, mirrored: bool, count: float, longest: int, probabilities: Floats, lengths: Bytes, numbers: Floats
 ) -> None:
     """Signed symbols and their code from the probabilities ``mass`` of m magnitudes; signs share alike.
 
@@ -161,12 +159,7 @@ def tell_symbols(
 
 
 @jit
-def judge_levels(
-    bins: SketchBins,
-    levels: NDArray[np.float64],
-    mirrored: bool,
-    mass: NDArray[np.float64],
-) -> tuple[float, float, float]:
+def judge_levels(bins: SketchBins, levels: Floats, mirrored: bool, mass: Floats) -> tuple[float, float, float]:
     """As :func:`expect_levels`, with the exact zeros, and ``mass`` as probabilities."""
     weighted, plain, bound = expect_levels(
         bins.lower, bins.upper, bins.sums, bins.blocks, bins.large, levels, mirrored, mass
@@ -184,14 +177,14 @@ def judge_levels(
 @jit
 def judge_sets(
     bins: SketchBins,
-    levels: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    mirrored: NDArray[np.bool_],
-    symbol_starts: NDArray[np.int64],
+    levels: Floats,
+    starts: Ints,
+    mirrored: Flags,
+    symbol_starts: Ints,
     longest: int,
-    probabilities: NDArray[np.float64],
-    lengths: NDArray[np.uint8],
-    numbers: NDArray[np.float64],
+    probabilities: Floats,
+    lengths: Bytes,
+    numbers: Floats,
 ) -> None:
     """Everything about many level sets, which lie end to end.
 
@@ -206,12 +199,12 @@ def judge_sets(
         lengths: uint8, overwritten: of their codes.
         numbers: float64[sets, NUMBERS], overwritten.
     """
-    widest = np.diff(symbol_starts).max()
-    mass = np.empty(widest)
+    mass = np.empty(levels.size)
     for g in range(starts.size - 1):
         grid = levels[starts[g] : starts[g + 1]]
         first, last = symbol_starts[g], symbol_starts[g + 1]
-        numbers[g, :LOWEST] = judge_levels(bins, grid, mirrored[g], mass[: grid.size])
+        weighted, plain, bound = judge_levels(bins, grid, mirrored[g], mass[: grid.size])
+        numbers[g, WEIGHTED], numbers[g, PLAIN], numbers[g, BOUND] = weighted, plain, bound
         numbers[g, LOWEST] = mass[0]
         tell_symbols(
             mass[: grid.size],
@@ -225,27 +218,16 @@ def judge_sets(
 
 
 @jit
-def weigh_sets(
-    bins: SketchBins,
-    levels: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    mirrored: NDArray[np.bool_],
-    errors: NDArray[np.float64],
-) -> None:
+def weigh_sets(bins: SketchBins, levels: Floats, starts: Ints, mirrored: Flags, errors: Floats) -> None:
     """The weighted errors alone of what :func:`judge_sets` judges, into ``errors``, float64[sets]."""
-    mass = np.empty(np.diff(starts).max())
+    mass = np.empty(levels.size)
     for g in range(errors.size):
         grid = levels[starts[g] : starts[g + 1]]
         errors[g] = judge_levels(bins, grid, mirrored[g], mass[: grid.size])[0]
 
 
 @jit
-def mean_lengths(
-    lengths: NDArray[np.uint8],
-    probabilities: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    out: NDArray[np.float64],
-) -> None:
+def mean_lengths(lengths: Bytes, probabilities: Floats, starts: Ints, out: Floats) -> None:
     """:func:`mean_length` of codes that lie end to end."""
     for g in range(out.size):
         out[g] = mean_length(lengths[starts[g] : starts[g + 1]], probabilities[starts[g] : starts[g + 1]])

@@ -177,9 +177,8 @@ def measure(
     def sink(block: Block) -> None:
         warnings.extend(block.warnings)
         for found in block.tables:
-            here = {**found.same, **found.numbers}
             specs = [identity["codec"] for identity in found.identities]
-            table.add(found.tensor, found.step, specs, here)
+            table.add(found.columns["tensor"], found.columns["step"], specs, found.columns)
         for row in block.rows:
             table.add(row["tensor"], row["step"], [row["codec"]], row)
 

@@ -12,12 +12,12 @@ from gtrace.sweep.schema import COLUMNS, EXPECTATION
 from gtrace.sweep.store import ResultStore, SweepResult
 
 if TYPE_CHECKING:
-    from gtrace.sweep.run import expand, run_sweep
+    from gtrace.sweep.run import SweepOptions, expand, run_sweep
 
-__all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepResult", "expand", "run_sweep"]
+__all__ = ["COLUMNS", "EXPECTATION", "ResultStore", "SweepOptions", "SweepResult", "expand", "run_sweep"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("expand", "run_sweep"):
+    if name in ("SweepOptions", "expand", "run_sweep"):
         return getattr(importlib.import_module("gtrace.sweep.run"), name)
     raise AttributeError(f"module 'gtrace.sweep' has no attribute {name!r}")

@@ -1,14 +1,17 @@
-"""Encodings of a tensor: sent, compared with what was sent, and added up over windows of steps."""
+"""Encodings of a tensor: sent, compared with what was sent, and added up over windows of consecutive steps.
+
+A codec with memory loses much in one step and sends most of it later. So a sweep also compares the sum of what arrived
+with the sum of the gradients, over up to ten consecutive steps.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import EncodedPart, PartwiseCodec
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.kernels.compare import add_error
 from gtrace.kernels.norms import BLOCK, power_sum
@@ -16,39 +19,84 @@ from gtrace.metrics import Histogram, Reference, RunningComparison
 from gtrace.sweep.jobs import Totals
 from gtrace.sweep.rows import Drawn
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.types import State
+from gtrace.types import Key, State
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
     from numpy.typing import NDArray
 
-    from gtrace.codecs import Codec
+    from gtrace.codecs import Codec, EncodedPart
     from gtrace.sweep.fits import Fits, Ready
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
-    from gtrace.sweep.sources import Source
-    from gtrace.sweep.windows import RunningSums, Window
-    from gtrace.types import Key
+    from gtrace.sweep.sources import Values
 
+#: float64 numbers that running sums of codecs without memory hold for a tensor; further codecs are encoded again
+_HELD = 1 << 21
 #: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB.
 _TOGETHER = 8
 
 
-class Draws(Protocol):
-    """What makes the encodings of a job."""
+class Window(NamedTuple):
+    """A window that ends at the step that is gone through.
 
-    def draw(
-        self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
-    ) -> Drawn:
-        """What an encoding of a step gives; ``window`` is the one that ends there."""
+    Attributes:
+        first: index of its first step.
+        steps: how many it has.
+        energy: ||sum of g||^2.
+    """
 
-    def forget(self) -> None:
-        """Drop what was kept for a window that ended."""
+    first: int
+    steps: int
+    energy: float
 
 
-class WholeDraws:
-    """Encodings of all values of a step at once."""
+class RunningSums:
+    """Sums over the steps of a window, as far as a replay has come.
 
-    def __init__(self, source: Source, fits: Fits, sums: RunningSums) -> None:
+    Args:
+        windows: of :func:`~gtrace.sweep.jobs.windows_of`.
+
+    Attributes:
+        first: index of a step -> that of its window's first step.
+    """
+
+    def __init__(self, windows: Iterable[tuple[int, int]]) -> None:
+        self.first = {index: first for first, last in windows for index in range(first, last + 1)}
+        #: key -> index of the step that comes next, the sum
+        self._held: dict[Hashable, tuple[int, NDArray[np.float64]]] = {}
+
+    def at(self, key: Hashable, index: int, size: int, *, always: bool = True) -> NDArray[np.float64] | None:
+        """Where a step's ``size`` numbers are to be added, float64[size]; None if the sum is not kept.
+
+        Args:
+            key: of the sum.
+            index: of the step, whose numbers the caller adds at once.
+            size: how many numbers the sum has.
+            always: whether the sum is kept however many numbers others hold.
+        """
+        first = self.first.get(index)
+        following, total = self._held.pop(key, (None, None))
+        if first == index:
+            held = sum(other.size for _, other in self._held.values())
+            total = np.zeros(size) if always or held + size <= _HELD else None
+        elif first is None or following != index or (total is not None and total.size != size):
+            total = None
+        if total is not None:
+            self._held[key] = index + 1, total
+        return total
+
+    def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
+        """The sum up to and with a step, which is forgotten; None if it was not kept or a step is missing."""
+        following, total = self._held.pop(key, (None, None))
+        return total if following == index + 1 else None
+
+
+class Draws:
+    """What makes the encodings of a job: of all values of a step at once."""
+
+    def __init__(self, source: Values, fits: Fits, sums: RunningSums) -> None:
         self._source, self._fits, self._sums = source, fits, sums
         #: (codec, index) -> what encoded that step of a window whose sum is not kept
         self._sent: dict[tuple[int, int], Ready] = {}
@@ -56,43 +104,39 @@ class WholeDraws:
     def draw(
         self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
     ) -> Drawn:
-        """See :class:`Draws`; what a stateful codec remembers is kept, too."""
+        """What an encoding of a step gives; ``window`` is the one that ends there. A codec's memory is kept."""
         assert isinstance(reference, Reference), "draws need values"
-        values, key = reference.values, (id(codec), draw)
+        values = reference.values
         started = time.perf_counter()
         sent = codec.simulate(ready.state, values, self._fits.key(index, draw))
         ended = time.perf_counter()
         if codec.stateful:
-            self._fits.settle(codec, draw, index, ready, values, sent.values)
-        kept = self._sums.add(key, index, values, sent.values, always=codec.stateful)
-        if not kept and not codec.stateful and self._sums.covers(index):
+            self._fits.settle(codec, draw, index, values, sent.values)
+        total = self._sums.at((id(codec), draw), index, values.size, always=codec.stateful)
+        if total is not None:
+            add_error(values, sent.values, total)
+        elif not codec.stateful and index in self._sums.first:
             self._sent[id(codec), index] = ready
         found = reference.compare(sent.values)
         clipped = codec.clipping(ready.state, values, sent.values)
-        lost = None if window is None else self._loss(codec, draw, index, window.first, values, sent.values)
+        lost = None if window is None else self._loss(codec, draw, index, values, sent.values)
         spent = {"simulate": ended - started, "compare": time.perf_counter() - ended}
         return Drawn(found, sent.payload_bytes - ENVELOPE_BYTES, sent.coded, clipped, spent, window_error=lost)
 
     def forget(self) -> None:
-        """See :class:`Draws`."""
+        """Drop what was kept for a window that ended."""
         self._sent.clear()
 
     def _loss(
-        self,
-        codec: Codec,
-        draw: int,
-        index: int,
-        first: int,
-        values: NDArray[np.float32],
-        arrived: NDArray[np.float32],
+        self, codec: Codec, draw: int, index: int, values: NDArray[np.float32], arrived: NDArray[np.float32]
     ) -> float:
-        """||sum of errors||^2 over the window from ``first`` to a step."""
+        """||sum of errors||^2 over the window that ends at a step."""
         total = self._sums.take((id(codec), draw), index)
         if total is None:
             # Codecs with memory were replayed from the start of the burst; others are encoded again.
             assert not codec.stateful
             total = np.zeros(values.size)
-            for k in range(first, index):
+            for k in range(self._sums.first[index], index):
                 before, _ = self._source.values(k)
                 ready = self._sent.get((id(codec), k)) or self._fits.ready(codec, draw, k, before.size)
                 add_error(before, codec.simulate(ready.state, before, self._fits.key(k, draw)).values, total)
@@ -100,19 +144,20 @@ class WholeDraws:
         return float(power_sum(total, 2))
 
 
-class ChunkDraws:
+class ChunkDraws(Draws):
     """Encodings of a tensor chunk by chunk, several of them in one pass."""
 
-    def __init__(self, gradients: Gradients, job: Job, fits: Fits, sums: RunningSums) -> None:
-        self._gradients, self._job, self._fits, self._sums = gradients, job, fits, sums
+    def __init__(self, gradients: Gradients, job: Job, source: Values, fits: Fits, sums: RunningSums) -> None:
+        super().__init__(source, fits, sums)
+        self._gradients, self._job = gradients, job
         self._wanted = dict(job.wanted)
         self._drawn: dict[tuple[int, int], Drawn] = {}
-        self._sent: dict[tuple[int, int], Ready] = {}
 
     def draw(
-        self, codec: Codec, draw: int, index: int, _ready: Ready, reference: Reference | Totals, window: Window | None
+        self, codec: Codec, draw: int, index: int, ready: Ready, reference: Reference | Totals, window: Window | None
     ) -> Drawn:
-        """See :class:`Draws`: this draw, and with it the next ones of the step, in one pass over the tensor."""
+        """As of :class:`Draws`: this draw, and with it the next ones of the step, in one pass over the tensor."""
+        del ready
         found = self._drawn.pop((id(codec), draw), None)
         if found is None:
             assert isinstance(reference, Totals)
@@ -124,9 +169,11 @@ class ChunkDraws:
             found = self._drawn.pop((id(codec), draw))
         return found
 
-    def forget(self) -> None:
-        """See :class:`Draws`."""
-        self._sent.clear()
+    def _prepared(self, item: Codec, number: int, index: int, totals: Totals) -> Ready:
+        """What encodes the chunks of a step."""
+        assert totals.sums is not None
+        ready = self._fits.ready(item, number, index, totals.size)
+        return ready._replace(state=item.prepare(ready.state, totals.sums))
 
     def _pass(self, pairs: list[tuple[Codec, int]], index: int, totals: Totals, window: Window | None) -> None:
         """Encode every one of the pairs of a codec and a draw."""
@@ -134,13 +181,11 @@ class ChunkDraws:
         exact = Histogram()
         encodings = {}
         for item, number in pairs:
-            assert isinstance(item, PartwiseCodec)
-            ready = self._fits.ready(item, number, index, totals.size)
-            state = item.prepare(ready.state, totals.sums)
-            if self._sums.covers(index):
-                self._sent[id(item), index] = ready._replace(state=state)
+            ready = self._prepared(item, number, index, totals)
+            if index in self._sums.first:
+                self._sent[id(item), index] = ready
             compared = RunningComparison(exact, totals.energy, totals.sums.norm1)
-            encodings[id(item), number] = _Encoding(item, state, ready.shared, self._fits.key(index, number), compared)
+            encodings[id(item), number] = _Encoding(item, ready, self._fits.key(index, number), compared)
         start = 0
         for values, weights in self._gradients.weighted_chunks(self._job.tensor, self._job.steps[index]):
             exact.add(values)
@@ -149,30 +194,23 @@ class ChunkDraws:
             start += values.size
         self._drawn.update((name, encoding.finish()) for name, encoding in encodings.items())
         if window is not None:
-            lost = self._losses(pairs, index, totals.size, window.first)
-            self._drawn.update((name, self._drawn[name]._replace(window_error=error)) for name, error in lost.items())
+            for name, error in self._losses(pairs, range(window.first, index + 1)).items():
+                self._drawn[name] = self._drawn[name]._replace(window_error=error)
 
-    def _losses(
-        self, pairs: list[tuple[Codec, int]], index: int, size: int, first: int
-    ) -> dict[tuple[int, int], float]:
+    def _losses(self, pairs: list[tuple[Codec, int]], steps: range) -> dict[tuple[int, int], float]:
         """||sum of errors||^2 of encodings over a window: its steps are encoded again, a piece of each at a time."""
-        steps = range(first, index + 1)
+        tensor, places = self._job.tensor, self._job.steps
         for item, number in pairs:
             for k in steps:
                 if (id(item), k) not in self._sent:
-                    assert isinstance(item, PartwiseCodec)
-                    ready = self._fits.ready(item, number, k, size)
-                    sums = self._gradients.scan(self._job.tensor, self._job.steps[k], [])[0].sums
-                    assert sums is not None
-                    self._sent[id(item), k] = ready._replace(state=item.prepare(ready.state, sums))
-        whole = math.lcm(*(getattr(item, "part_multiple", None) or 1 for item, _ in pairs))
+                    totals = self._gradients.scan(tensor, places[k], [])[0]
+                    self._sent[id(item), k] = self._prepared(item, number, k, totals)
+        whole = math.lcm(*(item.part_multiple or 1 for item, _ in pairs))
         piece = whole * max(1, BLOCK // whole)
         found = {(id(item), number): 0.0 for item, number in pairs}
         start = 0
-        chunks = (self._gradients.chunks(self._job.tensor, self._job.steps[k], piece) for k in steps)
-        for gradients in zip(*chunks, strict=True):
+        for gradients in zip(*(self._gradients.chunks(tensor, places[k], piece) for k in steps), strict=True):
             for item, number in pairs:
-                assert isinstance(item, PartwiseCodec)
                 total = np.zeros(gradients[0].size)
                 for k, values in zip(steps, gradients, strict=True):
                     ready = self._sent[id(item), k]
@@ -189,16 +227,13 @@ class _Encoding:
 
     Args:
         codec: what encodes.
-        state: what :meth:`~gtrace.codecs.PartwiseCodec.prepare` returned.
-        shared: what the receiver holds.
+        ready: what :meth:`~gtrace.codecs.Codec.prepare` returned, and what the receiver holds.
         key: of the encoding.
         compared: takes what comes out.
     """
 
-    def __init__(
-        self, codec: PartwiseCodec, state: State, shared: bytes, key: Key, compared: RunningComparison
-    ) -> None:
-        self._codec, self._state, self._shared, self._key, self._compared = codec, state, shared, key, compared
+    def __init__(self, codec: Codec, ready: Ready, key: Key, compared: RunningComparison) -> None:
+        self._codec, self._ready, self._key, self._compared = codec, ready, key, compared
         #: the sum of the parts so far
         self._whole: EncodedPart | None = None
         self._size = 0
@@ -209,11 +244,11 @@ class _Encoding:
 
     def add(self, values: NDArray[np.float32], start: int, weights: NDArray[np.float64] | None) -> None:
         """Encode, decode and compare values ``start`` and following; see :class:`RunningComparison` on weights."""
-        state = State(values.size, self._state.arrays)
+        state = State(values.size, self._ready.state.arrays)
         clock = time.perf_counter()
         part = self._codec.encode_part(state, values, self._key, start)
         encoded = time.perf_counter()
-        decoded = self._codec.decode(self._shared, part.payload, values.size)
+        decoded = self._codec.decode(self._ready.shared, part.payload, values.size)
         ended = time.perf_counter()
         self._whole = part if self._whole is None else self._whole + part
         self._size += values.size
@@ -240,5 +275,5 @@ class _Encoding:
             saturated, flushed = (total / max(1, self._present) for total in self._clipped)
             clipping = saturated, flushed
         assert self._whole is not None, "a tensor in chunks has chunks"
-        coded = self._codec.coded_bits(self._whole, self._size)
-        return Drawn(found, self._codec.body_bytes(self._whole), coded, clipping, self._spent, doubt)
+        body, coded = self._codec.measured(self._whole, self._size)
+        return Drawn(found, body, coded, clipping, self._spent, doubt)

@@ -46,21 +46,18 @@ class Gate:
 
 def run_jobs(
     gradients: Gradients,
-    jobs: Sequence[Job],
     settings: Settings,
+    allocation: Allocation,
     workers: int,
+    room: int,
+    jobs: Sequence[Job],
     sink: Callable[[Block], None],
-    allocation: Allocation | None = None,
-    *,
-    room: int = 1 << 24,
 ) -> None:
     """Run every job on ``workers`` threads; ``sink`` is called in this thread with each finished block.
 
-    ``allocation`` is what the tensors share out among them, where a codec does that. Tensors in work at a time have at
-    most ``room`` elements together, or one of them is larger and alone: memory does not grow with workers.
-
-    An exception, Ctrl-C among them, stops the workers after their current step; blocks that were finished
-    are handed over first.
+    Tensors in work at a time have at most ``room`` elements together, or one of them is larger and alone: memory does
+    not grow with workers. An exception, Ctrl-C among them, stops the workers after their current step; blocks that
+    were finished are handed over first.
     """
     stop = threading.Event()
     finished: list[Block] = []

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 import gtrace
-from gtrace.fitting.formats import candidates, scale_exponent
+from gtrace.fitting.floats import candidates, scale_exponent
 from gtrace.sweep.laws import follow_laws
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.fitting.floats import FloatFormat
-    from gtrace.fitting.formats import ScaleRule
+    from gtrace.fitting.floats import FloatFormat, ScaleRule
     from gtrace.fitting.magnitudes import Fit, Magnitudes
     from gtrace.trace import TensorInfo, Trace
 
@@ -78,7 +77,7 @@ class FormatTrial:
 
     Attributes:
         bits: numbers of bits to choose formats for.
-        rule: how a scale is chosen; see :func:`gtrace.fitting.formats.scale_exponent`.
+        rule: how a scale is chosen; see :func:`gtrace.fitting.floats.scale_exponent`.
     """
 
     bits: Sequence[int]

@@ -68,6 +68,9 @@ class Yardstick:
         trace: an open trace.
         infos: the tensors of the sweep.
         chunk: elements that are held at a time.
+
+    Attributes:
+        known: whether the noise of any tensor is known at any step.
     """
 
     def __init__(self, trace: Trace, infos: Sequence[TensorInfo], chunk: int) -> None:
@@ -88,6 +91,7 @@ class Yardstick:
             for name, streams in self._streams.items()
             if self._comparable(name)
         }
+        self.known = bool(self._replicas or self._steps)
 
     def describe(self) -> dict[str, Any]:
         """Where the noise comes from, and why there is none, for the provenance of a sweep."""

@@ -9,7 +9,6 @@ import math
 import operator
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -23,7 +22,7 @@ from gtrace.metrics import Blocks, WeightedSums, update_weights
 from gtrace.noise import Noise, added
 from gtrace.sketch import MomentSketch
 from gtrace.sweep.gradient_noise import Yardstick
-from gtrace.sweep.jobs import Totals, Whole
+from gtrace.sweep.jobs import Totals
 from gtrace.sweep.limits import spec_in_chunks
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.rows import rechunk
@@ -50,61 +49,45 @@ class SecondMoments:
     Args:
         trace: where they are.
         info: of the gradient.
+
+    Attributes:
+        steps: those at which they are known -> the step of the optimizer, NaN if it is not known.
     """
 
     def __init__(self, trace: Trace, info: TensorInfo) -> None:
-        self._trace = trace
-        self._gradient = info
-
-    @cached_property
-    def _found(self) -> tuple[TensorInfo, dict[int, float]] | None:
-        """Their own entry in the trace, and the step of the optimizer at each of its steps."""
-        own = self._gradient
-        names = (own.name, own.name.removeprefix(f"opt{own.optimizer}/"))
-        for info in self._trace.tensors:
-            place = (info.kind, info.optimizer, info.rank)
-            if place != (SECOND_MOMENT, own.optimizer, own.rank) or info.name not in names:
-                continue
-            if info.size == own.size and not info.sketches:
-                numbers = self._trace.statistics(info.name, **self._place)
+        self._trace, self._place = trace, {**_stream(info), "kind": SECOND_MOMENT}
+        self._name = info.name
+        self.steps: dict[int, float] = {}
+        for found in trace.tensors:
+            names = (info.name, info.name.removeprefix(f"opt{info.optimizer}/"))
+            own = _stream(found) == self._place and found.name in names
+            if own and found.size == info.size and not found.sketches:
+                self._name, self._attrs = found.name, found.attrs
+                numbers = trace.statistics(found.name, **self._place)
                 unknown = np.full(numbers["step"].size, math.nan)
                 counts = numbers.get("optimizer_step", unknown).tolist()
-                return info, dict(zip(numbers["step"].tolist(), counts, strict=True))
-        return None
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"kind": SECOND_MOMENT, "optimizer": self._gradient.optimizer, "rank": self._gradient.rank}
-
-    def known(self, step: int) -> bool:
-        """Whether they are there at a step."""
-        return self._found is not None and step in self._found[1]
+                self.steps = dict(zip(numbers["step"].tolist(), counts, strict=True))
+                return
 
     def weights(self, step: int, values: NDArray[np.float32]) -> NDArray[np.float64]:
-        """1 / d^2 of each element of the step's gradient, finite float32[n], where they are known."""
-        assert self._found is not None
-        return self._of(step, values, self._trace.read(self._found[0].name, step, **self._place))
+        """1 / d^2 of each element of the step's gradient, finite float32[n]; see :func:`update_weights`."""
+        return self._of(step, values, self._trace.read(self._name, step, **self._place))
 
     def pieces(self, step: int, chunk: int, values: Iterator[NDArray[np.float32]]) -> Iterator[NDArray[np.float64]]:
         """The same, ``chunk`` elements at a time."""
-        assert self._found is not None
-        moments = self._trace.read_chunks(self._found[0].name, step, chunk, **self._place)
+        moments = self._trace.read_chunks(self._name, step, chunk, **self._place)
         for part, found in zip(values, moments, strict=True):
             yield self._of(step, part, found)
 
     def _of(self, step: int, values: NDArray[np.float32], moments: NDArray[np.float32]) -> NDArray[np.float64]:
-        assert self._found is not None
-        steps = self._found[1]
         decay, eps = self._number("decay", 1.0, 1.0), self._number("eps", 0.0, math.inf)
-        return update_weights(values, moments, decay, eps, steps[step])
+        return update_weights(values, moments, decay, eps, self.steps[step])
 
     def _number(self, name: str, default: float, most: float) -> float:
-        assert self._found is not None
-        info = self._found[0]
-        value = info.attrs.get(name, default)
+        value = self._attrs.get(name, default)
         if isinstance(value, (int, float)) and 0.0 <= value <= most:
             return float(value)
-        raise TraceError(f"{self._trace.path}: {name} of the second moments of {info.name} is no number that can be")
+        raise TraceError(f"{self._trace.path}: {name} of the second moments of {self._name} is no number that can be")
 
 
 class PartialSketch:
@@ -175,6 +158,7 @@ class Gradients:
 
     Attributes:
         elements: of each tensor of this kind, whether it was chosen or not, in the trace's order.
+        moments: of Adam, of the tensors whose the trace holds.
 
     Raises:
         UsageError: a glob that matches nothing, or a kind that is not there.
@@ -192,7 +176,9 @@ class Gradients:
         self._streams = {info.name: _stream(info) for info in self.infos}
         self._sketched = {info.name: bool(info.sketches) for info in self.infos}
         self._sizes = {info.name: info.size for info in self.infos}
-        self._moments = {info.name: SecondMoments(trace, info) for info in self.infos}
+        recorded = any(info.kind == SECOND_MOMENT for info in trace.tensors)
+        moments = {info.name: SecondMoments(trace, info) for info in self.infos if recorded}
+        self.moments = {name: found for name, found in moments.items() if found.steps}
         self._present = {name: frozenset(steps) for name, steps in self.steps.items()}
         self.yardstick = Yardstick(trace, self.infos, chunk)
 
@@ -240,16 +226,18 @@ class Gradients:
             bad = sketch.nonfinite
             return replace(sketch, spec=spec, zeros=sketch.zeros + bad, size=sketch.size + bad, nonfinite=0)
         if self._sizes[name] > self._chunk and spec_in_chunks(spec, self._chunk):
-            return self.scan(name, step, [spec])[2][0]
+            return self.scan(name, step, [spec])[2][spec]
         values = self.read(name, step)
         finite = np.isfinite(values)
         return MomentSketch.from_spec(values if finite.all() else np.where(finite, values, np.float32(0)), spec)
 
-    def scan(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[Totals, int, list[MomentSketch]]:
+    def scan(
+        self, name: str, step: int, specs: Sequence[SummarySpec]
+    ) -> tuple[Totals, int, dict[SummarySpec, MomentSketch]]:
         """Totals, how many values are not finite, and sketches, in one pass that holds one chunk of values at a time.
 
-        The sketches are sums over chunks, see :func:`gtrace.sweep.limits.in_chunks`. Non-finite values are taken as
-        zero. Norms of the whole tensor take a pass before the one over its bins.
+        The sketches are sums over chunks, see :func:`gtrace.sweep.limits.spec_in_chunks`. Non-finite values are taken
+        as zero. Norms of the whole tensor take a pass before the one over its bins.
         """
         sketches = self._partial(name, step, specs)
         running, bad = _Sums(), 0
@@ -258,68 +246,70 @@ class Gradients:
             values = np.where(np.isfinite(piece), piece, np.float32(0)) if missing else piece
             bad += missing
             running.add(values)
-            for sketch in sketches:
+            for sketch in sketches.values():
                 sketch.add(values)
         found = running.finish()
-        return (
-            Totals(found.size, found.energy, found.norm1 / max(1, found.size), found),
-            bad,
-            [s.finish() for s in sketches],
-        )
+        totals = Totals(found.size, found.energy, found.norm1 / max(1, found.size), found)
+        return totals, bad, {spec: sketch.finish() for spec, sketch in sketches.items()}
 
-    def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> list[PartialSketch]:
-        sums = self._sums(name, step) if any(_one_bucket(spec) for spec in specs) else None
-        scales = [whole_scale(spec.norm, *sums[1:]) if sums and _one_bucket(spec) else None for spec in specs]
-        return [PartialSketch(spec, scale) for spec, scale in zip(specs, scales, strict=True)]
-
-    def _sums(self, name: str, step: int) -> TensorSums:
-        running = _Sums()
-        for values in self.chunks(name, step):
-            running.add(values)
-        return running.finish()
+    def _partial(self, name: str, step: int, specs: Sequence[SummarySpec]) -> dict[SummarySpec, PartialSketch]:
+        whole = [spec for spec in specs if spec.bucket_size is None and spec.norm != "none"]
+        scales = {}
+        if whole:
+            running = _Sums()
+            for values in self.chunks(name, step):
+                running.add(values)
+            _, *sums = running.finish()
+            scales = {spec: whole_scale(spec.norm, *sums) for spec in whole}
+        return {spec: PartialSketch(spec, scales.get(spec)) for spec in specs}
 
     def chunks(self, name: str, step: int, size: int | None = None) -> Iterator[NDArray[np.float32]]:
         """A tensor's values, or the whole model's, a chunk or ``size`` at a time, non-finite ones taken as zero."""
         for piece in self._pieces(name, step, size):
             yield np.where(np.isfinite(piece), piece, np.float32(0)) if count_nonfinite(piece) else piece
 
-    def _has_moments(self, name: str, step: int) -> bool:
-        return all(self._moments[part].known(step) for part in (self._parts(step) if name == WHOLE_MODEL else [name]))
+    def _weighing(self, name: str, step: int) -> list[tuple[str, SecondMoments]] | None:
+        """The tensors of a name with their second moments; None if some are not known at a step."""
+        parts = self._parts(step) if name == WHOLE_MODEL else [name]
+        known = all(part in self.moments and step in self.moments[part].steps for part in parts)
+        return [(part, self.moments[part]) for part in parts] if known else None
 
     def update_weights(self, name: str, step: int, values: NDArray[np.float32]) -> NDArray[np.float64] | None:
-        """How much each element of :meth:`read` (finite) moves Adam's update, None where that is not known."""
-        parts = self._parts(step) if name == WHOLE_MODEL else [name]
-        if not self._has_moments(name, step):
+        """How much each element of :meth:`read` (finite) moves Adam's update, None if that is not known."""
+        parts = self._weighing(name, step)
+        if parts is None:
             return None
         found, start = np.empty(values.size), 0
-        for part in parts:
+        for part, moments in parts:
             stop = start + self._sizes[part]
-            found[start:stop] = self._moments[part].weights(step, values[start:stop])
+            found[start:stop] = moments.weights(step, values[start:stop])
             start = stop
         return found
 
     def weighted_chunks(self, name: str, step: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float64] | None]]:
         """What :meth:`chunks` gives, with what :meth:`update_weights` does."""
-        parts = self._parts(step) if name == WHOLE_MODEL else [name]
-        if not self._has_moments(name, step):
+        parts = self._weighing(name, step)
+        if parts is None:
             return zip(self.chunks(name, step), itertools.repeat(None))
         weights = (
-            piece for part in parts for piece in self._moments[part].pieces(step, self._chunk, self.chunks(part, step))
+            piece for part, moments in parts for piece in moments.pieces(step, self._chunk, self.chunks(part, step))
         )
         return zip(self.chunks(name, step), rechunk(weights, self._chunk), strict=True)
 
-    def weigh(self, name: str, step: int, specs: Sequence[SummarySpec]) -> tuple[float, list[MomentSketch]] | None:
+    def weigh(
+        self, name: str, step: int, specs: Sequence[SummarySpec]
+    ) -> tuple[float, dict[SummarySpec, MomentSketch]] | None:
         """sum w g^2 and weighted sketches, a chunk of values at a time as :meth:`scan`; None without weights."""
-        if not self._has_moments(name, step):
+        if self._weighing(name, step) is None:
             return None
         sketches = self._partial(name, step, specs)
         total = WeightedSums()
         for values, weights in self.weighted_chunks(name, step):
             assert weights is not None
             total.add(values, values, weights)
-            for sketch in sketches:
+            for sketch in sketches.values():
                 sketch.add(values, weights)
-        return total.finish()[1], [sketch.finish() for sketch in sketches]
+        return total.finish()[1], {spec: sketch.finish() for spec, sketch in sketches.items()}
 
     def energy_of_sum(self, name: str, steps: Sequence[int], *, zero: bool) -> float | None:
         """||sum of a tensor's gradients at several steps||^2, a small piece of each in memory at a time.
@@ -364,7 +354,7 @@ class Gradients:
         mean = math.fsum(t.mean_abs * t.size for t, _ in found) / max(1, size)
         return Totals(size, energy, mean), sum(bad for _, bad in found)
 
-    def whole(self, name: str, step: int) -> Whole:
+    def whole(self, name: str, step: int) -> Totals:
         """What is known of a tensor of which a sample of blocks is stored, exactly where the capture found it out."""
         numbers = self._trace.statistics(name, **self._streams[name])
         place = int(np.searchsorted(numbers["step"], step))
@@ -372,14 +362,16 @@ class Gradients:
         unknown = np.full(numbers["step"].size, math.nan)
         norm1, norm2 = (float(numbers.get(what, unknown)[place]) for what in ("whole_norm1", "whole_norm2"))
         found = self.totals(name, step)[0]
-        return Whole(
+        return Totals(
             size,
             found.energy * size / stored if math.isnan(norm2) else norm2,
             found.mean_abs if math.isnan(norm1) else norm1 / size,
         )
 
     def noise(self, name: str, step: int) -> Noise | None:
-        """Gradient noise of a tensor, or of the whole model; None where it cannot be told."""
+        """Gradient noise of a tensor, or of the whole model; None if it is not known."""
+        if not self.yardstick.known:
+            return None
         if name == WHOLE_MODEL:
             return added([self.yardstick.noise(part, step) for part in self._parts(step)])
         return self.yardstick.noise(name, step)
@@ -412,10 +404,6 @@ class _Sums:
         for (block,) in self._blocks.rest():
             self._block(block)
         return TensorSums(self._size, self._norm1, self._energy, self._largest)
-
-
-def _one_bucket(spec: SummarySpec) -> bool:
-    return spec.bucket_size is None and spec.norm != "none"
 
 
 def _stream(info: TensorInfo) -> dict[str, Any]:

@@ -6,16 +6,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from gtrace.fitting.pooling import WINDOW, poolable
+from gtrace.sweep.store import RowTable
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from gtrace.codecs import Codec, TensorSums
     from gtrace.codecs.assignment import Coding
-    from gtrace.sweep.store import Row, RowTable
+    from gtrace.sweep.store import Row
     from gtrace.trace.rows import BlockSample
-    from gtrace.types import SummarySpec
 
 
 Refit = Literal["pooled", "previous", "each", "once"]
@@ -43,6 +45,15 @@ class Fitting(NamedTuple):
     steps: tuple[int, ...]
     pooled: bool = False
 
+    def label(self, index: int, steps: Sequence[int]) -> str:
+        """What rows of step ``index`` call it."""
+        if self.pooled:
+            return f"pooled {len(self.steps)} step{'s' * (len(self.steps) > 1)}"
+        (place,) = self.steps
+        if place == index:
+            return "itself"
+        return "previous" if place == index - 1 else f"step {steps[place]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -59,21 +70,6 @@ class Totals:
     energy: float
     mean_abs: float
     sums: TensorSums | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """What is known exactly of a gradient of which a sample is stored.
-
-    Attributes:
-        size: number of its values.
-        energy: ||g||^2 over the finite ones.
-        mean_abs: mean |g|, non-finite ones taken as zero.
-    """
-
-    size: int
-    energy: float
-    mean_abs: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,29 +119,26 @@ class Block:
 
     def named(self, names: Mapping[str, tuple[Name, ...]]) -> Block:
         """The same rows under all names that they are wanted under: one encoding serves a codec and its plans."""
-        if not names:
-            return self
         rows = [{**row, **name} for row in self.rows for name in names.get(row["codec"], ({},))]
         times = [
             (tensor, step, name.get("codec", codec), draw, stage, seconds)
             for tensor, step, codec, draw, stage, seconds in self.times
             for name in names.get(codec, ({},))
         ]
-        return replace(self, rows=rows, times=times, tables=[_named(table, names) for table in self.tables])
-
-
-def _named(table: RowTable, names: Mapping[str, tuple[Name, ...]]) -> RowTable:
-    whose = [
-        (place, {**own, **name})
-        for place, own in enumerate(table.identities)
-        for name in names.get(own["codec"], ({},))
-    ]
-    places = [place for place, _ in whose]
-    return table._replace(
-        identities=[identity for _, identity in whose],
-        numbers={column: values[places] for column, values in table.numbers.items()},
-        texts={column: [values[place] for place in places] for column, values in table.texts.items()},
-    )
+        tables = []
+        for table in self.tables:
+            whose = [
+                (place, {**own, **name})
+                for place, own in enumerate(table.identities)
+                for name in names.get(own["codec"], ({},))
+            ]
+            places = [place for place, _ in whose]
+            columns = {
+                name: values[places] if isinstance(values, np.ndarray) else values
+                for name, values in table.columns.items()
+            }
+            tables.append(RowTable([identity for _, identity in whose], columns))
+        return replace(self, rows=rows, times=times, tables=tables)
 
 
 @dataclass(frozen=True)
@@ -164,21 +157,22 @@ class Settings:
     nonfinite: Nonfinite = "skip"
     optimal: bool = False
 
-    def source(self, index: int, steps: Sequence[int], spec: SummarySpec | None) -> Fitting:
-        """What fits the codec that encodes step ``index`` and looks at the summary ``spec``.
+    def source(self, codec: Codec, index: int, steps: Sequence[int]) -> Fitting:
+        """What fits a codec that encodes step ``index``; the only place that works this out.
 
         ``pooled``: a decayed mean of the captured steps before, ``WINDOW`` of them at most, whatever gaps lie between
         them; see :mod:`gtrace.fitting.pooling`. Scales and thresholds, which are fitted to magnitudes without a norm,
         follow the step before alone. ``previous``: the preceding captured step alone. Fitting on the tensor
-        that is then encoded flatters every adaptive codec; the first step has only itself. ``each``: the step itself.
-        ``once``: the first one. A list of steps: the last listed step so far (the first one where there is none).
+        that is then encoded flatters every adaptive codec; the first step has only itself. ``each``: the step itself,
+        also for a codec that fits every tensor to itself. ``once``: the first one. A list of steps: the last listed
+        step so far (the first one if there is none).
         """
-        if self.refit == "pooled" and index > 0 and poolable(spec):
+        if self.refit == "each" or codec.fits_itself:
+            return Fitting((index,))
+        if self.refit == "pooled" and index > 0 and poolable(codec.needs):
             return Fitting(tuple(range(max(0, index - WINDOW), index)), pooled=True)
         if self.refit in ("pooled", "previous"):
             return Fitting((max(0, index - 1),))
-        if self.refit == "each":
-            return Fitting((index,))
         if self.refit == "once":
             return Fitting((0,))
         due = [k for k, step in enumerate(steps[: index + 1]) if step in self.refit]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gtrace.buckets import MANTISSA
-from gtrace.codecs import Codec, PartwiseCodec, expecting
+from gtrace.codecs import Codec, expecting
 from gtrace.errors import UsageError
 from gtrace.trace.rows import BlockSample
 from gtrace.trace.sketches import sketch_name
@@ -14,6 +14,7 @@ from gtrace.types import STORED_MANTISSA, SummarySpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gtrace.sweep.jobs import Job
     from gtrace.trace import TensorInfo
 
 
@@ -44,6 +45,21 @@ def sample_obstacle(item: Codec, sample: BlockSample) -> str | None:
     return None
 
 
+def sketch_obstacle(item: Codec, info: TensorInfo) -> str | None:
+    """Why a codec cannot be judged from a tensor's sketches."""
+    if item.needs is None or not expecting(item) or type(item).view is not Codec.view:
+        return "no closed form, they need values: capture without --sketch"
+    spec = item.needs._replace(scope="tensor")
+    if spec in info.sketches:
+        return None
+    if spec.bucket_moments:
+        return "moments of every bucket are not stored, they need values: capture without --sketch"
+    if spec != SummarySpec(spec.norm, spec.bucket_size):
+        return "sketches of clipped values or exact tails are not stored: capture without --sketch"
+    name = sketch_name(spec)
+    return f"they need the sketch {name}, which is not stored: capture with --sketch {name}"
+
+
 #: elements of a chunk unless told otherwise
 CHUNK = 1 << 24
 #: A tensor of more chunks than this is never in memory as a whole.
@@ -57,15 +73,10 @@ def spec_in_chunks(spec: SummarySpec, chunk: int) -> bool:
 
 def in_chunks(item: Codec, chunk: int) -> bool:
     """Whether a codec has expectations, and from the sum of the chunks' sketches."""
-    return expecting(item) and _obstacle(item, chunk) is None
+    return expecting(item) and _fit_obstacle(item, chunk) is None
 
 
-def drawn_in_chunks(item: Codec, chunk: int) -> bool:
-    """Whether a codec encodes a tensor chunk by chunk as it does the whole."""
-    return _draw_obstacle(item, chunk) is None
-
-
-def _obstacle(item: Codec, chunk: int) -> str | None:
+def _fit_obstacle(item: Codec, chunk: int) -> str | None:
     """Why a codec cannot be fitted to, or judged from, the sum of the chunks' sketches."""
     needs = item.needs
     if type(item).view is not Codec.view:
@@ -79,176 +90,124 @@ def _obstacle(item: Codec, chunk: int) -> str | None:
     return f"has buckets of {needs.bucket_size}, which do not divide the chunk"
 
 
-def _draw_obstacle(item: Codec, chunk: int) -> str | None:
-    """Why a codec cannot encode a tensor chunk by chunk."""
+def draw_obstacle(item: Codec, chunk: int) -> str | None:
+    """Why a codec cannot encode a tensor chunk by chunk as it does the whole; None if it can."""
     if item.stateful:
         return "remembers every value"
-    obstacle = _obstacle(item, chunk)
+    obstacle = _fit_obstacle(item, chunk)
     if obstacle is not None:
         return obstacle
-    if not isinstance(item, PartwiseCodec) or item.part_multiple is None:
+    if item.part_multiple is None:
         return "looks at all values at once"
     return f"has blocks of {item.part_multiple}, which do not divide the chunk" if chunk % item.part_multiple else None
 
 
-class Split(NamedTuple):
-    """Codecs of one tensor.
-
-    Attributes:
-        whole: those that get all values at once.
-        parts: those that get a chunk at a time, and have all their rows.
-        expected: those of which a chunk at a time gives expectations alone.
-    """
-
-    whole: list[Codec]
-    parts: list[Codec]
-    expected: list[Codec]
-
-
-class Large:
-    """Sorts codecs for tensors beyond a chunk, and keeps account of what is skipped.
-
-    Args:
-        chunk: elements of a chunk.
-        draws: encodings that were asked for.
-    """
-
-    def __init__(self, chunk: int, draws: int) -> None:
-        self._chunk = chunk
-        self._draws = draws
-        #: what is missing and why -> names of codecs
-        self._skipped: dict[tuple[str, str], dict[str, None]] = {}
-        self._tensors: dict[str, dict[str, None]] = {}
-
-    def split(self, tensor: str, size: int, codecs: Sequence[Codec]) -> Split:
-        """How each of the codecs goes over a tensor of this size."""
-        if size <= self._chunk:
-            return Split(list(codecs), [], [])
-        found = Split([], [], [])
-        for item in codecs:
-            if self._draws and drawn_in_chunks(item, self._chunk):
-                found.parts.append(item)
-            elif not self._draws and in_chunks(item, self._chunk):
-                found.expected.append(item)
-            elif size <= MOST_CHUNKS * self._chunk:
-                # Without draws there is nothing to do for a codec that expects nothing.
-                found.whole.append(item)
-            else:
-                if in_chunks(item, self._chunk):
-                    found.expected.append(item)
-                self._skip(tensor, item)
-        return found
-
-    def _skip(self, tensor: str, item: Codec) -> None:
-        expected = in_chunks(item, self._chunk)
-        if not (self._draws or expecting(item)):
-            return
-        why = _draw_obstacle(item, self._chunk) if self._draws else _obstacle(item, self._chunk)
-        what = "no rows of draws of" if expected else "without"
-        self._skipped.setdefault((what, why or ""), {})[item.name] = None
-        self._tensors.setdefault(tensor, {})
-
-    def lines(self) -> list[str]:
-        """One line for each thing that is skipped."""
-        names = list(self._tensors)
-        where = (
-            names[0]
-            if len(names) == 1
-            else f"{len(names)} tensors ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-        )
-        verb = "has" if len(names) == 1 else "have"
-        beyond = f"{where} {verb} more than {MOST_CHUNKS} chunks of {self._chunk} values"
-        return [
-            f"{beyond}: {what} {', '.join(codecs)}, which {why}: raise --chunk where there is memory for it"
-            for (what, why), codecs in self._skipped.items()
-        ]
-
-
 #: how far expectations from sketches of the usual width can be off; what the tests of them allow
 _WITHIN = "by up to 0.1%, by up to 0.5% where levels of a small tensor were fitted to another step"
+_SKETCHES, _SAMPLES = "sketches", "samples of their blocks"
 
 
 class Limits:
-    """Sorts the codecs of a sweep into those that stored sketches and samples serve and those that they do not.
+    """Sorts the codecs of a sweep by what stored sketches, samples and chunks of values can give.
 
     Args:
         infos: the tensors that are swept.
         codecs: the codecs.
         draws: encodings that were asked for.
+        chunk: elements of a chunk.
     """
 
-    _SKETCHES, _SAMPLES = "sketches", "samples of their blocks"
-
-    def __init__(self, infos: Sequence[TensorInfo], codecs: Sequence[Codec], draws: int) -> None:
-        self._infos = infos
+    def __init__(self, infos: Sequence[TensorInfo], codecs: Sequence[Codec], draws: int, chunk: int) -> None:
+        self._infos, self._codecs, self._draws, self._chunk = infos, codecs, draws, chunk
         self._sketched = [info for info in infos if info.sketches]
         self._samples = {info.name: sample for info in infos if (sample := sample_of(info)) is not None}
         #: Those of which there are not all values.
         self._partial = [info for info in infos if info.sketches or info.name in self._samples]
-        self._draws = draws
-        self._codecs = codecs
         #: what of the trace and why -> names of codecs
         self._skipped: dict[tuple[str, str], dict[str, None]] = {}
-        # Every tensor's share hangs on all of them, so one that lacks the sketch keeps the codec from all.
-        self._left_out = {
-            str(item)
-            for item in codecs
-            if item.allocates and any(self._obstacle(item, info) is not None for info in self._partial)
-        }
+        #: the same of tensors that are too large
+        self._large: dict[tuple[str, str], dict[str, None]] = {}
+        self._tensors: dict[str, None] = {}
 
-    @property
-    def any_sketched(self) -> bool:
-        """Whether there is a tensor without values."""
-        return bool(self._sketched)
-
-    def for_tensor(self, info: TensorInfo, codecs: Sequence[Codec]) -> list[Codec]:
-        """Those that can run over one tensor: all of them where there are values."""
+    def keep(self, codecs: Sequence[Codec], info: TensorInfo | None) -> list[Codec]:
+        """Those that can run over a tensor; for None, over the whole model, which is the sum of the tensors."""
         kept = []
         for item in codecs:
-            obstacle = self._obstacle(item, info)
-            if obstacle is None and str(item) in self._left_out:
-                obstacle = next(filter(None, (self._obstacle(item, other) for other in self._partial)))
-            if obstacle is None:
+            # Every tensor's share depends on all of them, so one that lacks the sketch keeps the codec from all.
+            others = self._partial if info is None or item.allocates else []
+            found = (self._obstacle(item, one) for one in (*([] if info is None else [info]), *others))
+            why = next(filter(None, found), None)
+            if why is None and info is None and self._sketched:
+                model = self._model_obstacle(item)
+                why = None if model is None else (_SKETCHES, model)
+            if why is None:
                 kept.append(item)
             else:
-                self._skipped.setdefault(obstacle, {})[item.name] = None
+                self._skipped.setdefault(why, {})[item.name] = None
         return kept
 
-    def for_model(self, codecs: Sequence[Codec]) -> list[Codec]:
-        """Those that can run over the whole model's gradient, which is then the sum of the tensors' sketches."""
-        kept = []
+    def split(self, job: Job, codecs: Sequence[Codec]) -> list[tuple[bool, int, list[Codec]]]:
+        """Codecs with whether they get the tensor a chunk at a time, and how many draws there are of them."""
+        if job.sketched or job.sample is not None or job.size <= self._chunk:
+            return [(False, 0 if job.sketched else self._draws, list(codecs))]
+        whole: list[Codec] = []
+        parts: list[Codec] = []
+        expected: list[Codec] = []
         for item in codecs:
-            obstacle = next(filter(None, (self._obstacle(item, info) for info in self._partial)), None)
-            why = self._model_obstacle(item) if obstacle is None and self._sketched else None
-            obstacle = obstacle if why is None else (self._SKETCHES, why)
-            if obstacle is None:
-                kept.append(item)
+            summed = in_chunks(item, self._chunk)
+            why = draw_obstacle(item, self._chunk) if self._draws else _fit_obstacle(item, self._chunk)
+            if self._draws and why is None:
+                parts.append(item)
+            elif not self._draws and summed:
+                expected.append(item)
+            elif job.size <= MOST_CHUNKS * self._chunk:
+                # Without draws there is nothing to do for a codec that expects nothing.
+                whole.append(item)
             else:
-                self._skipped.setdefault(obstacle, {})[item.name] = None
-        return kept
+                if summed:
+                    expected.append(item)
+                if self._draws or expecting(item):
+                    what = "no rows of draws of" if summed else "without"
+                    self._large.setdefault((what, why or ""), {})[item.name] = None
+                    self._tensors[job.tensor] = None
+        return [(False, self._draws, whole), (True, self._draws, parts), (True, 0, expected)]
 
     def lines(self) -> list[str]:
         """One line for each reason for which something is missing, and one on how exact sketches are."""
+        return [*self._exactness(), *self._missing(), *self._too_large()]
+
+    def _exactness(self) -> list[str]:
         coarse = min((info.mantissa for info in self._sketched), default=MANTISSA)
         if coarse >= MANTISSA or not any(expecting(item) for item in self._codecs):
-            return self._missing()
+            return []
         how = _WITHIN if coarse >= STORED_MANTISSA else "by more than 0.1%"
         kept = f"{len(self._sketched)} of {len(self._infos)} tensors are kept as sketches of {coarse} mantissa bits"
-        return [f"{kept}: expected errors differ from the values' {how}", *self._missing()]
+        return [f"{kept}: expected errors differ from the values' {how}"]
 
     def _missing(self) -> list[str]:
-        counts = {self._SKETCHES: len(self._sketched), self._SAMPLES: len(self._samples)}
+        counts = {_SKETCHES: len(self._sketched), _SAMPLES: len(self._samples)}
         what = {kept: f"{count} of {len(self._infos)} tensors are kept as {kept}" for kept, count in counts.items()}
         lines = []
         if self._sketched and self._draws and any(expecting(item) for item in self._codecs):
             needs = "no rows of draws, which need values (capture without --sketch), only expectations"
-            lines.append(f"{what[self._SKETCHES]}: {needs}")
-        for (kept, why), names in self._skipped.items():
-            lines.append(f"{what[kept]}: without {', '.join(names)}: {why}")
-        return lines
+            lines.append(f"{what[_SKETCHES]}: {needs}")
+        return lines + [
+            f"{what[kept]}: without {', '.join(names)}: {why}" for (kept, why), names in self._skipped.items()
+        ]
+
+    def _too_large(self) -> list[str]:
+        names = list(self._tensors)
+        where = f"{len(names)} tensors ({', '.join(names[:3])}{', ...' * (len(names) > 3)}) have"
+        if len(names) == 1:
+            where = f"{names[0]} has"
+        beyond = f"{where} more than {MOST_CHUNKS} chunks of {self._chunk} values"
+        return [
+            f"{beyond}: {what} {', '.join(codecs)}, which {why}: raise --chunk where there is memory for it"
+            for (what, why), codecs in self._large.items()
+        ]
 
     def check(self) -> None:
-        """Raise where nothing at all is left.
+        """Raise if nothing at all is left.
 
         Raises:
             UsageError: no codec can run over any of the tensors.
@@ -257,7 +216,7 @@ class Limits:
             return
         tensors = [item for item in self._codecs if item.needs is None or item.needs.scope == "tensor"]
         models = [item for item in self._codecs if item not in tensors]
-        if not self.for_model(models) and not any(self.for_tensor(info, tensors) for info in self._infos):
+        if not self.keep(models, None) and not any(self.keep(tensors, info) for info in self._infos):
             raise UsageError(f"sweep: nothing is left to do; {'; '.join(self._missing()[-2:])}")
 
     def _obstacle(self, item: Codec, info: TensorInfo) -> tuple[str, str] | None:
@@ -265,23 +224,9 @@ class Limits:
         sample = self._samples.get(info.name)
         if sample is not None:
             why = sample_obstacle(item, sample)
-            return None if why is None else (self._SAMPLES, why)
-        why = self._sketch_obstacle(item, info) if info.sketches else None
-        return None if why is None else (self._SKETCHES, why)
-
-    def _sketch_obstacle(self, item: Codec, info: TensorInfo) -> str | None:
-        """Why a codec cannot be judged from a tensor's sketches."""
-        if item.needs is None or not expecting(item) or type(item).view is not Codec.view:
-            return "no closed form, they need values: capture without --sketch"
-        spec = item.needs._replace(scope="tensor")
-        if spec in info.sketches:
-            return None
-        if spec.bucket_moments:
-            return "moments of every bucket are not stored, they need values: capture without --sketch"
-        if spec != SummarySpec(spec.norm, spec.bucket_size):
-            return "sketches of clipped values or exact tails are not stored: capture without --sketch"
-        name = sketch_name(spec)
-        return f"they need the sketch {name}, which is not stored: capture with --sketch {name}"
+            return None if why is None else (_SAMPLES, why)
+        why = sketch_obstacle(item, info) if info.sketches else None
+        return None if why is None else (_SKETCHES, why)
 
     def _model_obstacle(self, item: Codec) -> str | None:
         """Why the sum of the tensors' sketches is not the sketch of the whole model."""

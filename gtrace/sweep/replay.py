@@ -1,54 +1,80 @@
-"""One tensor's way through its steps: look, fit, expect or send, compare, and one row for each."""
+"""One tensor's way through its steps: look, fit, expect or send, compare, and one row for each.
+
+Codecs with fixed levels that want the same sketch are judged together, and their rows are one table.
+"""
 
 from __future__ import annotations
 
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import Codec, LevelCodec, expecting
+from gtrace.codecs import Codec, expecting, level_grid
+from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.metrics import relative
-from gtrace.sweep.batched import MANY, Schedule, Together
-from gtrace.sweep.draws import ChunkDraws, WholeDraws
+from gtrace.sweep.draws import ChunkDraws, Draws, RunningSums, Window
 from gtrace.sweep.fits import Fits
 from gtrace.sweep.gradient_noise import NOISE
-from gtrace.sweep.jobs import Block
+from gtrace.sweep.jobs import Block, Fitting
 from gtrace.sweep.rows import (
     convergence,
     density,
     draw_row,
-    drawn_bias,
-    expectation_row,
+    expected_columns,
     identity,
     levels_of,
     relate_to_noise,
     spec_name,
 )
 from gtrace.sweep.schema import EXPECTATION
-from gtrace.sweep.sources import source_of
-from gtrace.sweep.windows import RunningSums, Window
+from gtrace.sweep.sources import Sample, source_of
+from gtrace.sweep.store import RowTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import ExpectingCodec
-    from gtrace.metrics import Reference
-    from gtrace.sweep.batched import Group
-    from gtrace.sweep.draws import Draws
-    from gtrace.sweep.fits import Allocation, Ready
+    from gtrace.codecs.level_sets import Judged
+    from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Totals, Wanted
-    from gtrace.sweep.sources import Weighed
-    from gtrace.sweep.store import Row, RowTable
-    from gtrace.types import SummarySpec
+    from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
+    from gtrace.sweep.sources import Look
+    from gtrace.sweep.store import Row
+    from gtrace.types import State, SummarySpec
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
+#: what the table of times says instead of a codec if many share the time
+MANY = "*"
+
+
+class Group(NamedTuple):
+    """Codecs that want the same sketch, and the columns that say which they are."""
+
+    sets: LevelSets
+    identities: tuple[Row, ...]
+
+
+@lru_cache(maxsize=64)
+def _group(codecs: tuple[Codec, ...]) -> Group:
+    return Group(LevelSets(codecs), tuple(map(identity, codecs)))
+
+
+def split(wanted: Wanted, *, tables: bool = True) -> tuple[list[Group], Wanted]:
+    """The expectations of a step that are worked out together, and what is left to do."""
+    groups: dict[SummarySpec | None, list[Codec]] = {}
+    rest = []
+    for codec, draws in wanted:
+        if tables and EXPECTATION in draws and has_fixed_levels(codec):
+            groups.setdefault(codec.needs, []).append(codec)
+            draws = tuple(draw for draw in draws if draw != EXPECTATION)
+        if draws:
+            rest.append((codec, draws))
+    return [_group(tuple(each)) for each in groups.values()], tuple(rest)
 
 
 class Replay:
@@ -66,31 +92,32 @@ class Replay:
         self._source = source_of(gradients, job)
         self._sums = RunningSums(job.windows)
         self._fits = Fits(self._source, job, settings, allocation, self._sums)
-        self._draws: Draws = WholeDraws(self._source, self._fits, self._sums)
+        self._draws = Draws(self._source, self._fits, self._sums)
         if job.chunked:
-            self._draws = ChunkDraws(gradients, job, self._fits, self._sums)
-        self._together = Together(self._fits.sketch)
+            self._draws = ChunkDraws(gradients, job, self._source, self._fits, self._sums)
+        # The steps of a job mostly want the same, and then name the same object, which the job keeps. A table's rows
+        # cannot be made to stand for more than a sample.
+        distinct = {id(wanted): wanted for _, wanted in job.wanted}
+        self._split = {key: split(wanted, tables=job.sample is None) for key, wanted in distinct.items()}
         self._identities = {id(codec): identity(codec) for _, wanted in job.wanted for codec, _ in wanted}
         self._optima: dict[tuple[SummarySpec, int, bool], float] = {}
         self._ends = {last: first for first, last in job.windows}
         #: of the step that is gone through, None if no window ends there
         self._window: Window | None = None
-        #: of the step that is gone through, None if second moments are not known
-        self._weighed: Weighed | None = None
 
     def blocks(self) -> Iterator[Block]:
         """Each wanted step's rows."""
         for index, wanted in self._job.wanted:
-            yield self._block(index, wanted).named(self._job.names)
-            self._together.forget(self._fits.forget(index))
+            block = self._block(index, wanted)
+            yield block.named(self._job.names) if self._job.names else block
             if index in self._ends:
                 self._draws.forget()
-            self._optima.clear()
 
     def _block(self, index: int, wanted: Wanted) -> Block:
         job, settings = self._job, self._settings
         step = job.steps[index]
-        reference, bad = self._fits.look(index)
+        look = self._fits.look(index)
+        reference, bad = look.reference, look.nonfinite
         note, warnings = None, []
         if bad:
             taken = "taken as zero" if settings.nonfinite == "zero" else "skipped"
@@ -105,17 +132,17 @@ class Replay:
                 {**common, **self._identities[id(codec)], "draw": draw} for codec, draws in wanted for draw in draws
             ]
             return Block(skipped, [], warnings)
-        self._weighed = self._source.weigh(index, self._fits.needs)
+        common["energy"], common["mean_abs"] = reference.energy, reference.mean_abs
         self._window = self._ending(index) if index in self._ends else None
-        common["energy"] = reference.energy
-        common["mean_abs"] = reference.mean_abs
         rows: list[Row] = []
         times: list[Timing] = []
-        groups, rest = self._together.split(wanted) if self._source.in_tables else ([], wanted)
-        tables = [self._table(group, index, common, times) for group in groups]
+        groups, rest = self._split[id(wanted)]
+        tables = [self._table(group, index, look, common, times) for group in groups]
         for codec, draws in rest:
-            stretch = self._source.stretch(codec, index, partial(self._fits.expecting_state, codec, index))
-            for row, spent in self._rows(codec, draws, index, reference, common):
+            stretch = None
+            if isinstance(self._source, Sample):
+                stretch = self._source.stretch(codec, index, partial(self._state, codec, index))
+            for row, spent in self._rows(codec, draws, index, look, common):
                 rows.append(row if stretch is None else stretch(row))
                 times.extend((job.tensor, step, row["codec"], row["draw"], stage, s) for stage, s in spent.items())
         details = self._details(index, [codec for codec, _ in wanted], reference.size) if settings.optimal else []
@@ -123,80 +150,96 @@ class Replay:
         if noise is not None:
             relate_to_noise(rows, tables, wanted, noise)
             details.append((job.tensor, step, NOISE, noise._asdict()))
+        self._fits.end()
+        self._optima.clear()
         return Block(rows, times, warnings, details, tables)
 
-    def _table(self, group: Group, index: int, common: Row, times: list[Timing]) -> RowTable:
+    def _table(self, group: Group, index: int, look: Look, common: Row, times: list[Timing]) -> RowTable:
         """Expectations that are worked out together, from the sketch that they share."""
-        needs = group.sets.needs
+        sets, size, steps = group.sets, look.reference.size, self._job.steps
+        first = sets.codecs[0]
         clock = time.perf_counter()
-        self._fits.summary(index, needs)
+        self._fits.summary(index, sets.needs)
         sketched = time.perf_counter()
-        weighed = None if self._weighed is None else (self._weighed.sketches[needs], self._weighed.energy)
-        source = self._fits.source(index, needs)
-        before = self._fits.source(index - 1, needs) if index else None
-        schedule = Schedule(source, before, self._fits.label(index, source))
-        optimum = partial(self._optimum, index) if self._settings.optimal else None
-        table = self._together.table(group, index, schedule, common, optimum, self._job.dtype_bits, weighed)
-        if group.sets.codecs[0].unbiased:
-            errors = partial(self._together.errors, group, size=common["n"])
-            lost = self._expected_loss(group.sets, index, table.numbers["squared_error"], errors)
+        fitting = self._settings.source(first, index, steps)
+        codes = sets.fit(self._judged(sets, fitting), size)
+        sent = codes.sent
+        before = self._settings.source(first, index - 1, steps) if index else None
+        if before == fitting:
+            sent = np.zeros_like(sent)
+        elif before is not None:
+            sent = np.where(sets.differ(codes, sets.fit(self._judged(sets, before), size)), sent, 0)
+        expected = sets.expect(self._judged(sets, Fitting((index,))), codes)
+        optimum = None
+        if self._settings.optimal:
+            optimum = np.array(list(map(partial(self._optimum, index), sets.codecs, sets.sizes.tolist())), np.float64)
+        common = {
+            **common,
+            "bits_shared": 8.0 * sent / max(1, size),
+            "fitted_on": np.where(codes.adopted, np.array(fitting.label(index, steps), object), "-"),
+        }
+        columns = expected_columns(common, expected, optimum, self._job.dtype_bits)
+        if look.weighted is not None:
+            columns["update_error"] = relative(sets.weighted_error(look.weighted[sets.needs]), look.energy)
+        if first.unbiased:
+            lost = self._expected_loss(sets, index, expected.squared_error, partial(self._errors_of, sets, size))
             if lost is not None:
-                table = table._replace(
-                    same={**table.same, **self._window_columns()}, numbers={**table.numbers, "window_error": lost}
-                )
+                columns.update(self._lost(lost))
         spent = {"sketch": sketched - clock, "expect": time.perf_counter() - sketched}
         times.extend((self._job.tensor, common["step"], MANY, EXPECTATION, *stage) for stage in spent.items())
-        return table
+        return RowTable(group.identities, columns)
+
+    def _judged(self, sets: LevelSets, fitting: Fitting) -> Judged:
+        return self._fits.recent((sets, fitting), lambda: sets.judge(self._fits.sketch(fitting, sets.needs)))
+
+    def _errors_of(self, sets: LevelSets, size: int, index: int) -> NDArray[np.float64]:
+        judged = self._judged(sets, Fitting((index,)))
+        return sets.expect(judged, sets.fit(judged, size)).squared_error
 
     def _rows(
-        self, codec: Codec, draws: tuple[int, ...], index: int, reference: Reference | Totals, common: Row
+        self, codec: Codec, draws: tuple[int, ...], index: int, look: Look, common: Row
     ) -> Iterator[tuple[Row, dict[str, float]]]:
         """A codec's rows with the seconds that their stages took."""
+        size, dtype_bits = look.reference.size, self._job.dtype_bits
         common = {**common, **self._identities[id(codec)]}
         if codec.stateful:
             common["note"] = "; ".join(filter(None, (common["note"], OPEN_LOOP)))
         expected = None
         for draw in draws:
+            spent = {}
             clock = time.perf_counter()
-            built = expecting(codec) and codec.needs not in self._fits.known(index)
-            if expecting(codec) and codec.needs is not None:
+            if expecting(codec) and codec.needs is not None and codec.needs not in self._fits.sketches:
                 self._fits.summary(index, codec.needs)
-            sketched = time.perf_counter()
-            ready = self._fits.ready(codec, draw, index, reference.size)
-            spent = {"fit": time.perf_counter() - sketched}
-            own = {**common, **self._fits.columns(codec, index, ready, reference.size)}
+                spent["sketch"] = time.perf_counter() - clock
+                clock = time.perf_counter()
+            ready = self._fits.ready(codec, draw, index, size)
+            spent["fit"] = time.perf_counter() - clock
+            own = {**common, **ready.columns, "draw": draw}
             if ready.note is not None:
                 own["note"] = "; ".join(filter(None, (common["note"], ready.note)))
             if expecting(codec) and codec.needs is not None and expected is None:
-                expected = codec.expect(ready.state, self._fits.summary(index, codec.needs))
+                expected = codec.expect(ready.state, self._fits.sketches[codec.needs])
             if draw != EXPECTATION:
-                drawn = self._draws.draw(codec, draw, index, ready, reference, self._window)
-                norms = None if expected is None else expected.bits_norms
-                row = draw_row(own, draw, drawn, norms, self._job.dtype_bits)
-                row["relative_bias"] = drawn_bias(codec, expected, row)
+                drawn = self._draws.draw(codec, draw, index, ready, look.reference, self._window)
+                row = draw_row(own, codec, drawn, expected, dtype_bits)
                 if drawn.window_error is not None:
-                    row.update(self._window_columns(), window_error=drawn.window_error)
+                    row.update(self._lost(drawn.window_error))
                 yield row, drawn.spent
             elif expected is not None and expecting(codec):
                 optimum = None
-                if self._settings.optimal and isinstance(codec, LevelCodec):
-                    optimum = self._optimum(index, codec, codec.levels(ready.state).size)
-                row = expectation_row(own, expected, optimum, self._job.dtype_bits)
-                row.update(self._effects(codec, ready, index, expected.squared_error, reference.size))
-                yield row, {"sketch": sketched - clock, **spent} if built else spent
-
-    def _effects(self, codec: ExpectingCodec, ready: Ready, index: int, error: float, size: int) -> Row:
-        """What an expected error means for Adam's update, and over the window that ends at a step."""
-        found: Row = {"update_error": None}
-        if self._weighed is not None and codec.needs is not None:
-            plain, weighted = self._fits.summary(index, codec.needs), self._weighed.sketches[codec.needs]
-            lost = codec.weighted_error(ready.state, plain, weighted)
-            found["update_error"] = relative(lost, self._weighed.energy)
-        if codec.unbiased and not codec.stateful:
-            total = self._expected_loss(id(codec), index, np.array([error]), partial(self._errors, codec, size=size))
-            if total is not None:
-                found.update(self._window_columns(), window_error=float(total[0]))
-        return found
+                grid = level_grid(codec)
+                if self._settings.optimal and grid is not None:
+                    optimum = self._optimum(index, codec, grid.levels(ready.state).size)
+                row = expected_columns(own, expected, optimum, dtype_bits)
+                if look.weighted is not None and codec.needs is not None:
+                    sketches = self._fits.sketches[codec.needs], look.weighted[codec.needs]
+                    row["update_error"] = relative(codec.weighted_error(ready.state, *sketches), look.energy)
+                if codec.unbiased and not codec.stateful:
+                    errors = partial(self._errors, codec, size)
+                    lost = self._expected_loss(id(codec), index, np.array([expected.squared_error]), errors)
+                    if lost is not None:
+                        row.update(self._lost(float(lost[0])))
+                yield row, spent
 
     def _ending(self, index: int) -> Window | None:
         """The window that ends at a step; None also if the gradients of its steps have no sum."""
@@ -205,9 +248,10 @@ class Replay:
         energy = self._gradients.energy_of_sum(self._job.tensor, steps, zero=self._settings.nonfinite == "zero")
         return None if energy is None else Window(first, len(steps), energy)
 
-    def _window_columns(self) -> Row:
+    def _lost(self, error: float | NDArray[np.float64]) -> Row:
+        """The columns of what was lost over the window that ends at a step."""
         assert self._window is not None
-        return {"window": self._window.steps, "window_energy": self._window.energy}
+        return {"window": self._window.steps, "window_energy": self._window.energy, "window_error": error}
 
     def _expected_loss(
         self,
@@ -216,7 +260,7 @@ class Replay:
         errors: NDArray[np.float64],
         errors_at: Callable[[int], NDArray[np.float64]],
     ) -> NDArray[np.float64] | None:
-        """Expected squared errors added up over the window that ends at a step, None where none does.
+        """Expected squared errors added up over the window that ends at a step, None if none does.
 
         Errors of unbiased codecs without memory are independent of each other, so their squares add up.
         """
@@ -227,16 +271,21 @@ class Replay:
             return None
         total = self._sums.take(key, index)
         if total is None:
+            # In the order of the steps, as the running sum.
             total = np.zeros(errors.size)
             for k in range(self._window.first, index):
                 total += errors_at(k)
             total += errors
         return total
 
-    def _errors(self, codec: ExpectingCodec, index: int, size: int) -> NDArray[np.float64]:
+    def _errors(self, codec: Codec, size: int, index: int) -> NDArray[np.float64]:
         assert codec.needs is not None
-        state = self._fits.ready(codec, EXPECTATION, index, size).state
-        return np.array([codec.expect(state, self._fits.summary(index, codec.needs)).squared_error])
+        expected = codec.expect(self._state(codec, index, size), self._fits.summary(index, codec.needs))
+        return np.array([expected.squared_error])
+
+    def _state(self, codec: Codec, index: int, size: int) -> State:
+        """The state of which a step's expectation is."""
+        return self._fits.ready(codec, EXPECTATION, index, size).state
 
     def _details(self, index: int, codecs: Sequence[Codec], size: int) -> list[Detail]:
         """What figures of levels need, at the tensor's last wanted step alone: it is much for every step."""
@@ -244,34 +293,33 @@ class Replay:
             return []
         found: dict[str, object] = {}
         for codec in codecs:
-            levels = None
-            if not codec.stateful:
-                levels = levels_of(codec, self._fits.ready(codec, EXPECTATION, index, size).state)
+            levels = None if codec.stateful else levels_of(codec, self._state(codec, index, size))
             if levels is not None and codec.needs is not None:
                 found[f"levels {codec}"] = levels
                 found[f"density {spec_name(codec.needs)}"] = density(self._fits.summary(index, codec.needs))
-        curves = convergence(codecs, self._fits.known(index))
+        curves = convergence(codecs, self._fits.sketches)
         if curves is not None:
             found["convergence"] = curves
         return [(self._job.tensor, self._job.steps[index], what, value) for what, value in found.items()]
 
-    def _optimum(self, index: int, codec: LevelCodec, count: int) -> float | None:
+    def _optimum(self, index: int, codec: Codec, count: int) -> float | None:
         """The least expected error of any ``count`` levels on this very tensor, with the codec's own sketch."""
-        if not has_optimum(codec):
+        grid = level_grid(codec)
+        if grid is None or codec.needs is None or not has_optimum(codec):
             return None
-        key = (codec.needs, count, codec.has_zero)
+        key = (codec.needs, count, grid.zero)
         if key not in self._optima:
             sketch = self._fits.summary(index, codec.needs)
             if not sketch.sums.size:
                 return None
-            if codec.has_zero:
+            if grid.zero:
                 best = optimal_levels(sketch, count, method="sketch")
             else:
                 best = alq_levels(sketch, count.bit_length(), zero=False)
-            self._optima[key] = sketch.expected_error(best, codec.has_zero)
+            self._optima[key] = sketch.expected_error(best, grid.zero)
         return self._optima[key]
 
 
 def has_optimum(codec: Codec) -> bool:
     """Whether a codec's levels can be set beside the best ones."""
-    return isinstance(codec, LevelCodec) and codec.needs.norm != "none"
+    return level_grid(codec) is not None and codec.needs is not None and codec.needs.norm != "none"

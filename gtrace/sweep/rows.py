@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gtrace.codecs import LevelCodec
+from gtrace.codecs import level_grid
 from gtrace.codecs.grids import LeastVariance
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
 from gtrace.metrics import Comparison, ratio, relative, snr_db
 from gtrace.noise import noise_ratio
-from gtrace.sweep.schema import COLUMNS, EXPECTATION
-from gtrace.sweep.store import RowTable
+from gtrace.sweep.schema import EXPECTATION
+from gtrace.types import Expectation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from gtrace.noise import Noise
     from gtrace.sketch import MomentSketch
     from gtrace.sweep.jobs import Wanted
-    from gtrace.sweep.store import Row
-    from gtrace.types import Expectation, State, SummarySpec
+    from gtrace.sweep.store import Row, RowTable
+    from gtrace.types import State, SummarySpec
 
 
-#: what a comparison measures: a new field of :class:`Comparison` needs a column of its name, and nothing else here
-_COMPARED = tuple(field.name for field in fields(Comparison) if field.name in COLUMNS)
+_COMPARED = tuple(field.name for field in fields(Comparison))
 #: relative doubt about a Wasserstein distance above which the row says so
 _DOUBTFUL = 1e-3
 
@@ -53,39 +52,41 @@ def identity(codec: Codec) -> Row:
     }
 
 
-def expectation_row(common: Row, expected: Expectation, optimum: float | None, dtype_bits: int) -> Row:
-    """A row of closed forms.
+def expected_columns(
+    common: Row, expected: Expectation | Expectations, optimum: float | NDArray[np.float64] | None, dtype_bits: int
+) -> Row:
+    """The columns of closed forms: one row's, or, with arrays in them, those of many codecs.
 
     Args:
         common: the columns that do not depend on the measurement, with ``energy``, ``n`` and ``bits_shared``.
-        expected: what the codec says about itself.
-        optimum: the least error of as many levels, where it was worked out.
+        expected: what the codec, or each of the codecs, says about itself.
+        optimum: the least error of as many levels, if it was worked out.
         dtype_bits: bits per element of the run's own dtype.
     """
     energy = common["energy"]
-    best = None if optimum is None else relative(optimum, energy)
     variance = relative(expected.squared_error, energy)
-    return {
+    best = None if optimum is None else relative(optimum, energy)
+    found = {
         **common,
         "draw": EXPECTATION,
         "squared_error": expected.squared_error,
         "relative_variance": variance,
         "relative_variance_bound": relative(expected.error_bound, energy),
         "optimal_variance": best,
-        "times_optimal": None if not best else variance / best,
-        "model_variance": relative(expected.model_error, energy),
+        "times_optimal": None if best is None else ratio(variance, best),
         "relative_bias": relative(expected.bias, math.sqrt(energy)),
         "snr_db": snr_db(energy, expected.squared_error),
         "bits_fixed": expected.bits_fixed,
         "bits_entropy": expected.bits_entropy,
         "bits_huffman": expected.bits_huffman,
         "bits_norms": expected.bits_norms,
-        "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
         "sparsity": expected.sparsity,
-        "saturated": expected.saturated,
-        "flushed": expected.flushed,
-        **_rates(expected.bits_payload, common["bits_shared"], dtype_bits),
+        **_rates(common, expected.bits_payload, dtype_bits),
     }
+    if isinstance(expected, Expectation):
+        found["model_variance"] = relative(expected.model_error, energy)
+        found["saturated"], found["flushed"] = expected.saturated, expected.flushed
+    return found
 
 
 class Drawn(NamedTuple):
@@ -94,11 +95,11 @@ class Drawn(NamedTuple):
     Attributes:
         found: the decoded tensor against the exact one.
         body: bytes of the payload without its envelope.
-        coded: bits per coordinate of the payload under each coder, where they were counted.
-        clipping: shares saturated and flushed, where the codec has a range to leave.
+        coded: bits per coordinate of the payload under each coder, if they were counted.
+        clipping: shares saturated and flushed, if the codec has a range to leave.
         spent: stage -> seconds.
-        w1_doubt: how far the Wasserstein distance can be off, None where all values were sorted.
-        window_error: ||sum of errors||^2 over the window that ends here, None where there is none.
+        w1_doubt: how far the Wasserstein distance can be off, None if all values were sorted.
+        window_error: ||sum of errors||^2 over the window that ends here, None if none does.
     """
 
     found: Comparison
@@ -110,101 +111,38 @@ class Drawn(NamedTuple):
     window_error: float | None = None
 
 
-def expectation_table(
-    common: Row,
-    identities: Sequence[Row],
-    expected: Expectations,
-    sent: NDArray[np.int64],
-    fitted_on: Sequence[str],
-    optima: Sequence[float | None] | None,
-    dtype_bits: int,
-    update: tuple[NDArray[np.float64], float] | None = None,
-) -> RowTable:
-    """Many rows of closed forms at once: what :func:`expectation_row` makes of each codec.
-
-    Args:
-        common: the columns that they share, with ``tensor``, ``step``, ``energy`` and ``n``.
-        identities: of each codec.
-        expected: what the codecs say about themselves.
-        sent: int64, bytes that the receiver of each is told at this step.
-        fitted_on: as the column of that name.
-        optima: the least error of as many levels, where it was worked out.
-        dtype_bits: bits per element of the run's own dtype.
-        update: weighted errors and the weighted energy, where second moments are known.
-    """
-    energy, count = common["energy"], len(identities)
-    errors = expected.squared_error.tolist()
-    variance = _relative(expected.squared_error, energy)
-    shared = 8.0 * sent / max(1, common["n"])
-    total = expected.bits_payload + shared
-    numbers = {
-        "squared_error": expected.squared_error,
-        "relative_variance": variance,
-        "relative_variance_bound": _relative(expected.error_bound, energy),
-        "snr_db": np.array([snr_db(energy, error) for error in errors]),
-        "bits_fixed": expected.bits_fixed,
-        "bits_entropy": expected.bits_entropy,
-        "bits_huffman": expected.bits_huffman,
-        "bits_payload": expected.bits_payload,
-        "bits_shared": shared,
-        "bits_total": total,
-        "sparsity": expected.sparsity,
-        "ratio_float32": _ratio(32.0, total),
-        "ratio_dtype": _ratio(float(dtype_bits), total),
-    }
-    if update is not None:
-        numbers["update_error"] = _relative(*update)
-    if optima is not None:
-        best = np.array([math.nan if error is None else relative(error, energy) for error in optima])
-        numbers["optimal_variance"] = best
-        numbers["times_optimal"] = _ratio(variance, best)
-    same = {name: value for name, value in common.items() if name not in ("tensor", "step")} | {
-        "relative_bias": relative(expected.bias, math.sqrt(energy)),
-        "bits_norms": expected.bits_norms,
-        "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
-    }
-    assert all(column.shape == (count,) for column in numbers.values())
-    return RowTable(common["tensor"], common["step"], EXPECTATION, identities, same, numbers, {"fitted_on": fitted_on})
-
-
-def _ratio(numerator: float | NDArray[np.float64], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
-    """:func:`gtrace.metrics.ratio` for many."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(denominator == 0, math.nan, numerator / denominator)
-
-
-def _relative(values: NDArray[np.float64], whole: float) -> NDArray[np.float64]:
-    """:func:`relative` for many."""
-    return np.where(values == 0, 0.0, _ratio(values, np.full(values.shape, whole)))
-
-
-def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bits: int) -> Row:
+def draw_row(common: Row, codec: Codec, drawn: Drawn, expected: Expectation | None, dtype_bits: int) -> Row:
     """A row of one encoding.
 
     Args:
-        common: as in :func:`expectation_row`.
-        draw: its number.
+        common: as of :func:`expected_columns`, with ``draw``.
+        codec: what was drawn.
         drawn: what it gave.
-        norms: bits per coordinate that norms take, where the codec says so.
+        expected: what the codec says about itself at this step, if it does.
         dtype_bits: bits per element of the run's own dtype.
     """
-    found = drawn.found
+    found, energy = drawn.found, common["energy"]
     saturated, flushed = drawn.clipping or (None, None)
-    per = 8.0 / max(1, common["n"])
+    bias = None if expected is None else expected.bias
+    if codec.unbiased:
+        bias = 0.0
+    elif codec.deterministic:
+        # Only the coins for exact zeros are random.
+        chance = 0.0 if expected is None else max(0.0, expected.squared_error - expected.bias**2)
+        bias = math.sqrt(max(0.0, found.squared_error - chance))
     row = {
         **common,
-        "draw": draw,
         **{name: getattr(found, name) for name in _COMPARED},
-        "relative_variance": relative(found.squared_error, common["energy"]),
+        "relative_variance": relative(found.squared_error, energy),
+        "relative_bias": None if bias is None else relative(bias, math.sqrt(energy)),
         "w1_method": "exact" if drawn.w1_doubt is None else "sketch",
         "saturated": saturated,
         "flushed": flushed,
         "bits_fixed": drawn.coded and drawn.coded.fixed,
         "bits_entropy": drawn.coded and drawn.coded.entropy,
         "bits_huffman": drawn.coded and drawn.coded.huffman,
-        "bits_norms": norms,
-        "bits_envelope": ENVELOPE_BYTES * per,
-        **_rates(drawn.body * per, common["bits_shared"], dtype_bits),
+        "bits_norms": None if expected is None else expected.bits_norms,
+        **_rates(common, 8.0 * drawn.body / max(1, common["n"]), dtype_bits),
     }
     if drawn.w1_doubt is not None and drawn.w1_doubt > _DOUBTFUL * found.w1:
         said = f"w1 within {relative(drawn.w1_doubt, found.w1):.1%}"
@@ -215,58 +153,32 @@ def draw_row(common: Row, draw: int, drawn: Drawn, norms: float | None, dtype_bi
     return row
 
 
-def drawn_bias(codec: Codec, expected: Expectation | None, row: Row) -> float | None:
-    """The relative bias of a draw, None if the draw does not show it.
-
-    Args:
-        codec: what was drawn.
-        expected: what it says about itself at this step, if it does.
-        row: of :func:`draw_row`.
-    """
-    if codec.unbiased:
-        return 0.0
-    if codec.deterministic:
-        # Only the coins for exact zeros are random.
-        chance = 0.0 if expected is None else expected.squared_error - expected.bias**2
-        bias = math.sqrt(max(0.0, row["squared_error"] - max(0.0, chance)))
-    elif expected is not None:
-        bias = expected.bias
-    else:
-        return None
-    return relative(bias, math.sqrt(row["energy"]))
+def _rates(common: Row, payload: Any, dtype_bits: int) -> Row:
+    total = payload + common["bits_shared"]
+    return {
+        "bits_payload": payload,
+        "bits_total": total,
+        "bits_envelope": 8.0 * ENVELOPE_BYTES / max(1, common["n"]),
+        "ratio_float32": ratio(32.0, total),
+        "ratio_dtype": ratio(float(dtype_bits), total),
+    }
 
 
 def relate_to_noise(rows: list[Row], tables: list[RowTable], wanted: Wanted, noise: Noise) -> None:
-    """Set the noise ratio of a step's rows, and of its tables, where bias and variance can be told apart.
+    """Set the noise ratio of a step's rows, and of its tables, if bias and variance are known apart.
 
     Expectations know the bias, and so do draws that are unbiased or leave nothing to chance. Of other draws nobody can
     say how much of their error is which, and what a codec remembers comes back later.
     """
-    stateful = {identity(codec)["codec"]: codec.stateful for codec, _ in wanted}
-    for row in rows:
-        if "squared_error" not in row:
-            continue
-        if stateful[row["codec"]] or row["relative_bias"] is None:
-            why = "it remembers its error" if stateful[row["codec"]] else "a draw does not tell its bias"
-            row["note"] = "; ".join(filter(None, (row.get("note"), f"no noise ratio: {why}")))
-            continue
-        bias = row["relative_bias"] * math.sqrt(row["energy"])
-        row["noise_ratio"] = float(noise_ratio(np.array([row["squared_error"]]), np.array([bias]), noise)[0])
-    for k, table in enumerate(tables):
-        bias = table.same["relative_bias"] * math.sqrt(table.same["energy"])
-        errors = table.numbers["squared_error"]
-        found = noise_ratio(errors, np.full(errors.shape, bias), noise)
-        tables[k] = table._replace(numbers={**table.numbers, "noise_ratio": found})
-
-
-def _rates(payload: float, shared: float, dtype_bits: int) -> Row:
-    total = payload + shared
-    return {
-        "bits_payload": payload,
-        "bits_total": total,
-        "ratio_float32": ratio(32.0, total),
-        "ratio_dtype": ratio(float(dtype_bits), total),
-    }
+    stateful = {str(codec) for codec, _ in wanted if codec.stateful}
+    for columns in [*rows, *(table.columns for table in tables)]:
+        remembers = columns.get("codec") in stateful
+        if remembers or columns["relative_bias"] is None:
+            why = "it remembers its error" if remembers else "a draw does not tell its bias"
+            columns["note"] = "; ".join(filter(None, (columns.get("note"), f"no noise ratio: {why}")))
+        else:
+            bias = columns["relative_bias"] * math.sqrt(columns["energy"])
+            columns["noise_ratio"] = noise_ratio(columns["squared_error"], bias, noise)
 
 
 #: more levels than this cannot be told apart in a figure
@@ -285,12 +197,13 @@ def spec_name(spec: SummarySpec) -> str:
 
 def levels_of(codec: Codec, state: State) -> dict[str, Any] | None:
     """The magnitudes that a level codec rounds to, where there are few enough to draw."""
-    if not isinstance(codec, LevelCodec) or codec.needs.norm == "none":
+    grid = level_grid(codec)
+    if grid is None or codec.needs is None or codec.needs.norm == "none":
         return None
-    levels = codec.levels(state)
+    levels = grid.levels(state)
     if levels.size > MOST_LEVELS:
         return None
-    return {"levels": levels.tolist(), "zero": codec.has_zero, "law": spec_name(codec.needs)}
+    return {"levels": levels.tolist(), "zero": grid.zero, "law": spec_name(codec.needs)}
 
 
 def density(sketch: MomentSketch) -> dict[str, Any]:
@@ -324,12 +237,12 @@ def convergence(codecs: Iterable[Codec], sketches: dict[SummarySpec, MomentSketc
 
     For the ALQ codec with the fewest bits from 3 up among ``codecs``; None where there is none.
     """
-    grids = {str(c): (c, c.parts.grid) for c in codecs if isinstance(c, LevelCodec)}
+    grids = {str(c): (c, level_grid(c)) for c in codecs}
     chosen = [(g.bits, str(c), c, g) for c, g in grids.values() if isinstance(g, LeastVariance) and g.bits >= 3]
     if not chosen:
         return None
     _, _, codec, grid = min(chosen, key=lambda item: item[:2])
-    sketch = sketches.get(codec.needs)
+    sketch = None if codec.needs is None else sketches.get(codec.needs)
     if sketch is None or not sketch.sums.size:
         return None
     curves = {}

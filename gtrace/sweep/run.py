@@ -9,7 +9,7 @@ import platform
 import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +19,11 @@ import numpy as np
 from gtrace import __version__
 from gtrace.codecs import (
     Codec,
-    LevelCodec,
     codec,
     codec_class,
     codec_names,
     expecting,
+    level_grid,
     parameter_fields,
     parse_spec,
     split_specs,
@@ -35,7 +35,7 @@ from gtrace.sweep.engine import run_jobs
 from gtrace.sweep.fits import Allocation
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import LEFT_OUT, Block, Job, Nonfinite, Refit, Settings, any_burst, gaps_line, windows_of
-from gtrace.sweep.limits import CHUNK, Large, Limits, sample_of
+from gtrace.sweep.limits import CHUNK, Limits, sample_of
 from gtrace.sweep.replay import has_optimum
 from gtrace.sweep.rows import identity
 from gtrace.sweep.schema import EXPECTATION, OF_CODEC
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from gtrace.sweep.gradients import Kind
     from gtrace.sweep.jobs import Among, Name
     from gtrace.trace import TensorInfo, Trace
+
+#: the steps of tensors that a store has rows of: (tensor, step, codec, draw) -> steps in the window that ends there
+Done = dict[tuple[str, int, str, int], "int | None"]
+_FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
 def expand(
@@ -119,53 +123,11 @@ def _leaves_choice(item: dataclasses.Field[Any]) -> bool:
     return len(item.metadata["choices"]) != 1 and item.metadata["maximum"] != 0
 
 
-_FLOAT_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """How a sweep runs: the keyword arguments of :func:`run_sweep`.
 
-
-def _cautions(trace: Trace) -> list[str]:
-    """What the trace itself says about how far its errors can be trusted."""
-    world = trace.attrs.get("world_size")
-    if isinstance(world, int) and world > 1 and any(info.stage == "reduced" for info in trace.tensors):
-        averages = f"gradients are averages over {world} processes; those that each of them would send have more noise"
-        return [f"{averages}, so errors on the wire will be larger (capture --local records them)"]
-    return []
-
-
-def _together(gradients: Gradients, codecs: Sequence[Codec]) -> list[str]:
-    """What the whole model is where several optimizers step its parts."""
-    optimizers = {info.optimizer for info in gradients.infos}
-    if len(optimizers) < 2 or not any(scope_of(item) == "model" for item in codecs):
-        return []
-    several = f"the gradients of {len(optimizers)} optimizers at steps of the same number as those of one model"
-    return [f"scope=model takes {several}; each optimizer counts its own steps (--tensors chooses those of one)"]
-
-
-def run_sweep(
-    trace: Trace | str | os.PathLike[str],
-    codecs: Sequence[TableLike],
-    *,
-    steps: Sequence[int] | None = None,
-    tensors: Sequence[str] | None = None,
-    kind: Kind | None = None,
-    draws: int = 1,
-    seed: int = 0,
-    refit: Refit | Sequence[int] = "pooled",
-    nonfinite: Nonfinite = "skip",
-    optimal: bool = True,
-    leave_out: bool = False,
-    chunk: int = CHUNK,
-    jobs: int | None = None,
-    scheduler: str | os.PathLike[str] | Client | None = None,
-    output: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    command: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
-) -> SweepResult:
-    """Run codecs over a trace.
-
-    Args:
-        trace: an open trace, or the path of one.
-        codecs: codecs or their specs; plans and other tables of codecs, whose rows are called ``plan:NAME``.
+    Attributes:
         steps: only these steps; all by default.
         tensors: only tensors whose name matches one of these globs.
         kind: gradients of weights, or neural ones (of layer outputs); by default those of weights where there are any.
@@ -188,126 +150,248 @@ def run_sweep(
         command: the command line, for the provenance.
         progress: called with (steps of tensors done, all of them).
 
-    Returns:
-        all rows of the store, also those of earlier runs that this one resumed or extended.
-
     Raises:
-        UsageError: an unknown codec, tensor or step, no gradients of this kind, or draws of codecs that keep memory
-            where no two captured steps are consecutive; no cluster at ``scheduler``, or one with another gtrace.
-        TraceError: the trace cannot be read, here or by a worker.
-        OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
+        UsageError: a number that is too small, or both ``jobs`` and ``scheduler``.
     """
-    given = {str(c): c for c in map(coding_of, codecs)}.values()
-    if not given:
-        raise UsageError("sweep: no codec given; name some with --methods, or write all")
-    if draws < 0:
-        raise UsageError(f"sweep: {draws} draws are too few; 0 means expectations alone")
-    if chunk < 1:
-        raise UsageError(f"sweep: a chunk of {chunk} elements holds nothing; give a power of two such as {CHUNK}")
-    if scheduler is not None and jobs is not None:
-        raise UsageError("--jobs: counts threads here, and with --scheduler the cluster's workers bring theirs")
-    with ExitStack() as stack:
-        opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
-        gradients = Gradients(opened, tensors, kind, chunk)
-        wanted_steps = gradients.choose(steps)
-        able, alone = _split_by_memory(gradients, wanted_steps, list(given), draws)
-        if alone and not (leave_out and able):
-            raise UsageError(f"sweep: {gaps_line(alone)}")
-        asked = _asked(gradients, able)
-        chosen = list(dict.fromkeys(item.codec for items in asked.values() for item in items))
-        settings = Settings(
-            seed,
-            refit if isinstance(refit, str) else tuple(sorted(refit)),
-            nonfinite,
-            optimal and any(isinstance(c, LevelCodec) and c.adaptive for c in chosen),
+
+    steps: Sequence[int] | None = None
+    tensors: Sequence[str] | None = None
+    kind: Kind | None = None
+    draws: int = 1
+    seed: int = 0
+    refit: Refit | Sequence[int] = "pooled"
+    nonfinite: Nonfinite = "skip"
+    optimal: bool = True
+    leave_out: bool = False
+    chunk: int = CHUNK
+    jobs: int | None = None
+    scheduler: str | os.PathLike[str] | Client | None = None
+    output: str | os.PathLike[str] | None = None
+    force: bool = False
+    command: Sequence[str] = ()
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.draws < 0:
+            raise UsageError(f"sweep: {self.draws} draws are too few; 0 means expectations alone")
+        if self.chunk < 1:
+            raise UsageError(
+                f"sweep: a chunk of {self.chunk} elements holds nothing; give a power of two such as {CHUNK}"
+            )
+        if self.scheduler is not None and self.jobs is not None:
+            raise UsageError("--jobs: counts threads here, and with --scheduler the cluster's workers bring theirs")
+
+
+class _Sweep:
+    """The codecs of a sweep set beside the tensors of a trace, before anything is computed.
+
+    Args:
+        trace: an open trace.
+        given: codecs and tables of codecs.
+        options: how the sweep runs.
+
+    Attributes:
+        gradients: of the trace.
+        able: what runs.
+        alone: what keeps memory and has no two consecutive steps.
+        asked: what each tensor, and the whole model, is swept with.
+        codecs: all of these, each once.
+        settings: what rows depend on.
+    """
+
+    def __init__(self, trace: Trace, given: Iterable[Coding], options: SweepOptions) -> None:
+        self._trace, self._options = trace, options
+        self.gradients = Gradients(trace, options.tensors, options.kind, options.chunk)
+        self._steps = self.gradients.choose(options.steps)
+        self.able, self.alone = _split_by_memory(self.gradients, self._steps, list(given), options.draws)
+        if self.alone and not (options.leave_out and self.able):
+            raise UsageError(f"sweep: {gaps_line(self.alone)}")
+        self.asked = _asked(self.gradients, self.able)
+        self.codecs = list(dict.fromkeys(item.codec for items in self.asked.values() for item in items))
+        self.settings = Settings(
+            options.seed,
+            options.refit if isinstance(options.refit, str) else tuple(sorted(options.refit)),
+            options.nonfinite,
+            options.optimal and any(grid.adaptive for grid in map(level_grid, self.codecs) if grid is not None),
         )
-        # Codecs, steps and draws extend a sweep; what changes its rows makes another one.
-        whole = list(tensors or ()) if any(scope_of(c) == "model" or c.allocates for c in chosen) else None
-        about = [opened.fingerprint, settings.seed, settings.refit, settings.nonfinite, whole]
-        fingerprint = _digest(about if gradients.kind == "weight" else [*about, gradients.kind])
-        if output is None:
-            output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
-        path = Path(output)
-        provenance = {
-            "command": list(command),
-            "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else opened.fingerprint,
-            "trace_fingerprint": opened.fingerprint,
-            "trace_attrs": opened.attrs,
+        self._limits = Limits(self.gradients.infos, self.codecs, options.draws, options.chunk)
+        self._limits.check()
+
+    def fingerprint(self) -> str:
+        """What tells sweeps apart: codecs, steps and draws extend a sweep; what changes its rows makes another one."""
+        settings, options = self.settings, self._options
+        whole = any(scope_of(item) == "model" or item.allocates for item in self.codecs)
+        tensors = list(options.tensors or ()) if whole else None
+        about = [self._trace.fingerprint, settings.seed, settings.refit, settings.nonfinite, tensors]
+        about += [] if self.gradients.kind == "weight" else [self.gradients.kind]
+        return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
+
+    def provenance(self, trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
+        """What a result file says about its sweep."""
+        gradients = self.gradients
+        return {
+            "command": list(self._options.command),
+            "trace": str(trace) if isinstance(trace, (str, os.PathLike)) else self._trace.fingerprint,
+            "trace_fingerprint": self._trace.fingerprint,
+            "trace_attrs": self._trace.attrs,
             "kind": gradients.kind,
             "stages": sorted({info.stage for info in gradients.infos}),
             "noise": gradients.yardstick.describe(),
             "tensors": gradients.elements,
             "left_out": gradients.left_out,
-            "left_out_codecs": [str(item) for item in alone],
-            "seed": seed,
-            "refit": settings.refit,
-            "nonfinite": nonfinite,
-            "versions": versions() | package_versions(chosen),
+            "left_out_codecs": [str(item) for item in self.alone],
+            "seed": self.settings.seed,
+            "refit": self.settings.refit,
+            "nonfinite": self.settings.nonfinite,
+            "versions": versions() | package_versions(self.codecs),
         }
-        limits = Limits(gradients.infos, chosen, draws)
-        limits.check()
-        runner = _runner(stack, scheduler, opened, tensors, gradients, settings, asked, chunk, jobs)
-        store = ResultStore.create(path, provenance, fingerprint, force=force)
+
+    def cautions(self) -> list[str]:
+        """How far the errors can be trusted, a line each."""
+        found = []
+        world = self._trace.attrs.get("world_size")
+        if isinstance(world, int) and world > 1 and any(info.stage == "reduced" for info in self._trace.tensors):
+            averages = f"gradients are averages over {world} processes"
+            noisier = "those that each of them would send have more noise, so errors on the wire will be larger"
+            found.append(f"{averages}; {noisier} (capture --local records them)")
+        optimizers = {info.optimizer for info in self.gradients.infos}
+        if len(optimizers) > 1 and any(scope_of(item) == "model" for item in self.codecs):
+            several = f"the gradients of {len(optimizers)} optimizers at steps of the same number as those of one model"
+            own = "each optimizer counts its own steps (--tensors chooses those of one)"
+            found.append(f"scope=model takes {several}; {own}")
+        return [*found, f"{LEFT_OUT}{gaps_line(self.alone)}"] if self.alone else found
+
+    def limits(self) -> list[str]:
+        """What :meth:`jobs` has left out, a line each."""
+        return self._limits.lines()
+
+    def jobs(self, done: Done) -> list[Job]:
+        """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
+        gradients = self.gradients
+        there: dict[str, set[int]] = defaultdict(set)
+        for tensor, step, _, _ in done:
+            there[tensor].add(step)
+        bits = {_dtype_bits(info) for info in gradients.infos}
+        model = Job(
+            WHOLE_MODEL,
+            bits.pop() if len(bits) == 1 else 32,
+            tuple(sorted(gradients.all_steps)),
+            (),
+            sketched=any(info.sketches for info in gradients.infos),
+            size=gradients.size(WHOLE_MODEL),
+        )
+        bare: list[tuple[Job, TensorInfo | None]] = [(model, None)]
+        for one in sorted(gradients.infos, key=lambda info: -info.size):
+            job = Job(one.name, _dtype_bits(one), gradients.steps[one.name], (), size=one.size)
+            shape = one.shape if one.sample is None else None
+            bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
+        jobs = []
+        for job, tensor_info in bare:
+            if gradients.kind == "weight" and not job.sketched and job.sample is None:
+                # What is there already and what is added make one sweep. Gradients of outputs belong to other samples
+                # at each step, so they have no sum.
+                job = replace(job, windows=windows_of(job.steps, self._steps | there[job.tensor]))
+            # A codec may share out among all tensors for its own rows, and among some for those of a plan.
+            for among in dict.fromkeys(item.among for item in self.asked[job.tensor]):
+                own = [item for item in self.asked[job.tensor] if item.among == among]
+                named = replace(job, among=among, names={str(item.codec): item.names for item in own})
+                kept = self._limits.keep([item.codec for item in own], tensor_info)
+                for chunked, count, codecs in self._limits.split(job, kept):
+                    part = replace(named, chunked=chunked)
+                    jobs.append(_with_missing(part, self._steps, codecs, count, done, there[job.tensor]))
+        return [job for job in jobs if job.wanted]
+
+    def runner(self, stack: ExitStack) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
+        """What runs jobs and hands over finished blocks: threads, or a cluster until the stack is left."""
+        options, gradients = self._options, self.gradients
+        codecs = list(dict.fromkeys((item.codec, item.among) for items in self.asked.values() for item in items))
+        if options.scheduler is not None:
+            from gtrace.sweep.cluster import Session, connected, run_on_cluster
+
+            session = Session.of(self._trace, options.tensors, gradients.kind, options.chunk, self.settings, codecs)
+            return partial(run_on_cluster, stack.enter_context(connected(options.scheduler)), session)
+        allocation = Allocation(gradients, gradients.steps, codecs)
+        threads = options.jobs or os.cpu_count() or 1
+        return partial(run_jobs, gradients, self.settings, allocation, threads, options.chunk)
+
+
+def run_sweep(trace: Trace | str | os.PathLike[str], codecs: Sequence[TableLike], **options: Any) -> SweepResult:
+    """Run codecs over a trace.
+
+    Args:
+        trace: an open trace, or the path of one.
+        codecs: codecs or their specs; plans and other tables of codecs, whose rows are called ``plan:NAME``.
+        options: the fields of :class:`~gtrace.sweep.run.SweepOptions`: ``steps``, ``tensors``, ``draws``, ``seed``,
+            ``refit``, ``jobs``, ``output`` and so on.
+
+    Returns:
+        all rows of the store, also those of earlier runs that this one resumed or extended.
+
+    Raises:
+        UsageError: an unknown codec, tensor or step, no gradients of this kind, or draws of codecs that keep memory
+            if no two captured steps are consecutive; no cluster at ``scheduler``, or one with another gtrace.
+        TraceError: the trace cannot be read, here or by a worker.
+        OutputExistsError: ``output`` is there, belongs to another sweep, and ``force`` is off.
+    """
+    asked = SweepOptions(**options)
+    given = {str(c): c for c in map(coding_of, codecs)}.values()
+    if not given:
+        raise UsageError("sweep: no codec given; name some with --methods, or write all")
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_trace(trace)) if isinstance(trace, (str, os.PathLike)) else trace
+        sweep = _Sweep(opened, given, asked)
+        output = asked.output
+        if output is None:
+            output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gtrace-"))) / "sweep.db"
+        path = Path(output)
+        runner = sweep.runner(stack)
+        store = ResultStore.create(path, sweep.provenance(trace), sweep.fingerprint(), force=asked.force)
         try:
-            cautions = [*_cautions(opened), *_together(gradients, chosen)]
-            store.add((), warnings=[*cautions, f"{LEFT_OUT}{gaps_line(alone)}"] if alone else cautions)
-            done = store.done()
-            store.check_plans({str(c): c.digest for c in able if isinstance(c, CodecTable)})
-            if settings.optimal:
-                levels = {
-                    (tensor, name["codec"])
-                    for tensor, items in asked.items()
-                    for item in items
-                    if has_optimum(item.codec)
-                    for name in item.names
-                }
-                lacking = {key for key in store.without_optimum() if (key[0], key[2]) in levels}
-                done = {key: done[key] for key in done.keys() - lacking}
-            large = Large(chunk, draws)
-            plan = _plan(gradients, wanted_steps, asked, draws, done, limits, large)
-            store.add([], warnings=[*limits.lines(), *large.lines()])
-            total = sum(len(job.wanted) for job in plan)
+            store.add((), warnings=sweep.cautions())
+            store.check_plans({str(c): c.digest for c in sweep.able if isinstance(c, CodecTable)})
+            jobs = sweep.jobs(_done(store, sweep))
+            store.add((), warnings=sweep.limits())
+            total = sum(len(job.wanted) for job in jobs)
             count = 0
 
             def sink(block: Block) -> None:
                 nonlocal count
                 store.add(block.rows, block.times, block.warnings, block.details, block.tables)
                 count += 1
-                if progress is not None:
-                    progress(count, total)
+                if asked.progress is not None:
+                    asked.progress(count, total)
 
-            runner(plan, sink)
+            runner(jobs, sink)
         finally:
             store.close()
         return ResultStore.load(path)
 
 
-def expectations(
-    trace: Trace,
-    codecs: Sequence[Codec],
-    sink: Callable[[Block], None],
-    *,
-    steps: Sequence[int] | None = None,
-    tensors: Sequence[str] | None = None,
-    kind: Kind | None = None,
-    refit: Refit = "pooled",
-    nonfinite: Nonfinite = "skip",
-    chunk: int = CHUNK,
-    jobs: int | None = None,
-) -> list[str]:
+def _done(store: ResultStore, sweep: _Sweep) -> Done:
+    """The rows that need not be made again: without a best variance beside them, some do."""
+    done = store.done()
+    if not sweep.settings.optimal:
+        return done
+    levels = {
+        (tensor, name["codec"])
+        for tensor, items in sweep.asked.items()
+        for item in items
+        if has_optimum(item.codec)
+        for name in item.names
+    }
+    lacking = {key for key in store.without_optimum() if (key[0], key[2]) in levels}
+    return {key: done[key] for key in done.keys() - lacking}
+
+
+def expectations(trace: Trace, codecs: Sequence[Codec], sink: Callable[[Block], None], **options: Any) -> list[str]:
     """The expectations of codecs on single tensors, handed over block by block; nothing is encoded or stored.
 
     Args:
         trace: an open trace.
         codecs: with closed forms.
         sink: called with each tensor at each step.
-        steps: as for :func:`run_sweep`, and so are the others.
-        tensors: only tensors whose name matches one of these globs.
-        kind: of gradients.
-        refit: which steps' summaries fit a codec.
-        nonfinite: what happens to a tensor with NaN or infinite gradients.
-        chunk: elements that are read at a time.
-        jobs: threads.
+        options: ``steps``, ``tensors``, ``kind``, ``refit``, ``nonfinite``, ``chunk`` and ``jobs`` of
+            :class:`SweepOptions`.
 
     Returns:
         what cannot be trusted, one line each.
@@ -321,40 +405,11 @@ def expectations(
             raise UsageError(f"{item}: its error has no closed form; sweep the trace with it first, and give the sweep")
         if scope_of(item) == "model":
             raise UsageError(f"{item}: runs over the whole model and leaves no tensor to another codec")
-    gradients = Gradients(trace, tensors, kind, chunk)
-    limits = Limits(gradients.infos, codecs, 0)
-    limits.check()
-    large = Large(chunk, 0)
-    plan = _plan(gradients, gradients.choose(steps), _asked(gradients, codecs), 0, {}, limits, large)
-    plan = [replace(job, windows=()) for job in plan]
-    allocation = Allocation(gradients, gradients.steps, [(item, None) for item in codecs])
-    settings = Settings(0, refit, nonfinite)
-    run_jobs(gradients, plan, settings, jobs or os.cpu_count() or 1, sink, allocation, room=chunk)
-    return [*_cautions(trace), *limits.lines(), *large.lines()]
-
-
-def _runner(
-    stack: ExitStack,
-    scheduler: str | os.PathLike[str] | Client | None,
-    trace: Trace,
-    tensors: Sequence[str] | None,
-    gradients: Gradients,
-    settings: Settings,
-    asked: Mapping[str, Sequence[Chosen]],
-    chunk: int,
-    jobs: int | None,
-) -> Callable[[Sequence[Job], Callable[[Block], None]], None]:
-    """What runs a plan of jobs and hands over finished blocks: threads, or a cluster until the stack is left."""
-    codecs = list(dict.fromkeys((item.codec, item.among) for items in asked.values() for item in items))
-    if scheduler is None:
-        allocation = Allocation(gradients, gradients.steps, codecs)
-        threads = jobs or os.cpu_count() or 1
-        return lambda plan, sink: run_jobs(gradients, plan, settings, threads, sink, allocation, room=chunk)
-    from gtrace.sweep.cluster import Session, connected, run_on_cluster
-
-    session = Session.of(trace, tensors, gradients.kind, chunk, settings, codecs)
-    client = stack.enter_context(connected(scheduler))
-    return partial(run_on_cluster, client, session)
+    sweep = _Sweep(trace, codecs, SweepOptions(draws=0, optimal=False, **options))
+    jobs = [replace(job, windows=()) for job in sweep.jobs({})]
+    with ExitStack() as stack:
+        sweep.runner(stack)(jobs, sink)
+    return [*sweep.cautions(), *sweep.limits()]
 
 
 class Chosen(NamedTuple):
@@ -414,57 +469,6 @@ def versions() -> dict[str, str]:
     return {"gtrace": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
-
-
-def _plan(
-    gradients: Gradients,
-    steps: frozenset[int],
-    asked: Mapping[str, Sequence[Chosen]],
-    draws: int,
-    done: Mapping[tuple[str, int, str, int], int | None],
-    limits: Limits,
-    large: Large,
-) -> list[Job]:
-    """What is missing, per tensor; the largest tensors first, so that no thread is left with one at the end."""
-    there: dict[str, set[int]] = defaultdict(set)
-    for tensor, step, _, _ in done:
-        there[tensor].add(step)
-    jobs = []
-
-    def add(job: Job, codecs: Sequence[Codec]) -> None:
-        if job.sketched or job.sample is not None:
-            jobs.append(_with_missing(job, steps, codecs, 0 if job.sketched else draws, done))
-            return
-        if gradients.kind == "weight":
-            # What is there already and what is added make one sweep. Gradients of outputs belong to other samples at
-            # each step, so they have no sum.
-            job = replace(job, windows=windows_of(job.steps, steps | there[job.tensor]))
-        whole, parts, expected = large.split(job.tensor, job.size, codecs)
-        jobs.append(_with_missing(job, steps, whole, draws, done, there[job.tensor]))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, parts, draws, done, there[job.tensor]))
-        jobs.append(_with_missing(replace(job, chunked=True), steps, expected, 0, done, there[job.tensor]))
-
-    def named(job: Job, items: Sequence[Chosen]) -> Job:
-        return replace(job, among=items[0].among, names={str(item.codec): item.names for item in items})
-
-    if asked[WHOLE_MODEL]:
-        model = asked[WHOLE_MODEL]
-        bits = {_dtype_bits(info) for info in gradients.infos}
-        job = Job(WHOLE_MODEL, bits.pop() if len(bits) == 1 else 32, tuple(sorted(gradients.all_steps)), ())
-        job = replace(job, sketched=limits.any_sketched, size=gradients.size(WHOLE_MODEL))
-        add(named(job, model), limits.for_model([item.codec for item in model]))
-    for info in sorted(gradients.infos, key=lambda info: -info.size):
-        job = Job(info.name, _dtype_bits(info), gradients.steps[info.name], (), sketched=bool(info.sketches))
-        job = replace(job, size=info.size, sample=sample_of(info), shape=info.shape if info.sample is None else None)
-        # A codec may share out among all tensors for its own rows, and among some for those of a plan.
-        for among in dict.fromkeys(item.among for item in asked[info.name]):
-            own = [item for item in asked[info.name] if item.among == among]
-            add(named(job, own), limits.for_tensor(info, [item.codec for item in own]))
-    return [job for job in jobs if job.wanted]
-
-
 def scope_of(item: Codec) -> Scope:
     """Whether a codec runs over single tensors or over the whole model's concatenated gradient."""
     return "tensor" if item.needs is None else item.needs.scope
@@ -475,12 +479,7 @@ def _dtype_bits(info: TensorInfo) -> int:
 
 
 def _with_missing(
-    job: Job,
-    steps: frozenset[int],
-    codecs: Sequence[Codec],
-    draws: int,
-    done: Mapping[tuple[str, int, str, int], int | None],
-    there: Container[int] = (),
+    job: Job, steps: frozenset[int], codecs: Sequence[Codec], draws: int, done: Done, there: Container[int]
 ) -> Job:
     """The job with rows that are not done, or whose window changes; ``there`` are the steps that have rows."""
     rows = [

@@ -1,7 +1,6 @@
 """What there is of a tensor: its values, chunks of them, sketches that the trace keeps, or a sample of blocks.
 
-A replay goes through all four the same way, and asks the source of its job for what it needs of a step. Steps are
-indices into the job's steps.
+A replay goes through all four the same way. Steps are indices into the job's steps.
 
 Aligned blocks of a sample are drawn without replacement, each as likely as any other, so the mean squared error of the
 sample estimates that of the whole. What the sample has too much or too little of the energy ||g||^2, which is known
@@ -13,7 +12,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gtrace.codecs import Codec
     from gtrace.sweep.gradients import Gradients
-    from gtrace.sweep.jobs import Job, Totals, Whole
+    from gtrace.sweep.jobs import Job, Totals
     from gtrace.sweep.store import Row
     from gtrace.trace.rows import BlockSample
     from gtrace.types import State, SummarySpec
@@ -44,47 +44,25 @@ _DOMINATED = 0.5
 _UNEXPLAINED = 1.5
 
 
-class Weighed(NamedTuple):
-    """What Adam's update makes of a tensor at one step.
+class Look(NamedTuple):
+    """What a source finds out about a tensor when a replay comes to a step.
 
     Attributes:
-        energy: sum w g^2.
-        sketches: weighted ones, by what codecs need.
+        reference: what the step's rows are compared with.
+        nonfinite: how many values are not finite.
+        sketches: those that are made in the same pass.
+        energy: sum w g^2, where w is what Adam's update makes of each element; NaN if its second moments are not known.
+        weighted: weighted sketches by what codecs need; None likewise.
     """
 
-    energy: float
-    sketches: Mapping[SummarySpec, MomentSketch]
+    reference: Reference | Totals
+    nonfinite: int
+    sketches: Mapping[SummarySpec, MomentSketch] = MappingProxyType({})
+    energy: float = math.nan
+    weighted: Mapping[SummarySpec, MomentSketch] | None = None
 
 
-class Source(Protocol):
-    """What a replay needs of a tensor."""
-
-    #: whether rows of closed forms may leave as tables, which nothing changes any more
-    in_tables: bool
-
-    def look(
-        self, index: int, specs: Sequence[SummarySpec]
-    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
-        """Go on to a step: what its rows are compared with, how many values are not finite, and, of a source that
-        must not go through the step twice, sketches."""
-
-    def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """Sketches of a step, non-finite values taken as zero."""
-
-    def values(self, index: int) -> tuple[NDArray[np.float32], int]:
-        """All values of a step, the non-finite ones taken as zero, and how many these are."""
-
-    def weigh(self, index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
-        """Weighted sketches of the step that was looked at last; None if its second moments are not known."""
-
-    def stretch(self, codec: Codec, index: int, ready: Callable[[int], State]) -> Callable[[Row], Row] | None:
-        """What makes rows about a part stand for the whole tensor; None if they are about all of it.
-
-        ``ready``: the codec's state before it encodes so many values of the step.
-        """
-
-
-def source_of(gradients: Gradients, job: Job) -> Source:
+def source_of(gradients: Gradients, job: Job) -> Values:
     """The source of a job's tensor, by what there is of it."""
     if job.sketched:
         return Sketches(gradients, job)
@@ -96,102 +74,79 @@ def source_of(gradients: Gradients, job: Job) -> Source:
 class Values:
     """A tensor whose values are in memory, a step at a time."""
 
-    in_tables = True
-
     def __init__(self, gradients: Gradients, job: Job) -> None:
         self._gradients, self._tensor, self._steps = gradients, job.tensor, job.steps
         self._dtype_bits = job.dtype_bits
         #: of the step that was looked at last
-        self._looked: tuple[int, Reference, int] | None = None
+        self._looked: tuple[int, NDArray[np.float32], int] | None = None
 
-    def look(
-        self, index: int, _specs: Sequence[SummarySpec]
-    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
-        """See :class:`Source`; sketches are made when they are asked for."""
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Look:
+        """Go on to a step; other sketches than weighted ones are made when they are asked for."""
         # No two steps are held at a time.
         self._looked = None
         values, bad = self.values(index)
-        reference = Reference(values, self._gradients.update_weights(self._tensor, self._steps[index], values))
-        self._looked = index, reference, bad
-        return reference, bad, {}
+        self._looked = index, values, bad
+        gradients = self._gradients
+        weights = gradients.update_weights(self._tensor, self._steps[index], values) if gradients.moments else None
+        reference = Reference(values, weights)
+        if weights is None:
+            return Look(reference, bad)
+        weighted = {spec: MomentSketch.from_spec(values, spec, weights=weights) for spec in specs}
+        return Look(reference, bad, energy=reference.weighted_energy, weighted=weighted)
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """See :class:`Source`."""
+        """Sketches of a step, non-finite values taken as zero."""
         values, _ = self.values(index)
         return {spec: MomentSketch.from_spec(values, spec) for spec in specs}
 
     def values(self, index: int) -> tuple[NDArray[np.float32], int]:
-        """See :class:`Source`."""
+        """All values of a step, the non-finite ones taken as zero, and how many these are."""
         if self._looked is not None and self._looked[0] == index:
-            return self._looked[1].values, self._looked[2]
+            return self._looked[1:]
         values = self._gradients.read(self._tensor, self._steps[index])
         bad = int(count_nonfinite(values))
         return (np.where(np.isfinite(values), values, np.float32(0)) if bad else values), bad
-
-    def weigh(self, _index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
-        """See :class:`Source`."""
-        assert self._looked is not None
-        reference = self._looked[1]
-        if reference.weights is None:
-            return None
-        made = {spec: MomentSketch.from_spec(reference.values, spec, weights=reference.weights) for spec in specs}
-        return Weighed(reference.weighted_energy, made)
-
-    def stretch(self, _codec: Codec, _index: int, _ready: Callable[[int], State]) -> Callable[[Row], Row] | None:
-        """See :class:`Source`."""
-        return None
 
 
 class Chunks(Values):
     """A tensor that is too large to be held: sketches of a step in one pass over its chunks."""
 
-    def look(
-        self, index: int, specs: Sequence[SummarySpec]
-    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
-        """See :class:`Source`."""
-        totals, bad, sketches = self._gradients.scan(self._tensor, self._steps[index], specs)
-        return totals, bad, dict(zip(specs, sketches, strict=True))
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Look:
+        """As of :class:`Values`."""
+        found = self._gradients.scan(self._tensor, self._steps[index], specs)
+        weighed = self._gradients.weigh(self._tensor, self._steps[index], specs)
+        return Look(*found) if weighed is None else Look(*found, *weighed)
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """See :class:`Source`."""
-        return self.look(index, specs)[2]
-
-    def weigh(self, index: int, specs: Sequence[SummarySpec]) -> Weighed | None:
-        """See :class:`Source`."""
-        found = self._gradients.weigh(self._tensor, self._steps[index], specs)
-        return None if found is None else Weighed(found[0], dict(zip(specs, found[1], strict=True)))
+        """As of :class:`Values`."""
+        return self._gradients.scan(self._tensor, self._steps[index], specs)[2]
 
 
 class Sketches(Values):
     """A tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
 
-    def look(
-        self, index: int, _specs: Sequence[SummarySpec]
-    ) -> tuple[Reference | Totals, int, Mapping[SummarySpec, MomentSketch]]:
-        """See :class:`Source`."""
-        totals, bad = self._gradients.totals(self._tensor, self._steps[index])
-        return totals, bad, {}
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Look:
+        """As of :class:`Values`."""
+        del specs
+        return Look(*self._gradients.totals(self._tensor, self._steps[index]))
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
-        """See :class:`Source`."""
+        """As of :class:`Values`."""
         return {spec: self._gradients.sketch(self._tensor, self._steps[index], spec) for spec in specs}
-
-    def weigh(self, _index: int, _specs: Sequence[SummarySpec]) -> Weighed | None:
-        """See :class:`Source`."""
-        return None
 
 
 class Sample(Values):
     """A sample of a tensor's blocks, whose rows are made to stand for the whole, each with its sampling error."""
-
-    in_tables = False
 
     def __init__(self, gradients: Gradients, job: Job, sample: BlockSample) -> None:
         super().__init__(gradients, job)
         self._sample = sample
 
     def stretch(self, codec: Codec, index: int, ready: Callable[[int], State]) -> Callable[[Row], Row]:
-        """See :class:`Source`."""
+        """What makes rows about the sample stand for the whole tensor.
+
+        ``ready``: the codec's state before it encodes so many values of the step.
+        """
         whole = self._gradients.whole(self._tensor, self._steps[index])
         scatter, stored = self._scatter(codec, index, ready), self.values(index)[0].size
         return partial(
@@ -256,7 +211,7 @@ def _every(values: NDArray[np.float32], sample: BlockSample, first: int, stride:
     return np.concatenate(blocks[first::stride])
 
 
-def _stretched(row: Row, sample: BlockSample, whole: Whole, scatter: _Scatter, stored: int, dtype_bits: int) -> Row:
+def _stretched(row: Row, sample: BlockSample, whole: Totals, scatter: _Scatter, stored: int, dtype_bits: int) -> Row:
     """A row about the sample as one about the whole."""
     kept = f"sample of {sample.kept} of {sample.blocks} blocks"
     # Blocks that happen to hold more, or less, of the energy than their share say so: it is known.

@@ -144,22 +144,12 @@ class RowTable(NamedTuple):
     """Rows of one tensor at one step as columns.
 
     Attributes:
-        tensor: its name.
-        step: the step.
-        draw: of all rows.
         identities: of each row, the columns that say which codec it is of.
-        same: columns with one value for all rows.
-        numbers: columns, float64 each; what is not finite is stored as NULL.
-        texts: columns of text.
+        columns: name -> one value for all rows, or an array with one for each; numbers that are not finite are NULL.
     """
 
-    tensor: str
-    step: int
-    draw: int
     identities: Sequence[Mapping[str, Any]]
-    same: Mapping[str, Any]
-    numbers: Mapping[str, NDArray[np.float64]]
-    texts: Mapping[str, Sequence[str | None]]
+    columns: dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
@@ -365,22 +355,24 @@ class ResultStore:
             self._connection.executemany(statement, cells)
 
     def _add_table(self, table: RowTable) -> None:
-        # SQLite takes NaN as NULL.
-        numbers = [np.where(np.isfinite(column), column, np.nan).tolist() for column in table.numbers.values()]
-        codecs = [self._codec(identity) for identity in table.identities]
-        statement, _ = self._statement((*table.same, *table.texts, *table.numbers))
-        self._connection.executemany(
-            statement,
-            zip(
-                repeat(self._text(table.tensor)),
-                repeat(table.step),
-                codecs,
-                repeat(table.draw),
-                *(repeat(self._cell(name, value)) for name, value in table.same.items()),
-                *([self._cell(name, value) for value in values] for name, values in table.texts.items()),
-                *numbers,
-            ),
-        )
+        columns = table.columns
+        statement, names = self._statement(tuple(columns))
+        cells: list[Iterable[Any]] = [
+            repeat(self._text(columns["tensor"])),
+            repeat(columns["step"]),
+            [self._codec(identity) for identity in table.identities],
+            repeat(columns["draw"]),
+        ]
+        for name in names:
+            values = columns[name]
+            if not isinstance(values, np.ndarray):
+                cells.append(repeat(self._cell(name, values)))
+            elif name in TEXTS:
+                cells.append([self._cell(name, value) for value in values])
+            else:
+                # SQLite takes NaN as NULL.
+                cells.append(np.where(np.isfinite(values), values, np.nan).tolist())
+        self._connection.executemany(statement, zip(*cells, strict=False))
 
     def close(self) -> None:
         """Close; the write-ahead log is folded into the one file, which readers then leave alone.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from gtrace.torch_hooks.naming import is_sharded
 from gtrace.torch_hooks.processes import process_place
-from gtrace.torch_hooks.sharded import is_sharded
 from gtrace.torch_hooks.steps import backward_in_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -40,7 +41,68 @@ class _Copy:
     before: torch.Tensor | None = None
 
 
-class LocalGradients:
+class _Accumulated(ABC):
+    """Watches parameters for the moment when their gradients have been accumulated, and keeps something of each.
+
+    Args:
+        guarded: calls a function with arguments and catches its errors.
+    """
+
+    def __init__(self, guarded: Callable[..., None]) -> None:
+        #: Whether the step that is being put together is to be recorded.
+        self.wanted = True
+        self._guarded = guarded
+        self._known: Any = WeakTensorKeyDictionary()
+        self._handles: list[Any] = []
+
+    def remove(self) -> None:
+        """Stop to watch."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _entry(self, parameter: Any, make: type[Any]) -> Any:
+        """What is kept of a parameter; None for one that is not watched.
+
+        What runs the hooks of a sharded parameter has summed up its gradient before.
+        """
+        if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
+            return None
+        entry = self._known.get(parameter)
+        if entry is None:
+            entry = self._known[parameter] = make()
+            # A strong reference would keep the parameter alive through its own hook.
+            owner = TensorWeakRef(parameter)
+
+            # Called for each parameter and micro-batch.
+            def arrives(_gradient: torch.Tensor) -> None:
+                if self.wanted:
+                    self._arrives(owner(), entry)
+
+            def accumulated(parameter: torch.Tensor) -> None:
+                if self.wanted:
+                    self._accumulated(parameter, entry)
+
+            self._handles.append(parameter.register_hook(arrives))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+        return entry
+
+    def _of(self, optimizer: Optimizer) -> Iterator[Any]:
+        """What is kept of an optimizer's parameters."""
+        if len(self._known):
+            entries = (self._known.get(parameter) for group in optimizer.param_groups for parameter in group["params"])
+            yield from (entry for entry in entries if entry is not None)
+
+    @abstractmethod
+    def _arrives(self, parameter: torch.Tensor | None, entry: Any) -> None:
+        """A gradient is about to be accumulated."""
+
+    @abstractmethod
+    def _accumulated(self, parameter: torch.Tensor, entry: Any) -> None:
+        """It has been."""
+
+
+class LocalGradients(_Accumulated):
     """Copies gradients at the moment when they have been accumulated.
 
     ``DistributedDataParallel`` learns of a gradient from the node that accumulates it, after the parameter's own
@@ -51,17 +113,7 @@ class LocalGradients:
 
     A gradient that does not pass through such a hook, or not in the parameter's shape, has no local form; nor has
     that of a sharded parameter (``fully_shard`` puts sums over all processes into ``grad``).
-
-    Args:
-        guarded: calls a function with arguments and catches its errors.
     """
-
-    def __init__(self, guarded: Callable[..., None]) -> None:
-        #: Whether the step that is being put together is to be recorded.
-        self.wanted = True
-        self._guarded = guarded
-        self._copies: Any = WeakTensorKeyDictionary()
-        self._handles: list[Any] = []
 
     def watch(self, parameters: Iterable[torch.Tensor], *, strict: bool = False) -> None:
         """Watch these parameters, too.
@@ -71,14 +123,9 @@ class LocalGradients:
             strict: a wrapper averages their gradients during the backward pass.
         """
         for parameter in parameters:
-            # What runs the hooks of a sharded parameter has summed up its gradient before.
-            if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
-                continue
-            copy = self._copies.get(parameter)
-            if copy is None:
-                copy = self._copies[parameter] = _Copy()
-                self._add_hooks(parameter, copy)
-            copy.strict = copy.strict or strict
+            copy = self._entry(parameter, _Copy)
+            if copy is not None:
+                copy.strict = copy.strict or strict
 
     def gradient(self, parameter: torch.Tensor, scale: float) -> tuple[torch.Tensor | None, str]:
         """The gradient of this step, and ``local`` or, where there is no such gradient, ``reduced``.
@@ -87,7 +134,7 @@ class LocalGradients:
             parameter: an optimizer's.
             scale: what a gradient scaler multiplied the loss with; taken out of a local gradient.
         """
-        copy = self._copies.get(parameter)
+        copy = self._known.get(parameter)
         if copy is not None and copy.fresh and copy.value is not None and copy.value.shape == parameter.shape:
             return (copy.value if scale == 1.0 else copy.value / scale), LOCAL
         if copy is not None and (copy.strict or (copy.value is not None and copy.value.shape == parameter.shape)):
@@ -96,33 +143,15 @@ class LocalGradients:
 
     def consume(self, optimizer: Optimizer) -> None:
         """The optimizer has used its gradients; the next backward pass starts a new step."""
-        if not len(self._copies):
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                copy = self._copies.get(parameter)
-                if copy is not None:
-                    copy.fresh = False
+        for copy in self._of(optimizer):
+            copy.fresh = False
 
-    def remove(self) -> None:
-        """Stop to watch."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _arrives(self, parameter: torch.Tensor | None, entry: _Copy) -> None:
+        if entry.fresh:
+            self._guarded(self._remember, parameter, entry)
 
-    def _add_hooks(self, parameter: Any, copy: _Copy) -> None:
-        def arrives(_gradient: torch.Tensor) -> None:
-            if copy.fresh and self.wanted:
-                self._guarded(self._remember, owner(), copy)
-
-        def accumulated(parameter: torch.Tensor) -> None:
-            if self.wanted:
-                self._guarded(self._copy, parameter, copy)
-
-        # A strong reference would keep the parameter alive through its own hook.
-        owner = torch.utils.weak.TensorWeakRef(parameter)
-        self._handles.append(parameter.register_hook(arrives))
-        self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+    def _accumulated(self, parameter: torch.Tensor, entry: _Copy) -> None:
+        self._guarded(self._copy, parameter, entry)
 
     @torch.no_grad()
     def _remember(self, parameter: torch.Tensor | None, copy: _Copy) -> None:
@@ -205,24 +234,17 @@ class _Look:
         return _numbers(self._norms)
 
 
-class MicroBatches:
+class MicroBatches(_Accumulated):
     """Takes the gradient of each micro-batch as the difference that it makes, when it has been accumulated.
 
     All parameters of a backward pass are looked at together when it ends. Where several processes train, each is looked
     at at once: before ``DistributedDataParallel`` averages, so the micro-batches are those of this process, with
     and without ``no_sync``. A gradient that is set to zero or None starts anew. Sharded parameters are left out.
     One copy of the gradients is held.
-
-    Args:
-        guarded: calls a function with arguments and catches its errors.
     """
 
     def __init__(self, guarded: Callable[..., None]) -> None:
-        #: Whether the step that is being put together is to be recorded.
-        self.wanted = True
-        self._guarded = guarded
-        self._sums: Any = WeakTensorKeyDictionary()
-        self._handles: list[Any] = []
+        super().__init__(guarded)
         #: The backward pass that is under way, and whether its gradients cannot wait for its end.
         self._task = -1
         self._at_once = False
@@ -233,11 +255,7 @@ class MicroBatches:
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Watch these parameters, too."""
         for parameter in parameters:
-            if not parameter.requires_grad or not parameter.is_leaf or is_sharded(parameter):
-                continue
-            if self._sums.get(parameter) is None:
-                sums = self._sums[parameter] = _BatchSums()
-                self._add_hooks(parameter, sums)
+            self._entry(parameter, _BatchSums)
 
     def replicas(self, parameter: torch.Tensor, scale: float) -> Replicas | None:
         """What this step's micro-batches were like, None where there were not two of them.
@@ -246,7 +264,7 @@ class MicroBatches:
             parameter: an optimizer's.
             scale: what a gradient scaler multiplied the loss with; taken out.
         """
-        sums = self._sums.get(parameter)
+        sums = self._known.get(parameter)
         if sums is None or len(sums.looks) < 2:
             return None
         if id(sums) not in self._totals:
@@ -257,42 +275,26 @@ class MicroBatches:
     def consume(self, optimizer: Optimizer) -> None:
         """The optimizer has used its gradients; the next backward pass starts a new step."""
         self._totals.clear()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                sums = self._sums.get(parameter)
-                if sums is not None:
-                    sums.looks = []
+        for sums in self._of(optimizer):
+            sums.looks = []
 
     def remove(self) -> None:
         """Stop to watch."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._arrived = [], []
+        super().remove()
+        self._arrived = []
 
-    def _add_hooks(self, parameter: Any, sums: _BatchSums) -> None:
-        # Called for each parameter and micro-batch: the usual case is decided here.
-        def arrives(_gradient: torch.Tensor) -> None:
-            if not self.wanted:
-                return
-            parameter = owner()
-            gradient = None if parameter is None else parameter.grad
-            sums.before = None
-            if gradient is None:
-                sums.seen = None
-            elif not _is_as_seen(gradient, sums):
-                self._guarded(self._remember, gradient, sums)
+    def _arrives(self, parameter: torch.Tensor | None, entry: _BatchSums) -> None:
+        gradient = None if parameter is None else parameter.grad
+        entry.before = None
+        if gradient is None:
+            entry.seen = None
+        elif not _is_as_seen(gradient, entry):
+            self._guarded(self._remember, gradient, entry)
 
-        def accumulated(parameter: torch.Tensor) -> None:
-            if not self.wanted:
-                return
-            self._arrived.append((parameter, sums))
-            if self._at_once or backward_in_progress() != self._task:
-                self._guarded(self._begin_pass)
-
-        # A strong reference would keep the parameter alive through its own hook.
-        owner = TensorWeakRef(parameter)
-        self._handles.append(parameter.register_hook(arrives))
-        self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+    def _accumulated(self, parameter: torch.Tensor, entry: _BatchSums) -> None:
+        self._arrived.append((parameter, entry))
+        if self._at_once or backward_in_progress() != self._task:
+            self._guarded(self._begin_pass)
 
     def _remember(self, gradient: torch.Tensor, sums: _BatchSums) -> None:
         """Something changed ``grad`` since the last look."""
@@ -369,7 +371,7 @@ class MicroBatches:
 
     @torch.no_grad()
     def _measure_totals(self) -> None:
-        several = [sums for sums in self._sums.values() if len(sums.looks) > 1 and sums.last is not None]
+        several = [sums for sums in self._known.values() if len(sums.looks) > 1 and sums.last is not None]
         parts = [sums.last if sums.offset is None else sums.last - sums.offset for sums in several]
         norms = _numbers(torch._foreach_norm(parts, 2, torch.float64))
         self._totals = {id(sums): norm for sums, norm in zip(several, norms, strict=True)}

@@ -1,4 +1,4 @@
-"""Names of parameters and modules, as the module tree of the user's model spells them.
+"""Names of parameters and modules, as the module tree of the user's model spells them, and which part is held here.
 
 An optimizer holds bare tensors, and a forward pass runs bare modules. The modules that own them are found among those
 that were seen while they were built, or else by one scan of the garbage collector's objects.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,6 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-
-from gtrace.torch_hooks.sharded import flat_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -290,23 +289,15 @@ def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module,
 
 def _places(root: nn.Module) -> dict[int, _Place]:
     places: dict[int, _Place] = {}
-    for path, module, parameter in _walk(root, "", set()):
-        place = places.setdefault(id(parameter), _Place(parameter, module_type=class_name(module)))
-        if path not in place.paths:
-            place.paths.append(path)
+    for level, module in _paths(root, "", set()):
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            place = places.setdefault(id(parameter), _Place(parameter, module_type=class_name(module)))
+            path = f"{level}.{name}" if level else name
+            if path not in place.paths:
+                place.paths.append(path)
     return places
-
-
-def _walk(module: nn.Module, prefix: str, above: set[int]) -> Iterator[tuple[str, nn.Module, torch.nn.Parameter]]:
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + name, module, parameter
-    wrapped = wrapped_by(module)
-    for name, child in module._modules.items():
-        if child is None or id(child) in above:
-            continue
-        below = prefix if name in wrapped else f"{prefix}{name}."
-        yield from _walk(child, below, above | {id(module)})
 
 
 def _all_live_modules() -> list[nn.Module]:
@@ -440,3 +431,63 @@ def _paths(module: nn.Module, path: str, above: set[int]) -> Iterator[tuple[str,
         if child is not None and id(child) not in above:
             below = path if name in wrapped else f"{path}.{name}" if path else name
             yield from _paths(child, below, above | {id(module)})
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this process holds it as a part of something larger."""
+    # Not imported for this: a program that has made one has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor; the tensor itself where that is all of it."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def sharding(parameter: Any) -> dict[str, Any]:
+    """Attributes that say which part of a parameter this process holds; none where it holds all of it.
+
+    Returns:
+        ``placements``, one per dimension of the mesh (such as ``Shard(dim=0)``), ``mesh`` (its shape), ``place``
+        (this process's coordinates in it) and ``whole_shape``.
+    """
+    if not is_sharded(parameter):
+        return {}
+    place = parameter.device_mesh.get_coordinate()
+    return {
+        "placements": [repr(placement) for placement in parameter.placements],
+        "mesh": list(parameter.device_mesh.shape),
+        "place": None if place is None else list(place),
+        "whole_shape": list(parameter.shape),
+    }
+
+
+def flat_parts(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """Which parts of its parameters this process holds where ``FullyShardedDataParallel`` wraps (a part of) a model.
+
+    Returns:
+        ``id(parameter)`` -> attributes as of :func:`sharding`, with the placement ``FlatShard`` and ``elements``, the
+        first element of the whole (flat, in C order) that is held and the one after the last. That is after a forward
+        pass; before, there are no such parts.
+    """
+    out = {}
+    for module in model.modules():
+        # By name: importing the class would cost every other program time.
+        handle = getattr(module, "_handle", None) if type(module).__name__ == "FullyShardedDataParallel" else None
+        if handle is None or not handle.uses_sharded_strategy:
+            continue
+        about = {"placements": ["FlatShard"], "mesh": [handle.world_size], "place": [handle.rank]}
+        flat = handle.flat_param
+        start = handle.rank * flat.numel()
+        out[id(flat)] = about | {
+            "whole_shape": list(flat._unpadded_unsharded_size),
+            "elements": [start, start + flat.numel()],
+        }
+        infos = flat._shard_param_infos if flat._params is not None else ()
+        for parameter, shape, info in zip(flat._params or (), flat._shapes, infos, strict=False):
+            if info.in_shard:
+                elements = [info.intra_param_start_idx, info.intra_param_end_idx + 1]
+                out[id(parameter)] = about | {"whole_shape": list(shape), "elements": elements}
+    return out

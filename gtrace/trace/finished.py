@@ -10,94 +10,81 @@ import numpy as np
 from gtrace.trace import format as layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ColumnType, StreamSource, TensorSpec
-
-_HELD_BYTES = 512 * 1024 * 1024
+    from gtrace.trace.format import ArrayForm, TensorSpec
+    from gtrace.trace.source import Stream
 
 
 class WholeArray(NamedTuple):
     """One array of a stream.
 
     Attributes:
-        entry: its name on disk.
-        column: type and fill value.
-        shape: of the array.
-        chunks: shape of a chunk.
-        dimensions: names of the axes.
-        attributes: of the array.
+        form: how it is stored.
+        rows: length of the first axis.
         blocks: the rows of each chunk in turn, fewer at the end; None for nothing but fill values. Blocks of a matrix
             may have fewer columns than it has: the others are fill values.
     """
 
-    entry: str
-    column: ColumnType
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    dimensions: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    form: ArrayForm
+    rows: int
     blocks: Iterator[NDArray[Any] | None]
 
 
-def arrays_of(stream: StreamSource) -> Iterator[WholeArray]:
+def arrays_of(stream: Stream) -> Iterator[WholeArray]:
     """Tensors, numbers about them, numbers about steps, and ``step`` last."""
     rows = stream.steps.size
-    indices = [spec.index for spec in stream.tensors]
-    columns = layout.statistics_of(stream.key.kind) | layout.EXTRAS
-    tables = {
-        name: stream.statistic(name)[:, indices] if indices else np.empty((rows, 0), column.dtype)
-        for name, column in columns.items()
-        if (name not in layout.EXTRAS or stream.further(name) is not None)
-        and (name not in layout.LENGTHS or stream.lengths(name) is not None)
-    }
+    present = stream.statistic("present")
     for index, spec in enumerate(stream.tensors):
         new = renumbered(spec, index)
-        yield WholeArray(
-            spec.entry,
-            spec.column,
-            (rows, spec.size),
-            (new.chunk_rows, new.chunk_elements),
-            ("step", spec.entry + layout.DIMENSION_SUFFIX),
-            new.attrs,
-            _tensor_blocks(stream, spec, tables["present"][:, index] != 0, new.chunk_rows),
-        )
-    chunks = layout.table_chunking(len(stream.tensors))
-    for name, table in tables.items():
-        yield _table(name, layout.statistic_column(name), table, chunks)
-    for name, values in stream.scalars.items():
-        yield _table(name, layout.SCALAR, values, (layout.STEP_ROWS,))
-    yield _table("step", layout.STEP, stream.steps, (layout.STEP_ROWS,))
+        yield WholeArray(new.form, rows, _tensor_blocks(stream, spec, present[:, spec.index] != 0, new.chunk_rows))
+    usual = [name for name in layout.statistics_of(stream.key.kind) if name not in layout.LENGTHS or stream.has(name)]
+    names = [*usual, *(name for name in layout.EXTRAS if stream.has(name))]
+    indices = [spec.index for spec in stream.tensors]
+    for form in layout.table_forms(names, len(indices)):
+        if form.entry == "step":
+            table: NDArray[Any] = stream.steps
+        elif form.entry in layout.SCALARS:
+            table = stream.scalar(form.entry)
+        else:
+            table = stream.statistic(form.entry)[:, indices] if indices else np.empty((rows, 0), form.column.dtype)
+        # A chunk that is not there reads as NaN: what a run never says costs nothing.
+        silent = form.entry in layout.SCALARS and bool(np.isnan(table).all())
+        yield WholeArray(form, rows, _table_blocks(table, form.chunks[0], silent))
 
 
-def _table(name: str, column: ColumnType, table: NDArray[Any], chunks: tuple[int, ...]) -> WholeArray:
-    silent = table.ndim == 1 and table.dtype.kind == "f" and bool(np.isnan(table).all())
-    starts = range(0, len(table), chunks[0])
-    blocks = (None if silent else table[start : start + chunks[0]] for start in starts)
-    return WholeArray(name, column, table.shape, chunks, ("step", "tensor")[: table.ndim], {}, blocks)
+def _table_blocks(table: NDArray[Any], height: int, silent: bool) -> Iterator[NDArray[Any] | None]:
+    for start in range(0, len(table), height):
+        yield None if silent else table[start : start + height]
 
 
 def _tensor_blocks(
-    stream: StreamSource, spec: TensorSpec, present: NDArray[np.bool_], height: int
+    stream: Stream, spec: TensorSpec, present: NDArray[np.bool_], height: int
 ) -> Iterator[NDArray[Any] | None]:
     """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them.
 
     Those of sketches, one each, are no longer than they have to be.
     """
-    held = HeldRows(stream)
+    first, held = 0, np.empty((0, 0))
     for start in range(0, present.size, height):
-        there = present[start : start + height]
-        if not there.any() or spec.size == 0:
+        there = np.flatnonzero(present[start : start + height])
+        if not there.size or spec.size == 0:
             yield None
             continue
-        if spec.sketched or there.size == 1:
-            yield held.read(spec, start)[None]
-            continue
-        out = np.full((there.size, spec.size), np.nan, np.float32)
-        for offset in np.flatnonzero(there).tolist():
-            out[offset] = held.read(spec, start + offset)
+        count = min(height, present.size - start)
+        # A row alone needs no second copy.
+        out = None if count == 1 else np.full((count, spec.size), np.nan, np.float32)
+        for row in (start + there).tolist():
+            # Each stored chunk is decoded once.
+            if not first <= row < first + len(held):
+                first, held = stream.read_rows(spec, row)
+            values = np.ascontiguousarray(held[row - first], spec.column.dtype)
+            if out is None:
+                out = values[None]
+            else:
+                out[row - start] = values
         yield out
 
 
@@ -109,24 +96,3 @@ def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
     if spec.chunk_rows == 1:
         rows = 1
     return replace(spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index})
-
-
-class HeldRows:
-    """Rows of a stream in any order of tensors, each chunk decoded once as long as steps rise."""
-
-    def __init__(self, stream: StreamSource) -> None:
-        self._stream = stream
-        self._held: dict[int, tuple[int, NDArray[Any]]] = {}
-        self._bytes = 0
-
-    def read(self, spec: TensorSpec, row: int) -> NDArray[Any]:
-        """One row: float32 values, or sketches as bytes."""
-        first, rows = self._held.get(spec.index, (0, ()))
-        if not first <= row < first + len(rows):
-            first, rows = self._stream.read_rows(spec, row)
-            old = self._held.pop(spec.index, None)
-            self._bytes -= old[1].nbytes if old else 0
-            if len(rows) > 1 and self._bytes + rows.nbytes <= _HELD_BYTES:
-                self._held[spec.index] = first, rows
-                self._bytes += rows.nbytes
-        return np.ascontiguousarray(rows[row - first], spec.column.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
+import json
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,19 @@ from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 from gtrace.training import checkpoint
-from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.exchange import Exchange
 from gtrace.training.plain import one_thread
-from gtrace.training.policies import PolicySpec
-from gtrace.training.run import RunResult, TrainingRun
+from gtrace.training.run import RunResult, TrainingRun, warning
 from gtrace.training.settings import StudyOptions, plan_runs, repeat_command, run_name
 from gtrace.training.tasks import load_task
 from gtrace.training.weights import WeightLevels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from gtrace.codecs.assignment import Coding, TableLike
-    from gtrace.training.tasks.base import Task
+    from gtrace.training.tasks import Task
 
 
 class Study:
@@ -64,17 +63,16 @@ class Study:
         chosen = [Identity(), *(item for item in chosen if item != Identity())]
         if len({str(item) for item in chosen}) < len(chosen):
             raise UsageError("codecs: the same codec is named twice")
-        self.policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in options.policies)
-        self._weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in options.weights]
         if options.kind != "weight" and any(isinstance(item, CodecTable) for item in chosen):
             raise UsageError("plan: it is about gradients of weights; choose kind weight")
-        plans = plan_runs(chosen, self.policies, self._weights, options.kind)
+        weights = [WeightLevels.parse(item) if isinstance(item, str) else item for item in options.weights]
         self.task = load_task(task) if isinstance(task, str) else task
-        self.settings = options.settings(self.task.recipe, self.policies)
-        for plan in plans:
+        self.settings = options.settings(self.task.recipe, weights)
+        self._plans = plan_runs(chosen, self.settings.policies, weights, options.kind)
+        for plan in self._plans:
             _compile(plan.codec)
         self.seeds = tuple(range(options.seed, options.seed + options.seeds))
-        self._codecs, self._plans = chosen, plans
+        self._codecs = chosen
         self._done: list[RunResult] = []
         self._runs = self._begin(options.seed)
         self._seed, self._step = options.seed, 0
@@ -141,7 +139,7 @@ class Study:
         if self.settings.kind != "weight" or not (log.exists() and checkpoint.path_of(log).exists()):
             return False
         own = {"type": "study", "version": VERSION, **self.describe()}
-        return bool(checkpoint.plain(read_runlog(log)[0]) == checkpoint.plain(own))
+        return json.dumps(read_runlog(log)[0], sort_keys=True) == json.dumps(own, sort_keys=True)
 
     def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
         if not force and self.can_resume(log):
@@ -162,23 +160,20 @@ class Study:
         return writer
 
     def _save(self, writer: RunLogWriter) -> None:
-        done = [dataclasses.asdict(result) for result in self._done]
-        for result in done:
-            del result["shadow"]
         checkpoint.save(
             checkpoint.path_of(writer.path),
             {
                 "log_bytes": writer.size,
                 "seed": self._seed,
                 "step": self._step,
-                "done": done,
+                "done": [result.to_plain() for result in self._done],
                 "runs": [run.state_dict() for run in self._runs],
                 "warnings": list(self.warnings),
             },
         )
 
     def _load(self, saved: dict[str, Any]) -> None:
-        self._done = [RunResult(**{**one, "tally": Tally(**one["tally"])}) for one in saved["done"]]
+        self._done = [RunResult.from_plain(one) for one in saved["done"]]
         self._seed, self._step = saved["seed"], saved["step"]
         self._runs = self._begin(self._seed)
         for run, state in zip(self._runs, saved["runs"], strict=True):
@@ -188,7 +183,7 @@ class Study:
     @property
     def command(self) -> str:
         """The command line that repeats this study; empty where there is none."""
-        return repeat_command(self.task.name, self._codecs, self.settings, self.seeds, self.policies, self._weights)
+        return repeat_command(self.task.name, self._codecs, self.settings)
 
     def describe(self) -> dict[str, Any]:
         """The fields of the run log's study record."""
@@ -214,10 +209,10 @@ class Study:
             "optimizer": settings.optimizer or None,
             "clip": settings.clip,
             "network": None if settings.network is None else str(settings.network),
-            "policies": [str(policy) for policy in self.policies],
+            "policies": [str(policy) for policy in settings.policies],
             "min_size": settings.min_size,
             "down": settings.down or None,
-            "weights": [str(item) for item in self._weights] or None,
+            "weights": [str(item) for item in settings.weights] or None,
             "parameters": sum(tensors.values()),
             "tensors": tensors,
             "versions": {
@@ -239,12 +234,12 @@ class Study:
         settings = self.settings
         with one_thread():
             if not self._step and self._seed == self.seeds[0]:
-                yield from self._warn([text for run in self._runs for text in run.announce()])
+                yield from self._kept(warning(text) for run in self._runs for text in run.announce())
             while True:
                 for step in range(self._step, settings.steps):
                     for run in self._runs:
                         if not run.result.finished:
-                            yield from self._advance(run, step)
+                            yield from self._kept(run.advance(step))
                     self._step = step + 1
                     if settings.kind == "weight" and self._step % settings.eval_every == 0:
                         yield {"type": "checkpoint"}
@@ -254,49 +249,12 @@ class Study:
                 self._seed, self._step = self._seed + 1, 0
                 self._runs = self._begin(self._seed)
 
-    def _advance(self, run: TrainingRun, step: int) -> Iterator[dict[str, Any]]:
-        settings, result = self.settings, run.result
-        done = run.step(step)
-        record = done.record
-        yield record
-        if done.measured:
-            yield {"type": "measure", **run.label, "step": step, **done.measured}
-        for error in done.shadow:
-            yield {"type": "shadow", **run.label, "step": step, **dataclasses.asdict(error)}
-        yield from self._warn(run.report(done.bad, step))
-        if not math.isfinite(record["loss"]):
-            result.diverged = (
-                f"{result.run}: diverged; no worker's training loss is finite at step {step}, and the run stops there. "
-                f"Try {run.remedy}"
-            )
-        last = bool(result.diverged) or step == settings.steps - 1
-        if last or (step + 1) % settings.eval_every == 0:
-            found = run.evaluate()
-            yield {"type": "eval", **run.label, "step": step, "loss": found.loss, "accuracy": found.accuracy}
-        if last:
-            if not result.diverged and not result.loss <= result.first_loss:
-                result.diverged = (
-                    f"{result.run}: learned nothing; the test loss ends at {result.loss:.4g}, above the "
-                    f"{result.first_loss:.4g} it began with. Try {run.remedy}"
-                )
-            yield from self._warn(run.conclude())
-            result.finished = True
-            yield {
-                "type": "end",
-                **run.label,
-                "steps": result.steps,
-                "loss": result.loss,
-                "accuracy": result.accuracy,
-                "bits": result.tally.bits,
-                "ratio": result.tally.ratio,
-                "diverged": bool(result.diverged),
-                "seconds": result.seconds,
-            }
-
-    def _warn(self, texts: list[str]) -> Iterator[dict[str, Any]]:
-        for text in texts:
-            self.warnings.append(text)
-            yield {"type": "warning", "text": text}
+    def _kept(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The same records, the warnings among them remembered."""
+        for record in records:
+            if record["type"] == "warning":
+                self.warnings.append(record["text"])
+            yield record
 
 
 def train(

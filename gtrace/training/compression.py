@@ -13,8 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gtrace.errors import UsageError
 from gtrace.schedule import DEFAULT_REFIT
-from gtrace.torch_hooks.naming import name_parameters
-from gtrace.torch_hooks.sharded import local_part
+from gtrace.torch_hooks.naming import local_part, name_parameters
 from gtrace.training import device
 from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Exchange, Nonfinite, Tally

@@ -8,13 +8,14 @@ are tensors of the device; and operations that multiply and add at once round on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 import torch
 
+from gtrace.buckets import as_values
 from gtrace.buckets import bucket_scales as host_scales
-from gtrace.codecs import Codec, LevelCodec
+from gtrace.codecs import Codec, Composed, level_grid
 from gtrace.codecs.base import checked_values
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs.grids import Rule
+    from gtrace.codecs.grids import LevelGrid, Rule
+    from gtrace.codecs.scales import BucketNorm
     from gtrace.types import State
 
 #: Kinds of devices whose tensors stay where they are; float64 is needed for norms. Elsewhere gradients are copied.
@@ -43,7 +45,7 @@ _MASK = 0xFFFFFFFF
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def supports(codec: Codec) -> TypeGuard[LevelCodec]:
+def supports(codec: Codec) -> TypeGuard[Composed]:
     """Whether a codec encodes and decodes here as it does on the host: every level codec that does not clip.
 
     A codec of the user's own that replaces a step of the engine is not one of them, nor is a wrapper, whose memory is
@@ -51,16 +53,19 @@ def supports(codec: Codec) -> TypeGuard[LevelCodec]:
     """
     kind = type(codec)
     return (
-        isinstance(codec, LevelCodec)
+        level_grid(codec) is not None
+        and codec.needs is not None
         and codec.needs.clip is None
         and not codec.stateful
-        and all(getattr(kind, name) is getattr(LevelCodec, name) for name in _ENGINE)
+        and all(getattr(kind, name) is getattr(Composed, name) for name in _ENGINE)
     )
 
 
-def stays(codec: Codec, tensor: torch.Tensor) -> bool:
-    """Whether a tensor is encoded on its own device."""
-    return tensor.device.type in DEVICES and supports(codec)
+def flat(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | NDArray[np.float32]:
+    """float32[n]: on the tensor's own device if the codec works there, else on the host."""
+    if tensor.device.type in DEVICES and supports(codec):
+        return tensor.detach().float().contiguous().reshape(-1)
+    return as_values(tensor.detach().cpu().float().numpy())
 
 
 def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int]) -> bytes:
@@ -80,10 +85,11 @@ def encode(codec: Codec, state: State, values: torch.Tensor, key: tuple[int, int
     x = values.reshape(-1)
     if x.numel() != state.size or not bool(torch.isfinite(x).all()):
         checked_values(state, x.cpu().numpy())
-    split = codec.quantized(state.size)
-    bucket = codec.needs.bucket_size or max(1, split)
-    scales, norms = bucket_scales(x[:split], codec.needs.norm, bucket)
-    codes = quantize(codec.rule(state), x[:split], bucket, scales, key).cpu().numpy()
+    scale, grid = cast("BucketNorm", codec.parts.scale), cast("LevelGrid", codec.parts.grid)
+    split = scale.quantized(state.size)
+    bucket = scale.over(split)
+    scales, norms = bucket_scales(x[:split], scale.norm, bucket)
+    codes = quantize(grid.rule(state), x[:split], bucket, scales, key).cpu().numpy()
     return codec.seal(state, norms, x[split:].cpu().numpy(), codes.astype(np.uint16))
 
 
@@ -101,7 +107,7 @@ def decode(codec: Codec, shared: bytes, payload: bytes, size: int, device: torch
     out = torch.empty(size, dtype=torch.float32, device=device)
     found = torch.from_numpy(opened.values).to(device).index_select(0, torch.from_numpy(codes).to(device).int())
     scales = torch.from_numpy(opened.scales).to(device)
-    _by_bucket(torch.mul, found, codec.needs.bucket_size or max(1, split), scales, out[:split])
+    _by_bucket(torch.mul, found, codec.parts.scale.over(split), scales, out[:split])
     out[split:] = torch.from_numpy(opened.tail).to(device)
     return out
 
@@ -112,16 +118,6 @@ def mean(decoded: Sequence[torch.Tensor]) -> torch.Tensor:
     for values in decoded:
         total += values
     return total.div_(total.new_full((), len(decoded))).float()
-
-
-def concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All in a row, on their device."""
-    return torch.cat(list(parts))
-
-
-def cut(whole: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Undo :func:`concatenated`."""
-    return list(torch.split(whole, list(sizes)))
 
 
 def quantize(rule: Rule, x: torch.Tensor, bucket: int, scales: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:

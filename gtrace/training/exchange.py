@@ -18,6 +18,7 @@ from gtrace.codecs.base import Averaged, Codec, advance
 from gtrace.codecs.link import LinkOptions, Receiver, Sender, allocate
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import EXIT_INPUT, GtraceError, UsageError, suggest
+from gtrace.metrics import relative
 from gtrace.schedule import DEFAULT_REFIT, RefitSchedule
 from gtrace.training import vectors
 from gtrace.types import WHOLE_MODEL
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from gtrace.training.vectors import Vector
     from gtrace.types import Role
 
-#: in the place of a worker's number: the server that sends averages on
+#: instead of a worker's number: the server that sends averages on
 _SERVER = -1
 Nonfinite: TypeAlias = Literal["error", "skip", "zero", "pass"]
 NONFINITE: tuple[Nonfinite, ...] = get_args(Nonfinite)
@@ -42,6 +43,20 @@ class NonfiniteGradientError(GtraceError):
     """A gradient holds NaN or infinity and the policy is ``error``."""
 
     exit_code = EXIT_INPUT
+
+
+def without_nonfinite(values: Vector, count: int, policy: Nonfinite, where: str) -> Vector | None:
+    """What is encoded instead of values of which ``count`` are NaN or infinite; None for nothing.
+
+    Raises:
+        NonfiniteGradientError: under the policy ``error``; the message begins with ``where``.
+    """
+    if policy == "error":
+        raise NonfiniteGradientError(
+            f"{where}: {count} of {len(values)} gradient values are not finite; lower the learning rate, or choose "
+            "nonfinite=skip or zero"
+        )
+    return vectors.zero_nonfinite(values) if policy == "zero" else None
 
 
 @dataclass(slots=True)
@@ -113,12 +128,37 @@ class Tally:
     @property
     def relative_variance(self) -> float:
         """Squared error of the mean over its energy; NaN where the mean is zero and the error is not."""
-        return _share(self.squared_error, self.energy)
+        return float(relative(self.squared_error, self.energy))
 
     @property
     def worker_variance(self) -> float:
         """Squared error of single workers' gradients over their energy."""
-        return _share(self.worker_squared_error, self.worker_energy)
+        return float(relative(self.worker_squared_error, self.worker_energy))
+
+    def record(self) -> dict[str, Any]:
+        """What every run log says of a step."""
+        return {
+            "bits": self.bits,
+            "bits_float32": self.float32_bits,
+            "shared_bits": self.shared_bits,
+            "envelope_bits": self.envelope_bits,
+            "worker_variance": self.worker_variance,
+            "nonfinite": self.nonfinite,
+            "codec_seconds": self.codec_seconds,
+            "fit_seconds": self.fit_seconds,
+        }
+
+    def add_sent(self, exact: Vector, decoded: Vector) -> None:
+        """Count how far off one worker's values arrived."""
+        energy, error = vectors.error_of(exact, decoded)
+        self.worker_energy += energy
+        self.worker_squared_error += error
+
+    def add_sent_on(self, total: Vector, decoded: Vector) -> None:
+        """Count how far off a sum arrived that was sent on."""
+        energy, error = vectors.error_of(total, decoded)
+        self.down_energy += energy
+        self.down_squared_error += error
 
     def add(self, other: Tally) -> None:
         """Add what another exchange cost."""
@@ -231,18 +271,8 @@ class Exchange:
         shapes = {name: tuple(array.shape) for tensors in gradients for name, array in tensors.items()}
         self._shapes = {} if self._whole else shapes
         flat = [self._flatten(tensors) for tensors in gradients]
-        tally, bad = Tally(), []
-        aggregated: dict[str, Vector] = {}
-        sending: dict[str, list[tuple[int, Vector]]] = {}
-        for name in dict.fromkeys(name for tensors in flat for name in tensors):
-            sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
-            finite = [(worker, *self._finite(values, name, worker, step)) for worker, values in sent]
-            found = [Bad(name, worker, count) for worker, _, count in finite if count]
-            bad += found
-            if found and self._nonfinite == "pass":
-                aggregated[name] = vectors.plain_mean([values for _, values in sent])
-                continue
-            sending[name] = [(worker, values) for worker, values, _ in finite if values is not None]
+        tally, bad = Tally(), list[Bad]()
+        sending, aggregated = self._sendable(flat, step, bad)
         for worker in range(self.workers):
             own = ((name, values) for name, sent in sending.items() for one, values in sent if one == worker)
             self._allocate(worker, own, step, tally)
@@ -272,6 +302,29 @@ class Exchange:
         tally.nonfinite = sum(item.count for item in bad)
         return Exchanged(self._unflatten(aggregated, shapes), tally, tuple(bad))
 
+    def _sendable(
+        self, flat: Sequence[Mapping[str, Vector]], step: int, bad: list[Bad]
+    ) -> tuple[dict[str, list[tuple[int, Vector]]], dict[str, Vector]]:
+        """What goes through codecs, by tensor and worker, and the means of tensors that pass as they are."""
+        sending: dict[str, list[tuple[int, Vector]]] = {}
+        passing: dict[str, Vector] = {}
+        for name in dict.fromkeys(name for tensors in flat for name in tensors):
+            sent = [(worker, tensors[name]) for worker, tensors in enumerate(flat) if name in tensors]
+            finite: list[tuple[int, Vector]] = []
+            for worker, values in sent:
+                kept: Vector | None = values
+                if count := vectors.count_nonfinite(values):
+                    bad.append(Bad(name, worker, count))
+                    where = f"step {step}, worker {worker}, {name}"
+                    kept = without_nonfinite(values, count, self._nonfinite, where)
+                if kept is not None:
+                    finite.append((worker, kept))
+            if self._nonfinite == "pass" and len(finite) < len(sent):
+                passing[name] = vectors.plain_mean([values for _, values in sent])
+            else:
+                sending[name] = finite
+        return sending, passing
+
     def _finish(
         self,
         waiting: Mapping[str, tuple[list[Vector], list[Vector]]],
@@ -286,7 +339,12 @@ class Exchange:
         for name, (exact, decoded) in waiting.items():
             if self._down is not None:
                 aggregated[name] = self._send_on(name, aggregated[name], step, tally)
-            _measure(tally, exact, decoded, aggregated[name])
+            for values, arrived in zip(exact, decoded, strict=True):
+                tally.add_sent(values, arrived)
+            # The mean is rounded to float32 as every aggregate is, so that an exact exchange has no error at all.
+            energy, error = vectors.error_of(vectors.plain_mean(exact), aggregated[name])
+            tally.energy += energy
+            tally.squared_error += error
             if watch is not None:
                 watch(name, exact, decoded, aggregated[name])
 
@@ -363,10 +421,7 @@ class Exchange:
         """One tensor's average from the server to all workers."""
         message, arrived = self._travel(name, _SERVER, average, step, tally)
         tally.down_bits += message.payload_bits + message.shared_bits
-        wide = vectors.widened(average)
-        tally.down_energy += float(wide @ wide)
-        wide -= arrived
-        tally.down_squared_error += float(wide @ wide)
+        tally.add_sent_on(average, arrived)
         return arrived
 
     def _average(
@@ -402,18 +457,6 @@ class Exchange:
         tally.zeros += vectors.count_zeros(arrived)
         return arrived
 
-    def _finite(self, values: Vector, name: str, worker: int, step: int) -> tuple[Vector | None, int]:
-        """What may be encoded (None for nothing), and how many values were NaN or infinite."""
-        count = vectors.count_nonfinite(values)
-        if count == 0:
-            return values, 0
-        if self._nonfinite == "error":
-            raise NonfiniteGradientError(
-                f"step {step}, worker {worker}, {name}: {count} of {len(values)} gradient values are not finite; "
-                "lower the learning rate, or choose nonfinite=skip or zero"
-            )
-        return (vectors.zero_nonfinite(values) if self._nonfinite == "zero" else None), count
-
     def _flatten(self, tensors: Mapping[str, Vector]) -> dict[str, Vector]:
         flat = {
             name: vectors.flat(array, self.rules.choose(name, math.prod(array.shape)))
@@ -440,24 +483,3 @@ class Exchange:
             parts = vectors.cut(whole, [math.prod(shape) for shape in self._layout.values()])
             aggregated = dict(zip(self._layout, parts, strict=True))
         return {name: values.reshape(shapes[name]) for name, values in aggregated.items()}
-
-
-def _measure(tally: Tally, exact: list[Vector], decoded: list[Vector], aggregated: Vector) -> None:
-    total: Any = 0.0
-    for values, arrived in zip(exact, decoded, strict=True):
-        wide = vectors.widened(values)
-        total = total + wide
-        tally.worker_energy += float(wide @ wide)
-        wide -= arrived
-        tally.worker_squared_error += float(wide @ wide)
-    # Rounded to float32 as every aggregate is, so that an exact exchange shows an error of exactly zero.
-    mean = vectors.widened(vectors.narrowed(total / len(exact)))
-    tally.energy += float(mean @ mean)
-    mean -= aggregated
-    tally.squared_error += float(mean @ mean)
-
-
-def _share(part: float, whole: float) -> float:
-    if whole > 0:
-        return part / whole
-    return 0.0 if part == 0 else float("nan")

@@ -29,7 +29,8 @@ from gtrace.errors import UsageError, suggest
 from gtrace.metrics import ratio
 from gtrace.sketch import MomentSketch
 from gtrace.torch_hooks.outputs import output_tensors
-from gtrace.training.exchange import Bad, Nonfinite, NonfiniteGradientError, Tally
+from gtrace.training import vectors
+from gtrace.training.exchange import Bad, Nonfinite, Tally, without_nonfinite
 from gtrace.types import State
 
 if TYPE_CHECKING:
@@ -343,46 +344,36 @@ class Batch:
         if gradient.layout != torch.strided:
             raise UsageError(f"kind neural: the gradient of {name} is sparse; codecs take dense ones")
         values = as_values(gradient.detach().to("cpu", torch.float32).numpy()).reshape(gradient.shape)
-        decoded = self._preview(name, values) if self._only is not None else self._carry(name, values)
+        if self._only is None:
+            decoded = self._carry(name, values)
+        else:
+            self.previewed += 1
+            decoded = self._layers.preview(name, values, self.step) if np.isfinite(values).all() else None
         if decoded is None or np.array_equal(decoded, values.reshape(-1)):
             return None
         # With the strides of the gradient that came: other strides would take other paths through the matrix products.
         return torch.empty_like(gradient).copy_(torch.from_numpy(decoded).reshape(gradient.shape))
 
-    def _preview(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        self.previewed += 1
-        if not np.isfinite(values).all():
-            return None
-        return self._layers.preview(name, values, self.step)
-
     def _carry(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        finite = np.isfinite(values)
-        count = values.size - int(np.count_nonzero(finite))
-        tally = self._tally
-        if count:
-            if self._nonfinite == "error":
-                raise NonfiniteGradientError(
-                    f"step {self.step}, worker {self._worker}, {name}: {count} of {values.size} neural gradient values "
-                    "are not finite; lower the learning rate, or choose nonfinite=skip or zero"
-                )
+        tally, sent = self._tally, values.reshape(-1)
+        if count := vectors.count_nonfinite(sent):
+            where = f"step {self.step}, worker {self._worker}, neural gradient of {name}"
+            kept = without_nonfinite(sent, count, self._nonfinite, where)
             self._bad.append(Bad(name, self._worker, count))
             tally.nonfinite += count
-            if self._nonfinite == "skip":
-                tally.payload_bits += 32 * values.size
-                tally.float32_bits += 32 * values.size
-                tally.zeros += values.size - int(np.count_nonzero(values))
+            if kept is None:
+                tally.payload_bits += 32 * sent.size
+                tally.float32_bits += 32 * sent.size
+                tally.zeros += vectors.count_zeros(sent)
                 return None
-            values = np.where(finite, values, np.float32(0))
-        decoded = self._layers.carry(name, values, self.step, tally)
-        wide = values.reshape(-1).astype(np.float64)
-        energy = float(wide @ wide)
-        wide -= decoded
-        error = float(wide @ wide)
+            sent = vectors.on_host(kept)
+        decoded = self._layers.carry(name, sent.reshape(values.shape), self.step, tally)
+        energy, error = vectors.error_of(sent, decoded)
         tally.energy += energy
         tally.worker_energy += energy
         tally.squared_error += error
         tally.worker_squared_error += error
-        tally.zeros += values.size - int(np.count_nonzero(decoded))
+        tally.zeros += vectors.count_zeros(decoded)
         return decoded
 
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from torch import nn
 
-    from gtrace.training.tasks.base import Task
+    from gtrace.training.tasks import Batch, Task
 
 
 class PlainTraining:
@@ -38,9 +39,7 @@ class PlainTraining:
         self._task, self._seed = task, seed
         self._batch_size = task.recipe.batch_size if batch_size is None else batch_size
         self._step = 0
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(Key.derive(seed, tensor="model", role="sample").low)
-            self.model = task.model()
+        self.model = fresh_model(task, seed)
         self.optimizer = task.optimizer(self.model, task.recipe.lr)
 
     def step(self, lr: float | None = None, batches: int = 1) -> list[dict[str, NDArray[np.float32]]]:
@@ -54,26 +53,38 @@ class PlainTraining:
             of each batch, tensor -> float32[n], copies.
         """
         found = []
-        with one_thread(), torch.random.fork_rng(devices=[]):
+        with one_thread():
             # The first batch comes last: its gradient is the one that the optimizer finds.
             for worker in reversed(range(batches)):
-                key = Key.derive(self._seed, tensor="batch", step=self._step, worker=worker, role="sample")
-                torch.default_generator.manual_seed(key.low)
-                self.optimizer.zero_grad(set_to_none=True)
-                batch = self._task.batch(np.random.default_rng(key), self._batch_size)
-                self._task.loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
-                found.append(
-                    {
-                        name: p.grad.numpy().reshape(-1).copy()
-                        for name, p in self.model.named_parameters()
-                        if p.grad is not None
-                    }
-                )
+                with seeded_batch(self._task, self._seed, self._step, worker, self._batch_size) as batch:
+                    self.optimizer.zero_grad(set_to_none=True)
+                    self._task.loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
+                named = self.model.named_parameters()
+                found.append({name: p.grad.numpy().reshape(-1).copy() for name, p in named if p.grad is not None})
             for group in self.optimizer.param_groups:
                 group["lr"] = self._task.recipe.lr if lr is None else lr
             self.optimizer.step()
         self._step += 1
         return found[::-1]
+
+
+def fresh_model(task: Task, seed: int) -> nn.Module:
+    """The task's model with the first weights of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(Key.derive(seed, tensor="model", role="sample").low)
+        return task.model()
+
+
+@contextlib.contextmanager
+def seeded_batch(task: Task, seed: int, step: int, worker: int, size: int) -> Iterator[Batch]:
+    """One worker's batch; inside, torch's generator is the batch's, too.
+
+    One key for the batch and for dropout: both are the same in every run, whatever its codec draws.
+    """
+    key = Key.derive(seed, tensor="batch", step=step, worker=worker, role="sample")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key.low)
+        yield task.batch(np.random.default_rng(key), size)
 
 
 @contextlib.contextmanager
@@ -104,9 +115,7 @@ def record_task(name: str, traces: Mapping[Path, Sequence[int]], *, batch_size: 
         TraceError: its data are missing.
     """
     task = load_task(name)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = task.model()
@@ -128,5 +137,3 @@ def record_task(name: str, traces: Mapping[Path, Sequence[int]], *, batch_size: 
             optimizer.step()
         for writer in writers.values():
             writer.close()
-    finally:
-        torch.set_num_threads(threads)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,42 +48,31 @@ class Observation:
     rms: Callable[[], Sequence[float]]
 
 
-class BitPolicy(Protocol):
-    """Chooses bits step by step, and can be saved between two steps."""
+class BitPolicy(ABC):
+    """Chooses bits step by step, and can be saved between two steps; this one remembers nothing."""
 
+    @abstractmethod
     def choose(self, seen: Observation) -> int:
         """The bits for this step; called once for each, in order."""
 
     def record(self) -> dict[str, Any]:
         """What the run log says about the last choice, beside its bits."""
+        return {}
 
     def warning(self) -> str:
         """What to tell the user at the end; empty for nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later choices depend on: numbers and arrays."""
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Undo :meth:`state_dict`, for a policy with the same parameters."""
-
-
-class _Memoryless:
-    """A policy whose choices depend on what it sees alone."""
-
-    def record(self) -> dict[str, Any]:
-        return {}
-
-    def warning(self) -> str:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything that later choices depend on: numbers and arrays."""
         return {}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Undo :meth:`state_dict`, for a policy with the same parameters."""
         del saved
 
 
-class BitSchedule(_Memoryless):
+class BitSchedule(BitPolicy):
     """Bits that are set in advance.
 
     Args:
@@ -103,7 +93,7 @@ class BitSchedule(_Memoryless):
         return self._bits[bisect_right(self._starts, seen.step) - 1]
 
 
-class Adaptive(_Memoryless):
+class Adaptive(BitPolicy):
     """K = floor(mean over workers of min(most, least + RMS / divisor)), at every step.
 
     Oeland and Raj, Reducing communication overhead in distributed learning by an order of magnitude (almost), 2015, as
@@ -131,7 +121,7 @@ class Adaptive(_Memoryless):
         return math.floor(sum(wanted) / len(wanted)) if wanted else self._high
 
 
-class Learned:
+class Learned(BitPolicy):
     """MQGrad's agent as a policy."""
 
     def __init__(self, agent: MQGrad) -> None:
@@ -150,10 +140,9 @@ class Learned:
 
     def record(self) -> dict[str, Any]:
         """``node``, and at the steps of a decision ``reward`` and ``explored``."""
-        told: dict[str, Any] = {"node": self.agent.node}
-        if self._new and self.agent.decision is not None:
-            told |= {"reward": self.agent.decision.reward, "explored": self.agent.decision.explored}
-        return told
+        decision = self.agent.decision
+        new = {} if not self._new or decision is None else {"reward": decision.reward, "explored": decision.explored}
+        return {"node": self.agent.node, **new}
 
     def warning(self) -> str:
         """That the Q network diverged."""
@@ -180,22 +169,26 @@ def _range(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-_OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
-    FIXED: {},
-    "schedule": {},
-    "adaptive": {"bits": _range, "divisor": float},
-    "mqgrad": {
-        "bits": _range,
-        "period": int,
-        "alpha": float,
-        "epsilon": float,
-        "learning_rate": float,
-        "discount": float,
-        "reward_scale": float,
-        "seed": int,
-        "cost": str,
-        "constant_reward": float,
-    },
+#: name -> options and how each is read, and an example
+_POLICIES: dict[str, tuple[dict[str, Callable[[str], Any]], str]] = {
+    FIXED: ({}, FIXED),
+    "schedule": ({}, "schedule:0=2,500=4"),
+    "adaptive": ({"bits": _range, "divisor": float}, "adaptive:divisor=0.001"),
+    "mqgrad": (
+        {
+            "bits": _range,
+            "period": int,
+            "alpha": float,
+            "epsilon": float,
+            "learning_rate": float,
+            "discount": float,
+            "reward_scale": float,
+            "seed": int,
+            "cost": str,
+            "constant_reward": float,
+        },
+        "mqgrad:period=5,seed=1",
+    ),
 }
 
 
@@ -222,13 +215,13 @@ class PolicySpec:
         (('bits', (2, 6)), ('divisor', 0.001))
         """
         name, _, rest = text.strip().partition(":")
-        if name not in _OPTIONS:
-            raise UsageError(f"policy: '{name}' is unknown; {suggest(name, _OPTIONS)}")
+        if name not in _POLICIES:
+            raise UsageError(f"policy: '{name}' is unknown; {suggest(name, _POLICIES)}")
         given: dict[str, Any] = {}
         for part in filter(None, (piece.strip() for piece in rest.split(","))):
             key, equals, value = part.partition("=")
             if not (equals and value):
-                raise UsageError(f"policy {name}: '{part}' is no key=value, as in {_EXAMPLES[name]}")
+                raise UsageError(f"policy {name}: '{part}' is no key=value, as in {_POLICIES[name][1]}")
             if key in given:
                 raise UsageError(f"policy {name}: {key} is given twice")
             given[key] = _value(name, key, value)
@@ -274,19 +267,11 @@ class PolicySpec:
         return f"{self.name}:{','.join(shown)}" if shown else self.name
 
 
-_EXAMPLES = {
-    FIXED: FIXED,
-    "schedule": "schedule:0=2,500=4",
-    "adaptive": "adaptive:divisor=0.001",
-    "mqgrad": "mqgrad:period=5,seed=1",
-}
-
-
 def _value(name: str, key: str, text: str) -> Any:
-    options = _OPTIONS[name]
+    options, example = _POLICIES[name]
     if name == "schedule":
         if not (key.isdecimal() and text.isdecimal() and int(text) > 0):
-            raise UsageError(f"policy schedule: '{key}={text}' is no STEP=BITS, as in {_EXAMPLES[name]}")
+            raise UsageError(f"policy schedule: '{key}={text}' is no STEP=BITS, as in {example}")
         return int(text)
     if key not in options:
         hint = suggest(key, options) if options else f"{name} has none"
@@ -294,7 +279,7 @@ def _value(name: str, key: str, text: str) -> Any:
     try:
         return options[key](text)
     except ValueError:
-        raise UsageError(f"policy {name}: {key}={text} cannot be read, as in {_EXAMPLES[name]}") from None
+        raise UsageError(f"policy {name}: {key}={text} cannot be read, as in {example}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ The workers share one model, since all of them step with the same aggregated gra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -20,13 +21,13 @@ from gtrace.training.checkpoint import as_arrays, as_tensors
 from gtrace.training.exchange import Bad, Exchange, Tally
 from gtrace.training.measure import Measurement
 from gtrace.training.neural import NeuralCompression, ShadowSummary, shadow
+from gtrace.training.plain import fresh_model, seeded_batch
 from gtrace.training.policies import BitControl
 from gtrace.training.settings import down_codec, run_name
 from gtrace.training.weights import QuantizedWeights
-from gtrace.types import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from gtrace.training.neural import ShadowError
     from gtrace.training.policies import PolicySpec
     from gtrace.training.settings import Kind, StudySettings
-    from gtrace.training.tasks.base import Evaluation, Task
+    from gtrace.training.tasks import Evaluation, Task
     from gtrace.training.weights import WeightLevels
 
 #: builders of ``settings.OPTIMIZERS``
@@ -103,22 +104,14 @@ class RunResult:
     diverged: str = ""
     finished: bool = False
 
+    def to_plain(self) -> dict[str, Any]:
+        """For checkpoints, which runs with shadow passes do not have."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "shadow"}
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step was like.
-
-    Attributes:
-        record: for the run log.
-        measured: everything about the averaged gradient, where it was measured.
-        shadow: errors of the weight gradients, where there was a shadow pass.
-        bad: where there were NaN or infinities.
-    """
-
-    record: dict[str, Any]
-    measured: dict[str, float]
-    shadow: tuple[ShadowError, ...]
-    bad: tuple[Bad, ...]
+    @classmethod
+    def from_plain(cls, saved: Mapping[str, Any]) -> RunResult:
+        """Undo :meth:`to_plain`."""
+        return cls(**{**saved, "tally": Tally(**saved["tally"])})
 
 
 class TrainingRun:
@@ -136,8 +129,7 @@ class TrainingRun:
         result: how it went so far.
         label: what its records in the run log have in common.
         tensors: name -> elements of what is trained.
-        weights: the quantized ones, where there are some.
-        remedy: what to try when it fails, in words.
+        weights: the quantized ones, if there are some.
     """
 
     def __init__(
@@ -150,9 +142,7 @@ class TrainingRun:
         weights: WeightLevels | None = None,
     ) -> None:
         self._task, self._codec, self._settings = task, codec, settings
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(Key.derive(settings.seed, tensor="model", role="sample").low)
-            self._model = task.model()
+        self._model = fresh_model(task, settings.seed)
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         make = _OPTIMIZERS.get(settings.optimizer)
         self._optimizer = (
@@ -192,13 +182,47 @@ class TrainingRun:
         self.label = {"run": self.result.run, "seed": settings.seed}
         self.tensors = {name: p.numel() for name, p in self._named}
         self.result.first_loss = self._test().loss if first_loss is None else first_loss
-        self.remedy = f"a lower learning rate than {settings.lr:g}"
+        self._remedy = f"a lower learning rate than {settings.lr:g}"
         if codec != Identity():
-            self.remedy += ", or a codec with less error"
+            self._remedy += ", or a codec with less error"
         if weights is not None:
-            self.remedy += ", or more levels of weights"
+            self._remedy += ", or more levels of weights"
 
-    def step(self, step: int) -> Step:
+    def advance(self, step: int) -> Iterator[dict[str, Any]]:
+        """Make a step, and test the model if that is due; yields the run log's records, warnings among them."""
+        settings, result = self._settings, self.result
+        record = yield from self._step(step)
+        if not math.isfinite(record["loss"]):
+            result.diverged = (
+                f"{result.run}: diverged; no worker's training loss is finite at step {step}, and the run stops there. "
+                f"Try {self._remedy}"
+            )
+        last = bool(result.diverged) or step == settings.steps - 1
+        if last or (step + 1) % settings.eval_every == 0:
+            found = self._test()
+            result.loss, result.accuracy = found.loss, found.accuracy
+            yield {"type": "eval", **self.label, "step": step, "loss": found.loss, "accuracy": found.accuracy}
+        if last:
+            if not result.diverged and not result.loss <= result.first_loss:
+                result.diverged = (
+                    f"{result.run}: learned nothing; the test loss ends at {result.loss:.4g}, above the "
+                    f"{result.first_loss:.4g} it began with. Try {self._remedy}"
+                )
+            yield from map(warning, self._last_words())
+            result.finished = True
+            yield {
+                "type": "end",
+                **self.label,
+                "steps": result.steps,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "bits": result.tally.bits,
+                "ratio": result.tally.ratio,
+                "diverged": bool(result.diverged),
+                "seconds": result.seconds,
+            }
+
+    def _step(self, step: int) -> Generator[dict[str, Any], None, dict[str, Any]]:
         """One step of all workers."""
         start = time.process_time()
         shadowed = self.result.shadow.seconds
@@ -241,33 +265,24 @@ class TrainingRun:
             "step": step,
             "loss": loss,
             "lr": lr,
-            "bits": tally.bits,
-            "bits_float32": tally.float32_bits,
-            "shared_bits": tally.shared_bits,
-            "envelope_bits": tally.envelope_bits,
+            **tally.record(),
             "relative_variance": tally.relative_variance,
-            "worker_variance": tally.worker_variance,
-            "nonfinite": tally.nonfinite,
             "seconds": seconds,
-            "codec_seconds": tally.codec_seconds,
-            "fit_seconds": tally.fit_seconds,
             **chosen,
         }
         if self._settings.down:
             record["down_bits"] = tally.down_bits
         if self.weights.levels is not None:
             record["weight_error"] = result.weight_error = self.weights.error
-        network = self._settings.network
-        if network is not None:
-            exact = self._codec == Identity()
-            linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
-            workers = self._settings.workers
-            simulated = simulated_step(network, workers, tally, seconds, exact=exact, linear=linear)
-            result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
-            record["sim_seconds"] = simulated
-            if self._control is not None:
-                self._control.seconds = simulated
-        return Step(record, {} if measurement is None else measurement.fields(), tuple(errors), bad)
+        if self._settings.network is not None:
+            record["sim_seconds"] = self._simulated(self._settings.network, tally, seconds)
+        yield record
+        if measurement is not None:
+            yield {"type": "measure", **self.label, "step": step, **measurement.fields()}
+        for error in errors:
+            yield {"type": "shadow", **self.label, "step": step, **dataclasses.asdict(error)}
+        yield from map(warning, self._report(bad, step))
+        return record
 
     def _gradients(self, step: int) -> tuple[list[float], list[dict[str, NDArray[np.float32]]], list[ShadowError]]:
         """Loss and gradients of each worker on its own batch, and the first worker's shadow."""
@@ -275,32 +290,33 @@ class TrainingRun:
         losses, gradients = [], []
         errors: list[ShadowError] = []
         for worker in range(settings.workers):
-            # One key for the batch and for dropout: the same in every run, whatever its codec draws.
-            key = Key.derive(settings.seed, tensor="batch", step=step, worker=worker, role="sample")
-            batch = self._task.batch(np.random.default_rng(key), settings.batch_size)
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(key.low)
-                if self._neural is None:
-                    loss = self._task.loss(self._model, batch)
-                    self._backward(loss)
-                else:
-                    with self._neural.batch(step, worker) as layers:
-                        loss = self._task.loss(self._model, batch)
-                        if worker == 0 and self._has_shadow(step):
-                            self._backward(loss, retain_graph=True)
-                            start = time.process_time()
-                            errors = shadow(layers, loss, dict(self._named), self._neural.owners)
-                            self.result.shadow.add(errors)
-                            self.result.shadow.seconds += time.process_time() - start
-                        else:
-                            self._backward(loss)
+            with (
+                seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch,
+                contextlib.nullcontext() if self._neural is None else self._neural.batch(step, worker) as layers,
+            ):
+                loss = self._task.loss(self._model, batch)
+                shadowed = worker == 0 and self._has_shadow(step)
+                self._optimizer.zero_grad(set_to_none=True)
+                loss.backward(retain_graph=shadowed)  # type: ignore[no-untyped-call]
+                if shadowed and self._neural is not None and layers is not None:
+                    start = time.process_time()
+                    errors = shadow(layers, loss, dict(self._named), self._neural.owners)
+                    self.result.shadow.add(errors)
+                    self.result.shadow.seconds += time.process_time() - start
             losses.append(loss.item())
             gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
 
-    def _backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    def _simulated(self, network: Network, tally: Tally, seconds: float) -> float:
+        """Duration of a step over the network, which the result adds up and the policy sees at its next choice."""
+        exact = self._codec == Identity()
+        linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
+        simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact, linear=linear)
+        before = self.result.sim_seconds
+        self.result.sim_seconds = simulated + (0.0 if math.isnan(before) else before)
+        if self._control is not None:
+            self._control.seconds = simulated
+        return simulated
 
     def _has_shadow(self, step: int) -> bool:
         every = self._settings.shadow
@@ -313,12 +329,6 @@ class TrainingRun:
             return self._settings.lr * (0.1 if 4 * step >= 3 * self._settings.steps else 1.0)
         return self._settings.lr * (1 + math.cos(math.pi * step / self._settings.steps)) / 2
 
-    def evaluate(self) -> Evaluation:
-        """Test the model as it is, and note the result."""
-        found = self._test()
-        self.result.loss, self.result.accuracy = found.loss, found.accuracy
-        return found
-
     def _test(self) -> Evaluation:
         self._model.eval()
         with torch.no_grad(), self.weights.in_place():
@@ -328,15 +338,13 @@ class TrainingRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
-        result = dataclasses.asdict(self.result)
-        del result["shadow"]
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "control": None if self._control is None else as_tensors(self._control.state_dict()),
             "exchange": as_tensors(self._exchange.to_arrays()),
             "weights": as_tensors(self.weights.to_arrays()),
-            "result": result,
+            "result": self.result.to_plain(),
             "variances": [list(seen) for seen in self._variances],
             "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
             "bad_steps": self._bad_steps,
@@ -351,7 +359,7 @@ class TrainingRun:
             self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
         self.weights.load_arrays(as_arrays(saved["weights"]))
-        self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
+        self.result = RunResult.from_plain(saved["result"])
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values
         self._bad = [Bad(*item) for item in saved["bad"]]
@@ -367,7 +375,7 @@ class TrainingRun:
             f"{self.result.run}: bits are what the method declares; its decoder needs more than these bytes",
         ]
 
-    def report(self, bad: Sequence[Bad], step: int) -> list[str]:
+    def _report(self, bad: Sequence[Bad], step: int) -> list[str]:
         """Warnings about NaN and infinities at a step, the first few one by one."""
         shown = [
             f"{self.result.run}: step {step}, worker {item.worker}, {item.tensor}: {item.count} gradient values "
@@ -378,7 +386,7 @@ class TrainingRun:
         self._bad_steps += bool(bad)
         return shown
 
-    def conclude(self) -> list[str]:
+    def _last_words(self) -> list[str]:
         """Warnings at the end of the run."""
         texts = []
         if len(self._bad) > _SHOWN:
@@ -392,6 +400,11 @@ class TrainingRun:
         if self.result.diverged:
             texts.append(self.result.diverged)
         return texts
+
+
+def warning(text: str) -> dict[str, Any]:
+    """The record of a warning."""
+    return {"type": "warning", "text": text}
 
 
 def _mean(values: list[float]) -> float:

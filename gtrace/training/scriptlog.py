@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 from gtrace import __version__
 from gtrace.errors import GtraceError
 from gtrace.runlog import RunLogWriter, read_runlog
-from gtrace.schedule import DEFAULT_REFIT
+from gtrace.training.ddp import RankOptions
 from gtrace.training.exchange import Tally
 
 if TYPE_CHECKING:
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     from gtrace.codecs.assignment import CodecTable
     from gtrace.torch_hooks.hooks import OptimizerStep
-    from gtrace.training.ddp import AllReduceComparison, ExchangeKind, Levels
-    from gtrace.training.exchange import Nonfinite
+    from gtrace.training.ddp import AllReduceComparison
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOptions(RankOptions):
     """What to do to a program, in JSON values, so that a process that it launches can be told.
+
+    What ranks do, if there are any, is said by the fields of :class:`~gtrace.training.ddp.RankOptions`.
 
     Attributes:
         log: path of the run log.
@@ -37,16 +38,10 @@ class ScriptOptions:
         rules: (pattern, spec) for some tensors.
         min_size: tensors with fewer elements go uncompressed.
         workers: independently keyed encodings of the same gradient that are averaged.
-        seed: of the rounding.
-        refit: schedule of the fits.
-        nonfinite: what to do with a gradient that holds NaN or infinity.
-        exchange: how ranks exchange.
-        levels: whose levels ranks use.
-        compare_every: steps between comparisons with plain all-reduces.
         argv: the program, for the log.
         launch: tells this launch from others, so that its processes do not overwrite each other's logs.
         plugins: files with codecs of the user's own.
-        table: what ``CodecTable.describe`` says of a table; None where there is one codec.
+        table: what ``CodecTable.describe`` says of a table; None if there is one codec.
         plan: the file that it is from.
     """
 
@@ -55,12 +50,6 @@ class ScriptOptions:
     rules: tuple[tuple[str, str], ...] = ()
     min_size: int = 0
     workers: int = 1
-    seed: int = 0
-    refit: str = DEFAULT_REFIT
-    nonfinite: Nonfinite = "pass"
-    exchange: ExchangeKind = "allgather"
-    levels: Levels = "own"
-    compare_every: int = 100
     argv: tuple[str, ...] = ()
     launch: str = ""
     plugins: tuple[str, ...] = ()
@@ -70,7 +59,7 @@ class ScriptOptions:
 
 @dataclass(slots=True)
 class ScriptSummary:
-    """What a program's training came to.
+    """How a program's training went.
 
     Attributes:
         steps: optimizer steps that used gradients from the codec.
@@ -79,11 +68,11 @@ class ScriptSummary:
         tally: summed over the steps, of this process.
         codec_seconds: CPU time of the codec in the steps that ``seconds`` covers.
         seconds: CPU time of this process after the first step.
-        rank: of this process, None where there is only one.
+        rank: of this process, None if there is only one.
         world_size: processes that trained together.
         exchanged: gradients travelled between ranks as bytes.
         comparisons: with plain all-reduces of the same gradients.
-        log: where the run log is; None where this process wrote none.
+        log: where the run log is; None if this process wrote none.
         warnings: that were printed.
     """
 
@@ -136,9 +125,12 @@ class ScriptLog:
     ) -> None:
         """One optimizer step and what was exchanged for it."""
         self._loss = step.loss
-        measured = {} if comparison is None else asdict(comparison)
+        measured: dict[str, float] = {}
         if not summary.exchanged:
-            measured = {"relative_variance": tally.relative_variance}
+            measured["relative_variance"] = tally.relative_variance
+        elif comparison is not None:
+            names = ("relative_variance", "bf16_variance", "bf16_seconds", "float32_seconds")
+            measured = {name: getattr(comparison, name) for name in names}
         record = {
             "type": "step",
             **self._label,
@@ -146,23 +138,17 @@ class ScriptLog:
             "stream": step.stream,
             "loss": step.loss,
             "lr": step.lr,
-            "bits": tally.bits,
-            "bits_float32": tally.float32_bits,
-            "shared_bits": tally.shared_bits,
-            "envelope_bits": tally.envelope_bits,
+            **tally.record(),
             "frame_bits": tally.frame_bits,
             "down_bits": tally.down_bits,
             "wire_bytes": tally.wire_bytes,
-            "worker_variance": tally.worker_variance,
-            "nonfinite": tally.nonfinite,
             "seconds": seconds,
-            "codec_seconds": tally.codec_seconds,
-            "fit_seconds": tally.fit_seconds,
             "wire_seconds": tally.wire_seconds,
             **measured,
         }
         if not summary.rank:
-            self._write(record, tensors, summary)
+            self._begin(tensors, summary)
+            self._append(record)
         if self._on_record is not None:
             self._on_record(record)
 
@@ -170,33 +156,30 @@ class ScriptLog:
         """End the log; returns where it is."""
         if self._writer is None:
             return None
-        tally = summary.tally
-        end = {
-            **self._label,
-            "steps": summary.steps,
-            "loss": self._loss,
-            "accuracy": None,
-            "bits": tally.bits,
-            "ratio": tally.ratio,
-            "diverged": not math.isfinite(self._loss),
-            "seconds": summary.seconds,
-        }
         for text in summary.warnings:
             self._append({"type": "warning", "text": text})
-        self._append({"type": "end", **end})
+        self._append(
+            {
+                "type": "end",
+                **self._label,
+                "steps": summary.steps,
+                "loss": self._loss,
+                "accuracy": None,
+                "bits": summary.tally.bits,
+                "ratio": summary.tally.ratio,
+                "diverged": not math.isfinite(self._loss),
+                "seconds": summary.seconds,
+            }
+        )
         self._writer.close()
         return self._writer.path
 
-    def _write(self, record: dict[str, Any], tensors: Mapping[str, int], summary: ScriptSummary) -> None:
-        if self._broken:
-            return
-        if self._writer is None:
+    def _begin(self, tensors: Mapping[str, int], summary: ScriptSummary) -> None:
+        if self._writer is None and not self._broken:
             try:
                 self._writer = RunLogWriter(self._path(), self._study(tensors, summary), force=True)
             except GtraceError as error:
                 self._break(error)
-                return
-        self._append(record)
 
     def _append(self, record: dict[str, Any]) -> None:
         if self._writer is None or self._broken:
@@ -227,7 +210,7 @@ class ScriptLog:
 
     def _command(self) -> str:
         """The command line that repeats this training, launcher aside."""
-        options, default = self._options, type(self._options)(log="", codec="")
+        options, default = self._options, ScriptOptions(log="", codec="")
         words = ["gtrace", "train", *(("--plan", options.plan) if options.plan else ("--codec", options.codec))]
         for pattern, spec in options.rules:
             words += ["--rule", f"{pattern}={spec}"]
@@ -252,7 +235,7 @@ class ScriptLog:
             "steps": None,
             **{name: table[name] for name in ("codec", "rules", "min_size")},
             "plans": [table] if self._rules.tensors else None,
-            "refit": options.refit,
+            "refit": str(options.refit),
             "nonfinite": options.nonfinite,
             "kind": "weight",
             "parameters": sum(tensors.values()),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gtrace.codecs.assignment import Coding
     from gtrace.training.exchange import Nonfinite
     from gtrace.training.neural import Layers
-    from gtrace.training.tasks.base import Recipe
+    from gtrace.training.tasks import Recipe
     from gtrace.training.weights import WeightLevels
 
 T = TypeVar("T")
@@ -39,47 +39,111 @@ DEFAULT_WORKERS: dict[Kind, int] = {"weight": 4, "neural": 1}
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "amsgrad", "adamw")
 
 
-@dataclass(frozen=True, slots=True)
-class StudySettings:
-    """What all runs of a study have in common.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions:
+    """How a study trains; what is None is the task's own.
 
     Attributes:
-        workers: simulated workers.
-        steps: optimizer steps.
-        batch_size: samples that one worker takes in a step.
-        lr: learning rate of the first step.
-        seed: of the model, the batches and the rounding.
-        refit: when codecs are fitted.
-        nonfinite: what to do with gradients that hold NaN or infinity.
-        eval_every: steps between two evaluations; the last step is always followed by one.
-        kind: which gradients go through the codec.
-        shadow: steps between two shadow passes; None for none.
-        layers: whose output gradients go through the codec, for kind neural.
-        optimizer: in the place of the task's own; empty for that.
-        clip: largest norm of the averaged gradient, in the place of the task's; None for that.
-        network: that simulated times are for; None for none.
-        min_size: tensors with fewer elements go uncompressed, for kind weight.
-        down: codec of the average on its way back, or ``same`` as the workers'; empty for none.
-        measure: steps between two at which everything about the averaged gradient is measured; None for none.
+        kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
+            backward, see :mod:`gtrace.training.neural`; weight gradients are then averaged exactly.
+        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
+        steps: optimizer steps; by default the task's.
+        batch_size: samples that one worker takes in a step; by default the task's.
+        lr: learning rate of the first step; by default the task's.
+        seed: of the model, the batches and the rounding, not negative; the first one if there are several.
+        seeds: how many, one after the other.
+        refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
+        nonfinite: what to do with a gradient that holds NaN or infinity, see
+            :class:`~gtrace.training.exchange.Exchange`.
+        eval_every: steps between two evaluations; by default a tenth of the steps.
+        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
+            weight gradients are compared; None for never.
+        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
+        optimizer: one of ``OPTIMIZERS`` instead of the task's own.
+        clip: largest norm of the averaged gradient, instead of the task's.
+        network: adds what a step would take over it to the records.
+        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
+            has a run with each. With MQGrad's, the network is that of its paper if none is given, and its computing
+            time a constant.
+        min_size: tensors with fewer elements go uncompressed.
+        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
+        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
+            None for never. Nothing of the training depends on it.
+        weights: levels such as ``optimal5`` that forward and backward see instead of the weights, see
+            :mod:`gtrace.training.weights`; each of them is one run with each of the codecs, beside the exact one.
+    """
+
+    kind: Kind = "weight"
+    workers: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    seed: int = 0
+    seeds: int = 1
+    refit: str | RefitSchedule = DEFAULT_REFIT
+    nonfinite: Nonfinite = "skip"
+    eval_every: int | None = None
+    shadow: int | None = None
+    layers: Layers = "inner"
+    optimizer: str = ""
+    clip: float | None = None
+    network: Network | None = None
+    policies: Sequence[str | PolicySpec] = (FIXED,)
+    min_size: int = 0
+    down: str = ""
+    measure: int | None = None
+    weights: Sequence[str | WeightLevels] = ()
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UsageError(f"seeds: {self.seeds} is below 1")
+
+    def settings(self, recipe: Recipe, weights: Sequence[WeightLevels]) -> StudySettings:
+        """These options with a task's own values for what is None, and everything read.
+
+        Args:
+            recipe: of the task.
+            weights: what ``weights`` is, read.
+
+        Raises:
+            UsageError: a setting out of range.
+        """
+        steps = _chosen(self.steps, recipe.steps)
+        policies = tuple(PolicySpec.parse(item) if isinstance(item, str) else item for item in self.policies)
+        given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return StudySettings(
+            **{
+                **given,
+                "workers": _chosen(self.workers, DEFAULT_WORKERS.get(self.kind, 1)),
+                "steps": steps,
+                "batch_size": _chosen(self.batch_size, recipe.batch_size),
+                "lr": _chosen(self.lr, recipe.lr),
+                "refit": RefitSchedule.parse(self.refit) if isinstance(self.refit, str) else self.refit,
+                "eval_every": _chosen(self.eval_every, max(1, steps // 10)),
+                "network": timed_network(self.network, policies),
+                "policies": policies,
+                "down": self.down if self.down in ("", "same") else str(build_codec(self.down)),
+                "weights": tuple(weights),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySettings(StudyOptions):
+    """What all runs of a study have in common: its options, none of them left open.
+
+    Raises:
+        UsageError: a setting out of range, or one that belongs to another kind of study.
     """
 
     workers: int
     steps: int
     batch_size: int
     lr: float
-    seed: int
     refit: RefitSchedule
-    nonfinite: Nonfinite
     eval_every: int
-    kind: Kind = "weight"
-    shadow: int | None = None
-    layers: Layers = "inner"
-    optimizer: str = ""
-    clip: float | None = None
-    network: Network | None = None
-    min_size: int = 0
-    down: str = ""
-    measure: int | None = None
+    policies: tuple[PolicySpec, ...]
+    weights: tuple[WeightLevels, ...]
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -110,92 +174,6 @@ class StudySettings:
         for name, number in (("lr", self.lr), ("clip", self.clip)):
             if number is not None and not (math.isfinite(number) and number > 0):
                 raise UsageError(f"{name}: {number:g} is no positive number")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyOptions:
-    """How a study trains; what is None is the task's own.
-
-    Attributes:
-        kind: ``weight`` for the gradients that travel between workers, ``neural`` for those that enter each layer's
-            backward, see :mod:`gtrace.training.neural`; weight gradients are then averaged exactly.
-        workers: simulated workers, each with a mini-batch of its own; by default 4, and 1 for kind neural.
-        steps: optimizer steps; by default the task's.
-        batch_size: samples that one worker takes in a step; by default the task's.
-        lr: learning rate of the first step; by default the task's.
-        seed: of the model, the batches and the rounding, not negative; the first one if there are several.
-        seeds: how many, one after the other.
-        refit: when codecs are fitted to the gradients, as :meth:`RefitSchedule.parse` reads it.
-        nonfinite: what to do with a gradient that holds NaN or infinity, see :class:`Exchange`.
-        eval_every: steps between two evaluations; by default a tenth of the steps.
-        shadow: for kind neural, every so many steps the first worker's backward pass runs exactly too, and the
-            weight gradients are compared; None for never.
-        layers: for kind neural, ``inner`` leaves out the gradient that the last layer gets from the loss.
-        optimizer: one of ``OPTIMIZERS`` instead of the task's own.
-        clip: largest norm of the averaged gradient, instead of the task's.
-        network: adds what a step would take over it to the records.
-        policies: who chooses the bits of codecs that have them, as :meth:`PolicySpec.parse` reads it; each such codec
-            has a run with each. With MQGrad's, the network is that of its paper if none is given, and its computing
-            time a constant.
-        min_size: tensors with fewer elements go uncompressed.
-        down: codec of the server's average on its way to the workers, or ``same`` as theirs; empty for none.
-        measure: every so many steps everything that a sweep says about a codec is measured on the averaged gradient;
-            None for never. Nothing of the training depends on it.
-        weights: levels such as ``optimal5`` that forward and backward see instead of the weights, see
-            :mod:`gtrace.training.weights`; each of them is one run with each of the codecs, beside the exact one.
-    """
-
-    kind: Kind = "weight"
-    workers: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    seed: int = 0
-    seeds: int = 1
-    refit: str = DEFAULT_REFIT
-    nonfinite: Nonfinite = "skip"
-    eval_every: int | None = None
-    shadow: int | None = None
-    layers: Layers = "inner"
-    optimizer: str = ""
-    clip: float | None = None
-    network: Network | None = None
-    policies: Sequence[str | PolicySpec] = (FIXED,)
-    min_size: int = 0
-    down: str = ""
-    measure: int | None = None
-    weights: Sequence[str | WeightLevels] = ()
-
-    def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise UsageError(f"seeds: {self.seeds} is below 1")
-
-    def settings(self, recipe: Recipe, policies: Sequence[PolicySpec]) -> StudySettings:
-        """What the runs of a task with this recipe have in common.
-
-        Raises:
-            UsageError: a setting out of range.
-        """
-        steps = _chosen(self.steps, recipe.steps)
-        return StudySettings(
-            workers=_chosen(self.workers, DEFAULT_WORKERS.get(self.kind, 1)),
-            steps=steps,
-            batch_size=_chosen(self.batch_size, recipe.batch_size),
-            lr=_chosen(self.lr, recipe.lr),
-            seed=self.seed,
-            refit=RefitSchedule.parse(self.refit),
-            nonfinite=self.nonfinite,
-            eval_every=_chosen(self.eval_every, max(1, steps // 10)),
-            kind=self.kind,
-            shadow=self.shadow,
-            layers=self.layers,
-            optimizer=self.optimizer,
-            clip=self.clip,
-            network=timed_network(self.network, policies),
-            min_size=self.min_size,
-            down=self.down if self.down in ("", "same") else str(build_codec(self.down)),
-            measure=self.measure,
-        )
 
 
 def _chosen(given: T | None, default: T) -> T:
@@ -289,27 +267,17 @@ def down_codec(spec: str) -> Codec | Literal["same"] | None:
     return "same" if spec == "same" else build_codec(spec) if spec else None
 
 
-def repeat_command(
-    task: str,
-    codecs: Sequence[Coding],
-    settings: StudySettings,
-    seeds: Sequence[int],
-    policies: Sequence[PolicySpec],
-    weights: Sequence[WeightLevels],
-) -> str:
+def repeat_command(task: str, codecs: Sequence[Coding], settings: StudySettings) -> str:
     """As one would type it; empty for a task that is not built in, a table from no file, and mixed levels of weights.
 
     Args:
         task: its name.
         codecs: the exact one first.
         settings: of all runs.
-        seeds: in a row.
-        policies: that choose bits.
-        weights: levels.
     """
     tables = [item for item in codecs if isinstance(item, CodecTable)]
     named = [str(item) for item in codecs[1:] if item not in tables] or ([] if tables else [str(codecs[0])])
-    counts = {item.count for item in weights}
+    counts = {item.count for item in settings.weights}
     if task not in task_names() or len(counts) > 1 or not all(item.source for item in tables):
         return ""
     options: dict[str, object] = {
@@ -324,13 +292,13 @@ def repeat_command(
         "--nonfinite": settings.nonfinite,
         "--eval-every": settings.eval_every,
     }
-    if len(seeds) > 1:
-        options["--seeds"] = len(seeds)
+    if settings.seeds > 1:
+        options["--seeds"] = settings.seeds
     for name in ("optimizer", "clip"):
         if getattr(settings, name):
             options[f"--{name}"] = getattr(settings, name)
-    if weights:
-        placements = ",".join(item.placement for item in weights)
+    if settings.weights:
+        placements = ",".join(item.placement for item in settings.weights)
         options |= {"--quantize": "model", "--levels": placements, "--weight-levels": counts.pop()}
     if settings.network is not None:
         network = settings.network
@@ -349,6 +317,7 @@ def repeat_command(
     for name in ("shadow", "measure"):
         if getattr(settings, name) is not None:
             options[f"--{name}"] = getattr(settings, name)
-    chosen = [] if tuple(policies) == (PolicySpec(),) else [("--policy", policy) for policy in policies]
+    policies = settings.policies
+    chosen = [] if policies == (PolicySpec(),) else [("--policy", policy) for policy in policies]
     pairs = [*(("--plan", item.source) for item in tables), *options.items(), *chosen]
     return shlex.join(["gtrace", "train", *(str(word) for pair in pairs for word in pair)])

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import weakref
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,11 @@ from gtrace.codecs import Identity
 from gtrace.codecs.assignment import CodecTable
 from gtrace.codecs.plugins import load_plugin
 from gtrace.torch_hooks.hooks import OptimizerStep, TrainingHooks, never_compiled
-from gtrace.torch_hooks.naming import Names
+from gtrace.torch_hooks.naming import Names, local_part
 from gtrace.torch_hooks.processes import before_abrupt_exit, before_shutdown, process_place
-from gtrace.torch_hooks.sharded import local_part
 from gtrace.torch_hooks.steps import Rounds, grad_scale_of, is_nested
 from gtrace.training.compression import after_closure, is_dense, read_gradient, write_gradient
-from gtrace.training.ddp import AllReduceComparison, State, ddp_comm_hook
+from gtrace.training.ddp import AllReduceComparison, RankExchange, ddp_comm_hook
 from gtrace.training.exchange import Exchange, Tally
 from gtrace.training.scriptlog import ScriptLog, ScriptOptions, ScriptSummary
 
@@ -40,14 +39,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _WARNINGS = 3
-
-
-@dataclass(slots=True)
-class _Count:
-    """Number of an optimizer, and how many times its gradients went through the codec."""
-
-    number: int
-    evaluations: int = 0
 
 
 class ScriptTraining:
@@ -81,13 +72,14 @@ class ScriptTraining:
         self._handle: Any = None
         self._patches: list[tuple[str, Any, Any]] = []
         self._owner = os.getpid()
-        self._counts: weakref.WeakKeyDictionary[Optimizer, _Count] = weakref.WeakKeyDictionary()
+        #: number of each optimizer, and how many times its gradients went through the codec
+        self._counts: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._parameter_names = Names()
         # By weak reference and not by id, which a later parameter may get again.
         self._names: Any = WeakTensorKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._wrapped: Any = WeakTensorKeyDictionary()
-        self._states: list[State] = []
+        self._states: list[RankExchange] = []
         self._arrived: dict[int, Tally] = {}
         self._step: OptimizerStep | None = None
         self._pending = Tally()
@@ -144,16 +136,11 @@ class ScriptTraining:
 
     def _exchange_between_ranks(self, wrapper: DistributedDataParallel) -> None:
         options = self._options
-        state = State(
+        state = RankExchange(
             self._rules,
             wrapper.process_group,
             model=wrapper.module,
-            exchange=options.exchange,
-            levels=options.levels,
-            seed=options.seed,
-            refit=options.refit,
-            nonfinite=options.nonfinite,
-            compare_every=options.compare_every,
+            options=options,
             on_step=self._ranks_stepped,
         )
         register = next(original for name, original, _ in self._patches if name == "register_comm_hook")
@@ -174,7 +161,7 @@ class ScriptTraining:
 
         return register_comm_hook
 
-    def _ranks_stepped(self, state: State) -> None:
+    def _ranks_stepped(self, state: RankExchange) -> None:
         self._arrived.setdefault(id(state), Tally()).add(state.last)
         if state.comparison is not None:
             self._comparison = state.comparison
@@ -191,12 +178,10 @@ class ScriptTraining:
     def _compress(self, optimizer: Optimizer) -> None:
         """Put what the codec makes of them in the place of the gradients, unless ranks have done so."""
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if optimizer not in self._counts:
-            self._counts[optimizer] = _Count(self.summary.optimizers)
-            self.summary.optimizers += 1
-        known = self._counts[optimizer]
-        count, known.evaluations = known.evaluations, known.evaluations + 1
-        self._name(optimizer, parameters, known.number)
+        number, count = self._counts.get(optimizer, (self.summary.optimizers, 0))
+        self._counts[optimizer] = number, count + 1
+        self.summary.optimizers = max(self.summary.optimizers, number + 1)
+        self._name(optimizer, parameters, number)
         ours: dict[str, torch.Tensor] = {}
         for parameter in parameters:
             state = self._wrapped.get(parameter)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from gtrace.buckets import as_values
+from gtrace.codecs.link import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
 def flat(values: Any, codec: Codec) -> Vector:
     """Real numbers of any shape, float32[n]: on their device where the codec works there, else on the host."""
-    if not _is_tensor(values):
+    # Whoever has a tensor has imported torch; simulated workers do without it.
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(values, torch.Tensor):
         return as_values(values)
-    if _device().stays(codec, values):
-        return values.detach().float().contiguous().reshape(-1)
-    return as_values(values.detach().cpu().float().numpy())
+    vector: Vector = _device().flat(values, codec)
+    return vector
 
 
 def on_host(values: Vector) -> NDArray[np.float32]:
@@ -43,8 +45,8 @@ def on_host(values: Vector) -> NDArray[np.float32]:
     return array
 
 
-class TensorEngine:
-    """The :class:`~gtrace.codecs.link.Engine` of links whose values may be tensors."""
+class TensorEngine(Engine):
+    """The engine of links whose values may be tensors."""
 
     def on_host(self, values: Vector) -> NDArray[np.float32]:
         """The values as an array."""
@@ -85,7 +87,7 @@ def count_nonfinite(values: Vector) -> int:
 
 
 def zero_nonfinite(values: Vector) -> Vector:
-    """A copy with zeros in the place of NaN and infinity."""
+    """A copy with zeros instead of NaN and infinity."""
     if isinstance(values, np.ndarray):
         return np.where(np.isfinite(values), values, np.float32(0))
     return values.nan_to_num(0.0, 0.0, 0.0)
@@ -98,15 +100,12 @@ def count_zeros(values: Vector) -> int:
     return values.numel() - int(values.count_nonzero())
 
 
-def widened(values: Vector) -> Any:
-    """A copy in float64."""
-    return values.astype(np.float64) if isinstance(values, np.ndarray) else values.double()
-
-
-def narrowed(values: Any) -> Vector:
-    """Back to float32."""
-    narrow: Vector = values.astype(np.float32) if isinstance(values, np.ndarray) else values.float()
-    return narrow
+def error_of(exact: Vector, decoded: Vector) -> tuple[float, float]:
+    """||exact||^2 and ||decoded - exact||^2, summed in float64."""
+    wide: Any = exact.astype(np.float64) if isinstance(exact, np.ndarray) else exact.double()
+    energy = float(wide @ wide)
+    wide -= decoded
+    return energy, float(wide @ wide)
 
 
 def plain_mean(vectors: Sequence[Vector]) -> Vector:
@@ -126,9 +125,9 @@ def aggregate(codec: Codec, decoded: Sequence[Vector]) -> Vector:
 
 def concatenated(vectors: Sequence[Vector]) -> Vector:
     """All in a row; on the host unless all lie on one device."""
-    places = {None if isinstance(one, np.ndarray) else one.device for one in vectors}
+    places = {place_of(one) for one in vectors}
     if len(places) == 1 and None not in places:
-        whole: Vector = _device().concatenated([one for one in vectors if not isinstance(one, np.ndarray)])
+        whole: Vector = sys.modules["torch"].cat(list(vectors))
         return whole
     return np.concatenate([on_host(one) for one in vectors])
 
@@ -137,14 +136,7 @@ def cut(whole: Vector, sizes: Sequence[int]) -> list[Vector]:
     """Undo :func:`concatenated`."""
     if isinstance(whole, np.ndarray):
         return list(np.split(whole, np.cumsum(sizes)[:-1]))
-    parts: list[Vector] = _device().cut(whole, sizes)
-    return parts
-
-
-def _is_tensor(values: Any) -> TypeGuard[torch.Tensor]:
-    # Whoever has a tensor has imported torch; simulated workers do without it.
-    module = sys.modules.get("torch")
-    return module is not None and isinstance(values, module.Tensor)
+    return list(sys.modules["torch"].split(whole, list(sizes)))
 
 
 def _device() -> Any:

@@ -8,6 +8,7 @@ and were not encoded).
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -36,16 +37,32 @@ class Collectives:
     Attributes:
         sent: bytes that this rank gave to collectives for other ranks, the eight that tell a length included.
         seconds: wall time inside of collectives, waiting for others included.
-        device: where the backend wants tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.sent = 0
         self.seconds = 0.0
         self._group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+    # Asked for with the first exchange: a program may make its process group late.
+    @cached_property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return dist.get_rank(self._group)
+
+    @cached_property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return dist.get_world_size(self._group)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the backend wants tensors."""
+        return torch.device("cuda" if dist.get_backend(self._group) == "nccl" else "cpu")
+
+    def __reduce__(self) -> tuple[type[Collectives], tuple[()]]:
+        """For pickle: a process group belongs to one process, so what comes back uses the default one."""
+        return Collectives, ()
 
     def scatter(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send ``parts[k]`` to rank k; returns what every rank sent to this one, by rank."""
@@ -86,7 +103,7 @@ _NOT_FINITE = 2**32 - 1
 
 
 class NotFinite:
-    """In the place of a message: a gradient held NaN or infinity, and so must what comes of it."""
+    """Instead of a message: a gradient held NaN or infinity, and so must what comes of it."""
 
 
 NOT_FINITE = NotFinite()

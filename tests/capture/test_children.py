@@ -165,3 +165,13 @@ def test_the_word_of_a_run_over_several_machines(machines, process, monkeypatch)
     else:
         assert attrs["run"] != "word"
         assert attrs["launchers"] == ["word"]
+
+
+def test_the_processes_of_a_launch_share_the_budget(process, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    process.start(every=1, budget=4 * 12)
+    process.train(steps=4)
+    process.end()
+    with open_trace(process.path) as trace:
+        assert trace.scalars(rank=1)["step"].tolist() == [0, 1]

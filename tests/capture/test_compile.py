@@ -66,8 +66,16 @@ def check(tmp_path, compiled, backend):
 
 
 @pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("compiled", ["model", "step", "model and step", "loop"])
+@pytest.mark.parametrize(
+    ("compiled", "backend"),
+    [
+        ("model and step", "eager"),
+        ("loop", "eager"),
+        ("model", "aot_eager"),
+        ("step", "aot_eager"),
+        ("loop", "aot_eager"),
+    ],
+)
 def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
     check(tmp_path, compiled, backend)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.writer import quiet_logs
-from gtrace.cli import main
 
 LOGGING = """
     import logging, sys
@@ -60,26 +58,10 @@ def test_only_this_thread_is_quiet(caplog):
     assert caplog.messages == ["the program's", "the program's, too", "after"]
 
 
-@pytest.fixture
-def capture(tmp_path, monkeypatch, capfd):
-    """Run ``gtrace capture`` on a script in this process: exit code, what it printed to stdout and stderr."""
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back at the end
-    monkeypatch.chdir(tmp_path)
-
-    def run(source):
-        write_script(tmp_path / "train.py", source)
-        with pytest.raises(SystemExit) as ended:
-            main(["capture", "train.py"])
-        return ended.value.code, *capfd.readouterr()
-
-    return run
-
-
 @pytest.mark.capture_case("stdout and stderr replaced or closed")
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(4)", 5)])
-def test_streams_that_a_program_replaces(tmp_path, capture, end, code):
-    got, out, err = capture(f"""
+def test_streams_that_a_program_replaces(tmp_path, gtrace_here, end, code):
+    source = f"""
         import sys, torch
 
         class Logger:
@@ -98,7 +80,9 @@ def test_streams_that_a_program_replaces(tmp_path, capture, end, code):
         sys.stdout.write("done\\n")
         sys.stderr.close()
         {end}
-        """)
+        """
+    write_script(tmp_path / "train.py", source)
+    got, out, err = gtrace_here("capture", "train.py")
     assert (got, out) == (code, "logged: done\n")
     assert (tmp_path / "log.txt").read_text() == ""
     first, last = err.splitlines()

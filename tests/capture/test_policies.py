@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers_capture import run_gtrace, run_python, write_script
+from helpers_capture import write_script
 from torch import nn
 
 import gtrace
@@ -146,7 +146,7 @@ def test_micro_batches(batches, to_none, tmp_path):
     summary = session.finish("complete")
     assert summary.without == ()
     # The time of the looks counts, not only that of the copies.
-    assert session._hooks.seconds > 0
+    assert session._recorder.hooks.seconds > 0
     trace = gtrace.open_trace(tmp_path / "run.zarr")
     for place, (name, _) in enumerate(model.named_parameters()):
         numbers = trace.statistics(name)
@@ -275,20 +275,17 @@ TRAIN = """
 """
 
 
-def test_the_command_line(tmp_path):
-    write_script(tmp_path / "train.py", TRAIN)
-    run_python("train.py", cwd=tmp_path)
-    (tmp_path / "weights.pt").rename(tmp_path / "plain.pt")
+def test_the_command_line(tmp_path, gtrace_here, weights_without):
+    plain = weights_without(write_script(tmp_path / "train.py", TRAIN))
     options = ("--max-elements", "20000", "--optimizer-state", "--noise", "-o", "run.zarr")
-    done = run_gtrace("capture", *options, "train.py", cwd=tmp_path)
-    assert done.returncode == 0
-    first, last = done.stderr.splitlines()
+    code, _, err = gtrace_here("capture", *options, "train.py")
+    assert code == 0
+    first, last = err.splitlines()
     # 2 of 4 blocks, and the bias.
     assert first.startswith(f"gtrace: recording 2 tensors, {(2 * BLOCK + 200) * 4 / 1000:.1f} kB a step")
     assert last.startswith("gtrace: 30 steps captured in run.zarr (2 tensors")
-    assert (tmp_path / "weights.pt").read_bytes() == (tmp_path / "plain.pt").read_bytes()
-    shown = run_gtrace("info", "run.zarr", cwd=tmp_path).stdout
-    assert "whole blocks of 1 tensor" in shown
+    assert (tmp_path / "weights.pt").read_bytes() == plain
+    assert "whole blocks of 1 tensor" in gtrace_here("info", "run.zarr")[1]
     with gtrace.open_trace(tmp_path / "run.zarr") as trace:
         assert trace.statistics("weight")["replicas"].tolist() == [2] * 30
 
@@ -303,11 +300,11 @@ def test_a_closed_stderr_stops_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--noise", "--optimizer-state"])
-def test_options_of_weights_are_none_of_neural_gradients(option, tmp_path):
+def test_options_of_weights_are_none_of_neural_gradients(option, tmp_path, gtrace_here):
     write_script(tmp_path / "train.py", TRAIN)
-    done = run_gtrace("capture", "--kind", "neural", option, "train.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"{option} is about gradients of weights" in done.stderr
+    code, _, err = gtrace_here("capture", "--kind", "neural", option, "train.py")
+    assert code == 2
+    assert f"{option} is about gradients of weights" in err
 
 
 def test_what_changes_gradients_between_micro_batches_is_none(tmp_path):

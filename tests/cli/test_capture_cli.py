@@ -17,7 +17,6 @@ from helpers_capture import but_first_line, environment, run_gtrace, run_python,
 
 import gtrace
 from gtrace.capture.summary import CaptureSummary
-from gtrace.cli import main
 from gtrace.cli.capture import _result
 
 TRAIN = textwrap.dedent("""
@@ -57,22 +56,18 @@ ENDLESS = """
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RANK", raising=False)
-    write_script(tmp_path / "train.py", TRAIN)
-    return tmp_path
+def folder(folder):
+    write_script(folder / "train.py", TRAIN)
+    return folder
 
 
 @pytest.fixture
-def capture(folder, capfd):
-    """Run ``gtrace capture`` in this process: exit code, stdout, stderr."""
+def capture(call, folder):
+    """Run ``gtrace capture``: exit code, stdout, stderr."""
 
     def run(*args):
-        with pytest.raises(SystemExit) as ended:
-            main(["capture", *map(str, args)])
-        out, err = capfd.readouterr()
-        return ended.value.code, out, but_first_line(err)
+        done = call("capture", *args)
+        return done.returncode, done.stdout, but_first_line(done.stderr)
 
     return run
 
@@ -360,18 +355,6 @@ def test_the_scripts_environment_comes_first(folder):
     write_script(folder / "threads.py", source)
     result = run_gtrace("capture", "threads.py", cwd=folder)
     assert (result.returncode, result.stdout) == (0, "[]\n2\n")
-
-
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys\nfrom gtrace.cli import main\n"
-        "try:\n    main(['capture', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "heavy = {'torch', 'numpy', 'zarr', 'h5py', 'numba'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "SCRIPT [ARGS]" in result.stdout
 
 
 def test_without_torch_there_is_one_clear_line(folder):

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from gtrace.cli import main
-
 from ..helpers_report import rows_of, write_sweep
 
 MACHINES = ["--ranks", "8", "--network", "1Mbit/s", "--latency", "20us", "--step-time", "10ms"]
@@ -18,19 +16,6 @@ for _ in range(3):
     model(torch.ones(2, 40)).square().mean().backward()
     optimizer.step()
 """
-
-
-@pytest.fixture
-def call(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def run(*args):
-        with pytest.raises(SystemExit) as stop:
-            main([*map(str, args)])
-        return stop.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

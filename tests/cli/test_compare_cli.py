@@ -1,6 +1,7 @@
 """``gtrace train --measure`` and ``gtrace compare`` from the outside."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -20,14 +21,8 @@ def log(tmp_path_factory):
 
 
 @pytest.fixture
-def compare(capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(["compare", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run
+def compare(call):
+    return partial(call, "compare")
 
 
 def test_from_a_study_to_a_table_and_a_figure(log, compare, tmp_path):
@@ -70,8 +65,7 @@ def test_what_is_no_run_log(compare, tmp_path):
     assert "run log" in err or "JSON" in err
 
 
-def test_measures_are_of_gradients_between_workers(compare, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["train", "--codec", "int8", "--kind", "neural", "--measure", "2"])
-    assert exit_.value.code == 2
-    assert "measure" in capsys.readouterr().err
+def test_measures_are_of_gradients_between_workers(call):
+    code, _, err = call("train", "--codec", "int8", "--kind", "neural", "--measure", "2")
+    assert code == 2
+    assert "measure" in err

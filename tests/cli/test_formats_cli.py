@@ -10,7 +10,6 @@ import pytest
 import yaml
 from helpers_laws import LAYERS, STEPS, gradient, write_laws
 
-from gtrace.cli import main
 from gtrace.errors import TraceError
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
 from gtrace.trace import Trace, create_trace, open_trace
@@ -21,21 +20,8 @@ def trace(tmp_path_factory):
     return write_laws(tmp_path_factory.mktemp("laws") / "run.zarr", kinds=("weight", "neural"))
 
 
-@pytest.fixture
-def run(capsys):
-    """Run a command; returns exit code, stdout and stderr."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return call
-
-
-def test_fit_says_first_which_law_fits(run, trace):
-    code, out, err = run("info", trace, "--fit", "--kind", "neural")
+def test_fit_says_first_which_law_fits(call, trace):
+    code, out, err = call("info", trace, "--fit", "--kind", "neural")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == f"{trace}: laws of |g| without zeros, 4 tensors, 3 steps from 0 to 20"
@@ -51,14 +37,14 @@ def test_fit_says_first_which_law_fits(run, trace):
     assert "weight" not in out
 
 
-def test_both_kinds_are_told_apart(run, trace):
-    _, out, _ = run("info", trace, "--fit", "--tensors", "narrow", "--steps", "0")
+def test_both_kinds_are_told_apart(call, trace):
+    _, out, _ = call("info", trace, "--fit", "--tensors", "narrow", "--steps", "0")
     rows = [line.split() for line in out.splitlines() if line.startswith("narrow")]
     assert [row[1] for row in rows] == ["weight", "neural"]
 
 
-def test_fit_as_json_has_every_step(run, trace):
-    code, out, _ = run("info", trace, "--fit", "--kind", "neural", "--tensors", "early,tiny", "--json")
+def test_fit_as_json_has_every_step(call, trace):
+    code, out, _ = call("info", trace, "--fit", "--kind", "neural", "--tensors", "early,tiny", "--json")
     assert code == 0
     told = json.loads(out)
     early, tiny = told["tensors"]
@@ -75,15 +61,15 @@ def test_fit_as_json_has_every_step(run, trace):
         assert told["fingerprint"] == opened.fingerprint
 
 
-def test_fit_of_zeros_and_equal_values(run, tmp_path):
+def test_fit_of_zeros_and_equal_values(call, tmp_path):
     with create_trace(tmp_path / "t.zarr") as writer:
         writer.append(0, "zero", [0.0] * 5)
         writer.append(0, "same", [0.5] * 5)
         writer.commit(0)
-    code, out, err = run("info", tmp_path / "t.zarr", "--fit")
+    code, out, err = call("info", tmp_path / "t.zarr", "--fit")
     assert (code, err) == (0, "")
     assert "No tensor has the 100 non-zero elements" in out
-    code, out, _ = run("formats", tmp_path / "t.zarr", "--tensors", "zero")
+    code, out, _ = call("formats", tmp_path / "t.zarr", "--tensors", "zero")
     assert (code, "any format will do" in out) == (0, True)
 
 
@@ -95,14 +81,14 @@ def test_fit_of_zeros_and_equal_values(run, tmp_path):
         (["--fit", "--tensors", "wyde"], "did you mean wide"),
     ],
 )
-def test_wrong_usage(run, trace, arguments, message):
-    code, out, err = run("info", trace, *arguments)
+def test_wrong_usage(call, trace, arguments, message):
+    code, out, err = call("info", trace, *arguments)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_formats_as_a_table(run, trace):
-    code, out, err = run("formats", trace, "--kind", "neural", "--bits", "4,8", "--scale", "error")
+def test_formats_as_a_table(call, trace):
+    code, out, err = call("formats", trace, "--kind", "neural", "--bits", "4,8", "--scale", "error")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == f"{trace}: float formats under scale=error, 4 tensors, 3 steps"
@@ -111,24 +97,24 @@ def test_formats_as_a_table(run, trace):
     assert len(bits) == 8
 
 
-def test_a_layer_that_is_lost_is_pointed_out(run, trace):
-    _, out, _ = run("formats", trace, "--kind", "neural", "--bits", "4", "--tensors", "wide")
+def test_a_layer_that_is_lost_is_pointed_out(call, trace):
+    _, out, _ = call("formats", trace, "--kind", "neural", "--bits", "4", "--tensors", "wide")
     assert "Mind: wide at 4 bits loses up to" in out
-    _, out, _ = run("formats", trace, "--kind", "neural", "--bits", "8", "--tensors", "narrow")
+    _, out, _ = call("formats", trace, "--kind", "neural", "--bits", "8", "--tensors", "narrow")
     assert "Mind" not in out
 
 
-def test_a_tail_that_ends_early_is_told(run, tmp_path):
+def test_a_tail_that_ends_early_is_told(call, tmp_path):
     with create_trace(tmp_path / "t.zarr") as writer:
         writer.append(0, "w", np.exp(4 * np.minimum(np.random.default_rng(0).standard_normal(5000), 1)))
         writer.commit(0)
-    _, out, _ = run("formats", tmp_path / "t.zarr", "--bits", "4")
+    _, out, _ = call("formats", tmp_path / "t.zarr", "--bits", "4")
     assert "octaves below the largest that the law expects" in out
 
 
-def test_formats_as_yaml_and_json_are_the_same(run, trace, tmp_path):
+def test_formats_as_yaml_and_json_are_the_same(call, trace, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    code, out, err = run("formats", trace, "--kind", "neural", "--bits", "6", "-o", recipe, "--json")
+    code, out, err = call("formats", trace, "--kind", "neural", "--bits", "6", "-o", recipe, "--json")
     assert (code, err) == (0, f"{recipe}\n")
     written, told = yaml.safe_load(recipe.read_text()), json.loads(out)
     assert [layer["tensor"] for layer in written["layers"]] == list(LAYERS)
@@ -138,41 +124,41 @@ def test_formats_as_yaml_and_json_are_the_same(run, trace, tmp_path):
     assert list(tmp_path.iterdir()) == [recipe]
 
 
-def test_nothing_is_overwritten_unless_asked(run, trace, tmp_path):
+def test_nothing_is_overwritten_unless_asked(call, trace, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("mine")
-    code, out, err = run("formats", trace, "-o", recipe)
+    code, out, err = call("formats", trace, "-o", recipe)
     assert (code, out) == (4, "")
     assert "exists already" in err
     assert recipe.read_text() == "mine"
-    code, _, _ = run("formats", trace, "-o", recipe, "--force", "--steps", "0", "--bits", "4")
+    code, _, _ = call("formats", trace, "-o", recipe, "--force", "--steps", "0", "--bits", "4")
     assert code == 0
     assert yaml.safe_load(recipe.read_text())["gtrace_formats"] == 1
 
 
 @pytest.mark.parametrize("bits", ["2", "9", "x"])
-def test_impossible_bits(run, trace, bits):
-    code, _, err = run("formats", trace, "--bits", bits)
+def test_impossible_bits(call, trace, bits):
+    code, _, err = call("formats", trace, "--bits", bits)
     assert code == 2
     assert "--bits" in err
 
 
-def test_names_that_would_act_are_shown(run, tmp_path):
+def test_names_that_would_act_are_shown(call, tmp_path):
     with create_trace(tmp_path / "t.zarr") as writer:
         writer.append(0, "a\x1b[31mb", [1.0, 2.0, 3.0])
         writer.commit(0)
     for command in (["info", "--fit"], ["formats"]):
-        _, out, _ = run(command[0], tmp_path / "t.zarr", *command[1:])
+        _, out, _ = call(command[0], tmp_path / "t.zarr", *command[1:])
         assert "\x1b" not in out
         assert "a\\x1b[31mb" in out
 
 
-def test_info_without_fit_reads_no_gradient(run, trace, monkeypatch):
+def test_info_without_fit_reads_no_gradient(call, trace, monkeypatch):
     def broken(*_arguments, **_keywords):
         raise TraceError("the trace is damaged")
 
     monkeypatch.setattr(Trace, "read", broken)
-    assert run("info", trace)[0] == 0
+    assert call("info", trace)[0] == 0
     for command in (["info", trace, "--fit"], ["formats", trace]):
-        code, out, err = run(*command)
+        code, out, err = call(*command)
         assert (code, out, err) == (3, "", "gtrace: the trace is damaged\n")

@@ -6,29 +6,21 @@ import io
 import json
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
 from rich.console import Console
 
-from gtrace.cli import main
-from gtrace.cli.info import TensorHistory, show, sparkline
 from gtrace.cli.info import _row as row_of
+from gtrace.cli.info import show, sparkline
 from gtrace.trace import Trace, create_trace, open_trace
 
 
 @pytest.fixture
-def info(capsys):
-    """Run ``gtrace info``; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as exit_:
-            main(["info", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return exit_.value.code, captured.out, captured.err
-
-    return run
+def info(call):
+    return partial(call, "info")
 
 
 def shown(trace, width=200, encoding="utf-8"):
@@ -232,12 +224,6 @@ def test_errors_are_one_line_and_exit_3(as_json, info, tmp_path):
         assert err.count("\n") == 1
 
 
-def test_help_has_an_example(info):
-    code, out, _ = info("--help")
-    assert code == 0
-    assert "Example: gtrace info run.zarr" in out
-
-
 def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
     path = write_trace(tmp_path / "run.zarr")
     program = (
@@ -249,21 +235,13 @@ def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
     assert done.stderr.strip() == "set()"
 
 
-def test_rows_are_made_of_stored_numbers():
-    trace = Trace.from_arrays({"w": {2: [3.0, 4.0], 7: [0.0, 1.0]}})
-    row = row_of(trace, trace.tensors[0])
-    assert row == TensorHistory(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)
-
-
-def test_info_says_whether_ranks_agree(tmp_path):
+def test_info_says_whether_ranks_agree(info, tmp_path):
     with create_trace(tmp_path / "run.zarr") as writer:
         for rank in (0, 1):
             writer.append(0, "same", [1.0, 2.0], rank=rank, stage="reduced")
             writer.append(0, "own", [1.0, 2.0 + rank], rank=rank)
         writer.commit(0)
-    done = subprocess.run(
-        [sys.executable, "-m", "gtrace", "info", "run.zarr"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = info("run.zarr")
     assert (
         "ranks    2; local gradients differ (1 of 1), as on different data; reduced gradients are the same on all\n"
     ) in done.stdout

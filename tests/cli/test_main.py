@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -10,14 +11,9 @@ from gtrace.errors import UsageError
 HEAVY = ("numpy", "numba", "torch", "zarr", "h5py", "matplotlib", "scipy", "rich")
 
 
-def run(*args, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "gtrace", *args], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
-    )
-
-
 @pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["capture", "--help"], ["sweep", "--help"], ["train", "--help"]]
+    "args",
+    [["--help"], ["--version"], ["capture", "--help"], ["sweep", "--help"], ["train", "--help"], ["report", "-h"]],
 )
 def test_help_loads_click_and_nothing_heavy(args):
     code = (
@@ -43,23 +39,23 @@ def test_help_names_every_command():
         assert f"  {name} " in done.output
 
 
-def test_a_typo_is_answered_with_the_nearest_command():
-    done = run("swep")
+def test_a_typo_is_answered_with_the_nearest_command(call):
+    done = call("swep")
     assert done.returncode == 2
     assert done.stderr.startswith("gtrace: no command 'swep'; did you mean sweep?")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_wrong_option_is_one_line():
-    done = run("sweep", "--mehtods", "all", "x")
+def test_a_wrong_option_is_one_line(call):
+    done = call("sweep", "--mehtods", "all", "x")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "--mehtods" in done.stderr
 
 
-def test_a_missing_trace_is_one_line_with_exit_3(tmp_path):
+def test_a_missing_trace_is_one_line_with_exit_3(call, tmp_path):
     for command in ("info", "sweep"):
-        done = run(command, "missing.zarr", cwd=tmp_path)
+        done = call(command, "missing.zarr")
         assert done.returncode == 3, done.stderr
         assert done.stderr.count("\n") == 1
         assert "missing.zarr" in done.stderr
@@ -88,16 +84,14 @@ def test_interrupt_is_130(monkeypatch, capsys):
     assert "kept" in capsys.readouterr().err
 
 
-def test_codecs_lists_and_explains():
-    done = run("codecs")
+def test_codecs_lists_and_explains(call):
+    done = call("codecs")
     assert done.returncode == 0
     assert "qsgdinf" in done.stdout
-    done = run("codecs", "nuqsgd")
+    done = call("codecs", "nuqsgd")
     assert "Ramezani-Kebrya" in done.stdout
-    done = run("codecs", "nuqsdg")
+    done = call("codecs", "nuqsdg")
     assert done.returncode == 2
     assert "did you mean nuqsgd" in done.stderr
-    done = run("codecs", "terngrad", "--json")
-    import json
-
+    done = call("codecs", "terngrad", "--json")
     assert json.loads(done.stdout)["name"] == "terngrad"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from helpers_capture import run_gtrace, write_script
+from helpers_capture import write_script
 from helpers_plan import LAYERS, trace_of_laws
 
 import gtrace
@@ -176,7 +176,7 @@ def test_a_report_has_a_section_on_a_plan(trace, tmp_path):
     assert json.loads(run("report", tmp_path / "plan.yaml", "--json"))["plans"][0]["name"] == "plan"
 
 
-def test_capture_plan_train_report_in_four_commands(tmp_path):
+def test_capture_plan_train_report_in_four_commands(call, tmp_path):
     write_script(tmp_path / "train.py", SCRIPT)
     for words in (
         ("capture", "--steps", "0-3", "train.py"),
@@ -184,7 +184,7 @@ def test_capture_plan_train_report_in_four_commands(tmp_path):
         ("train", "--plan", "plan.yaml", "-o", "run.jsonl", "train.py"),
         ("report", "plan.yaml", "run.jsonl", "-o", "report.html"),
     ):
-        done = run_gtrace(*words, cwd=tmp_path)
+        done = call(*words)
         assert done.returncode == 0, done.stderr
     found = load_plan(tmp_path / "plan.yaml")
     records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]

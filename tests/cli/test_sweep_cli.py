@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import pytest
 from helpers_sweep import rows_of, write_trace
@@ -9,16 +7,10 @@ import gtrace
 from gtrace.sweep import ResultStore
 
 
-def run(*args, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "gtrace", *args], capture_output=True, text=True, check=False, cwd=cwd, timeout=120
-    )
-
-
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
-def test_short_form(tmp_path, suffix):
+def test_short_form(call, tmp_path, suffix):
     write_trace(tmp_path / f"run.{suffix}", steps=(0, 1))
-    done = run("sweep", f"run.{suffix}", "--methods", "qsgd,terngrad", "--bits", "2-3", cwd=tmp_path)
+    done = call("sweep", f"run.{suffix}", "--methods", "qsgd,terngrad", "--bits", "2-3")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
@@ -32,15 +24,15 @@ def test_short_form(tmp_path, suffix):
     assert stored.provenance["command"][1:3] == ["sweep", f"run.{suffix}"]
 
 
-def test_one_and_two_jobs_give_the_same_rows(tmp_path):
+def test_one_and_two_jobs_give_the_same_rows(call, tmp_path):
     write_trace(tmp_path / "run.zarr")
     for jobs in ("1", "2"):
-        done = run("sweep", "run.zarr", "--bits", "3", "--jobs", jobs, "-o", f"{jobs}.db", "--json", cwd=tmp_path)
+        done = call("sweep", "run.zarr", "--bits", "3", "--jobs", jobs, "-o", f"{jobs}.db", "--json")
         assert json.loads(done.stdout)["rows"] > 0
     assert rows_of(ResultStore.load(tmp_path / "1.db")) == rows_of(ResultStore.load(tmp_path / "2.db"))
 
 
-def test_bad_input(tmp_path):
+def test_bad_input(call, tmp_path):
     write_trace(tmp_path / "run.zarr", steps=(0,))
     cases = [
         (("--methods", "qsdg"), 2, "did you mean qsgd"),
@@ -54,50 +46,50 @@ def test_bad_input(tmp_path):
         (("-o", "missing/out.db"), 2, "does not exist"),
     ]
     for args, code, words in cases:
-        done = run("sweep", "run.zarr", "--methods", "qsgd", *args, cwd=tmp_path)
+        done = call("sweep", "run.zarr", "--methods", "qsgd", *args)
         assert done.returncode == code, (args, done.stderr)
         assert words in done.stderr, (args, done.stderr)
         assert done.stderr.count("\n") == 1, (args, done.stderr)
         assert not (tmp_path / "run.sweep.db").exists()
 
 
-def test_existing_output_is_left_untouched(tmp_path):
+def test_existing_output_is_left_untouched(call, tmp_path):
     write_trace(tmp_path / "run.zarr", steps=(0,))
     (tmp_path / "run.sweep.db").write_text("mine")
-    done = run("sweep", "run.zarr", "--methods", "terngrad", cwd=tmp_path)
+    done = call("sweep", "run.zarr", "--methods", "terngrad")
     assert done.returncode == 4
     assert (tmp_path / "run.sweep.db").read_text() == "mine"
-    done = run("sweep", "run.zarr", "--methods", "terngrad", "--force", cwd=tmp_path)
+    done = call("sweep", "run.zarr", "--methods", "terngrad", "--force")
     assert done.returncode == 0
 
 
-def test_sparsities_and_kinds(tmp_path):
+def test_sparsities_and_kinds(call, tmp_path):
     with gtrace.create_trace(tmp_path / "run.zarr") as writer:
         for step in range(2):
             writer.append(step, "fc.weight", [0.1, -0.2, 0.3, 0.4])
             writer.append(step, "fc", [0.5, -0.1, 0.2][: 3 - step], kind="neural")
             writer.commit(step)
     sparsities = ("--methods", "prune,topk-prune", "--sparsity", "0.5-0.95")
-    done = run("sweep", "run.zarr", *sparsities, "--json", cwd=tmp_path)
+    done = call("sweep", "run.zarr", *sparsities, "--json")
     assert json.loads(done.stdout)["left_out"] == {"neural": 1}
     assert done.stderr == "gtrace: 1 tensors of neural gradients left out; --kind neural takes them\n"
     result = ResultStore.load(tmp_path / "run.sweep.db")
     assert sorted(set(result["sparsity_asked"])) == pytest.approx([0.5 + 0.05 * k for k in range(10)])
     assert set(result["tensor"]) == {"fc.weight"}
-    done = run("sweep", "run.zarr", *sparsities, "--kind", "neural", "-o", "neural.db", cwd=tmp_path)
+    done = call("sweep", "run.zarr", *sparsities, "--kind", "neural", "-o", "neural.db")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(set(ResultStore.load(tmp_path / "neural.db")["n"])) == [2, 3]
-    done = run("sweep", "run.zarr", "--methods", "qsgd", "--sparsity", "0.5", "-o", "x.db", cwd=tmp_path)
+    done = call("sweep", "run.zarr", "--methods", "qsgd", "--sparsity", "0.5", "-o", "x.db")
     assert done.returncode == 2
     assert "--sparsity: none of the chosen codecs takes it" in done.stderr
 
 
-def test_a_sweep_over_averages_says_that_the_wire_is_worse(tmp_path):
+def test_a_sweep_over_averages_says_that_the_wire_is_worse(call, tmp_path):
     for stage in ("reduced", "local"):
         with gtrace.create_trace(tmp_path / f"{stage}.zarr", attrs={"world_size": 4}) as writer:
             writer.append(0, "w", [1.0, 2.0], stage=stage)
             writer.commit(0)
-        done = run("sweep", f"{stage}.zarr", "--methods", "qsgd", "--bits", "2", cwd=tmp_path)
+        done = call("sweep", f"{stage}.zarr", "--methods", "qsgd", "--bits", "2")
         assert done.returncode == 0
         told = "gtrace: warning: gradients are averages over 4 processes" in done.stderr
         assert told == (stage == "reduced"), done.stderr

@@ -10,7 +10,7 @@ from helpers_variants import VARIANTS
 
 import gtrace
 from gtrace import MomentSketch
-from gtrace.codecs import LevelCodec, expecting
+from gtrace.codecs import expecting, grids, level_grid
 from gtrace.codecs.level_sets import LevelSets
 from gtrace.coding import ENVELOPE_BYTES, CodedBlock, Floats, entropy, open_envelope, seal, sign_first, sign_last
 from gtrace.coding import huffman as coding_blocks
@@ -20,7 +20,7 @@ from gtrace.types import Key
 
 KEY = Key.derive(0, tensor="coders")
 SIZE = 40_000
-LEVELS = [spec for spec in VARIANTS if isinstance(gtrace.codec(spec), LevelCodec)]
+LEVELS = [spec for spec in VARIANTS if level_grid(gtrace.codec(spec))]
 OWN = [
     "prune",
     "topk-prune",
@@ -86,7 +86,7 @@ def test_bits_are_expected_whatever_comes_after_the_fit(spec):
             assert c.decode(c.shared(state), payload, SIZE).size == SIZE
         error = np.std(lengths, ddof=1) / np.sqrt(6)
         # Codes of a symbol and its opposite differ by a bit, and a sketch does not know which sign comes more often.
-        signs = 0.0 if c.has_zero else np.sqrt(SIZE / 6)
+        signs = 0.0 if c.parts.grid.zero else np.sqrt(SIZE / 6)
         assert abs(np.mean(lengths) - expected.bits_payload * SIZE) < 6 * error + signs + 32
 
 
@@ -105,7 +105,7 @@ def test_every_codec_says_its_bits_under_each_coder(spec):
     coder = inner.parameters.get("coder")
     if coder == "fixed":
         assert abs(coded.fixed - bits) * x.size < 8
-    elif isinstance(inner, LevelCodec):
+    elif level_grid(inner):
         if coder == "huffman":
             # The codec's own code is the sketch's, and its lengths are in the shared bytes.
             assert coded.entropy <= bits + 1e-9
@@ -168,10 +168,10 @@ def test_weighted_sketches_need_no_codes(spec, monkeypatch):
         raise AssertionError("a code was made")
 
     wanted = 2 * c.expect(state, plain).squared_error
-    for owner, name in ((coding_blocks, "huffman_lengths"), (LevelCodec, "_tell"), (LevelSets, "judge")):
+    for owner, name in ((coding_blocks, "huffman_lengths"), (grids, "_symbols_of"), (LevelSets, "judge")):
         monkeypatch.setattr(owner, name, refuse)
     assert c.weighted_error(state, plain, weighted) == pytest.approx(wanted, rel=1e-9, abs=1e-18)
-    if isinstance(c, LevelCodec) and c.needs.bucket_moments is False and "levels" not in state.arrays:
+    if level_grid(c) and c.needs.bucket_moments is False and "levels" not in state.arrays:
         assert LevelSets([c]).weighted_error(weighted) == pytest.approx([wanted], rel=1e-9, abs=1e-18)
 
 

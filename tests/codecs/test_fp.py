@@ -23,7 +23,7 @@ import gtrace
 from gtrace.codecs.fp import FloatFormat, optimal_format, scale_exponent
 from gtrace.coding import ENVELOPE_BYTES, seal
 from gtrace.errors import PayloadError, UsageError
-from gtrace.fitting.formats import candidates, expected_rounding
+from gtrace.fitting.floats import candidates, expected_rounding
 from gtrace.kernels.floats import rounding_error
 from gtrace.sweep import expand
 from gtrace.testing import fitted, tensors

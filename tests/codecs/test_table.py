@@ -77,8 +77,9 @@ def test_grids_between_the_bits():
         sketch = MomentSketch.from_spec(values, item.needs)
         errors.append(item.expect(item.fit(item.init(4096), sketch, 0), sketch).squared_error)
     assert errors[0] > errors[1] > errors[2]
-    assert item.levels(item.init(1)).size == 16
-    assert codec("qsgdinf:bits=5,steps=10").levels(item.init(1)).tolist() == [np.float32(k / 10) for k in range(11)]
+    assert item.parts.grid.levels(item.init(1)).size == 16
+    tenths = codec("qsgdinf:bits=5,steps=10").parts.grid
+    assert tenths.levels(item.init(1)).tolist() == [np.float32(k / 10) for k in range(11)]
     for wrong in ("qsgdinf:bits=4,steps=8", "qsgd:bits=4,steps=3,zero=false", "qsgd:steps=0"):
         with pytest.raises(UsageError, match="steps"):
             codec(wrong)

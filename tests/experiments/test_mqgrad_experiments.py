@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gtrace.training.tasks.fashion import VARIABLE
+from gtrace.training.tasks.images import VARIABLE
 from gtrace_experiments.reproduce import _mqgrad as mqgrad
 from gtrace_experiments.reproduce import mqgrad_fig4
 from gtrace_experiments.reproduce.experiment import Context

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gtrace.errors import TraceError
-from gtrace.training.tasks import fashion
+from gtrace.training.tasks.images import VARIABLE
 from gtrace_experiments.reproduce._mcgq import Logistic
 from gtrace_experiments.reproduce._training import DATA, deviation, first_task, smoothed, spread, trained
 from gtrace_experiments.reproduce.experiment import Context
@@ -73,7 +73,7 @@ def test_runs_over_seeds_by_name():
 
 
 def test_without_data_the_next_task_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setenv(fashion.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     said = []
     task, _ = first_task(Context(say=said.append), "fashion-cnn", "digits-mlp", "digits-cnn")
     assert task.name == "digits-mlp"

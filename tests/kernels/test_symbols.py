@@ -170,12 +170,12 @@ def test_many_sets_at_once(values):
     expected = sets.expect(judged, codes)
     start = 0
     for k, item in enumerate(codecs):
-        levels = item.levels(item.init(0))
-        error, plain, bound, mass = sketch.expect(levels, zero=item.has_zero)
+        levels = item.parts.grid.levels(item.init(0))
+        error, plain, bound, mass = sketch.expect(levels, zero=item.parts.grid.zero)
         numbers = judged.numbers[k]
         assert (expected.squared_error[k], numbers[symbols.PLAIN], expected.error_bound[k]) == (error, plain, bound)
         assert numbers[symbols.LOWEST] == mass[0]
-        probabilities = plain_symbols(mass, not item.has_zero)
+        probabilities = plain_symbols(mass, not item.parts.grid.zero)
         stop = start + probabilities.size
         np.testing.assert_array_equal(judged.probabilities[start:stop], probabilities)
         state = item.fit(item.init(len(values)), sketch, 0)

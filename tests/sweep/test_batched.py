@@ -11,10 +11,10 @@ from gtrace.codecs import expecting
 from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
+from gtrace.sweep import replay
 from gtrace.sweep.gradients import Gradients
 from gtrace.sweep.jobs import Job, Settings
 from gtrace.sweep.replay import Replay
-from gtrace.sweep.sources import Values
 from gtrace.trace import Trace
 
 VARIANTS = [
@@ -51,8 +51,11 @@ def trace():
 
 
 def sweep(trace, together, specs, monkeypatch, **options):
-    monkeypatch.setattr(Values, "in_tables", together)
-    return gtrace.run_sweep(trace, specs, jobs=1, **options)
+    if not together:
+        monkeypatch.setattr(replay, "has_fixed_levels", lambda _codec: False)
+    found = gtrace.run_sweep(trace, specs, jobs=1, **options)
+    monkeypatch.undo()
+    return found
 
 
 def both_ways(trace, specs, monkeypatch, **options):

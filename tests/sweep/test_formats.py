@@ -7,8 +7,7 @@ from helpers_laws import LAYERS, STEPS, gradient, memory_trace
 from scipy.stats import norm
 
 from gtrace.errors import UsageError
-from gtrace.fitting.floats import FloatFormat
-from gtrace.fitting.formats import candidates, optimal_format, placed_error
+from gtrace.fitting.floats import FloatFormat, candidates, optimal_format, placed_error
 from gtrace.fitting.magnitudes import fit_magnitudes
 from gtrace.sweep.formats import choose_formats, recipe
 from gtrace.trace import Trace

@@ -5,10 +5,9 @@ import pytest
 from helpers_sweep import rows_of
 
 import gtrace
-from gtrace.codecs import PartwiseCodec
 from gtrace.metrics import Blocks, Histogram, Reference, RunningComparison, histogram_distance, scaled_distance
 from gtrace.sweep import draws
-from gtrace.sweep.limits import MOST_CHUNKS, drawn_in_chunks
+from gtrace.sweep.limits import MOST_CHUNKS, draw_obstacle
 from gtrace.trace import Trace
 from gtrace.types import Key, State
 
@@ -77,7 +76,7 @@ def compared(whole, found):
 
 def test_every_codec_draws_the_same_in_chunks(trace):
     specs = list(map(with_buckets, SPECS))
-    split = {spec for spec in specs if drawn_in_chunks(gtrace.codec(spec), CHUNK)}
+    split = {spec for spec in specs if draw_obstacle(gtrace.codec(spec), CHUNK) is None}
     others = ("mcgq", "int8", "minmax", "rotate:qsgd:bucket_size=256")
     whole = {str(gtrace.codec(spec)) for spec in (*NOT_IN_PARTS, *others)}
     assert {spec for spec in specs if not gtrace.codec(spec).stateful} - split == whole
@@ -158,7 +157,7 @@ def test_nonfinite_values_of_a_streamed_draw():
 def test_a_part_far_into_a_tensor_draws_by_its_place(spec):
     """Beyond 2^32 values the key has other words; a place is part of what a value is rounded by."""
     item = gtrace.codec(spec)
-    assert isinstance(item, PartwiseCodec)
+    assert item.part_multiple
     x = values(3, 512)
     x[::2] = 0
     payloads = {

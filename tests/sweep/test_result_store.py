@@ -50,8 +50,9 @@ def test_any_sql_tool_sees_one_line_for_each_row(tmp_path):
 def test_columns_have_the_types_of_what_they_hold(tmp_path):
     store = ResultStore.create(tmp_path / "a.db", {}, "f", force=False)
     codecs = [{"codec": name, "method": name, "bits": bits, "params": "{}"} for name, bits in (("b", 3), ("a", None))]
-    infinite = np.array([1.0, np.inf])
-    store.add([], tables=[RowTable("w", 2**40, -1, codecs, {"n": 7}, {"snr_db": infinite}, {"note": ["x", None]})])
+    notes = np.array(["x", None])
+    columns = {"tensor": "w", "step": 2**40, "draw": -1, "n": 7, "snr_db": np.array([1.0, np.inf]), "note": notes}
+    store.add([], tables=[RowTable(codecs, columns)])
     store.add([{"tensor": "w", "step": 3, "draw": 0, **codecs[0], "n": 8, "cosine": np.float32(0.5), "w1": np.nan}])
     store.close()
     found = ResultStore.load(tmp_path / "a.db")

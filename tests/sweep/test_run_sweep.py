@@ -15,7 +15,7 @@ from gtrace.errors import OutputExistsError, TraceError, UsageError
 from gtrace.fitting.pooling import WINDOW, pooled
 from gtrace.sweep import EXPECTATION, ResultStore, expand
 from gtrace.sweep.jobs import Fitting, Settings
-from gtrace.types import Key, SummarySpec
+from gtrace.types import Key
 
 CODECS = ["none", "qsgdinf:bits=3,bucket_size=512", "nuqsgd:bits=4", "terngrad", "natural"]
 
@@ -178,10 +178,10 @@ def test_interrupt_keeps_what_is_done(trace, tmp_path):
 
 def test_refit_schedules():
     steps = tuple(range(0, 140, 10))
-    spec = SummarySpec("l2", 64)
+    normed = gtrace.codec("qsgd:bucket_size=64")
 
-    def sources(refit, spec=spec):
-        found = [Settings(refit=refit).source(k, steps, spec) for k in range(4)]
+    def sources(refit, codec=normed):
+        found = [Settings(refit=refit).source(codec, k, steps) for k in range(4)]
         return [tuple(fit.steps) if fit.pooled else fit.steps[0] for fit in found]
 
     assert sources("previous") == [0, 0, 1, 2]
@@ -190,8 +190,8 @@ def test_refit_schedules():
     assert sources((10, 30)) == [0, 1, 1, 3]
     assert sources("pooled") == [0, (0,), (0, 1), (0, 1, 2)]
     # One scale or threshold: it follows the step before.
-    assert sources("pooled", SummarySpec("none", None)) == sources("pooled", None) == sources("previous")
-    assert Settings().source(13, steps, spec) == Fitting(tuple(range(13 - WINDOW, 13)), pooled=True)
+    assert sources("pooled", gtrace.codec("signsgd")) == sources("pooled", gtrace.codec("topk")) == sources("previous")
+    assert Settings().source(normed, 13, steps) == Fitting(tuple(range(13 - WINDOW, 13)), pooled=True)
     assert WINDOW == 10
 
 

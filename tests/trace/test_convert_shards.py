@@ -13,7 +13,7 @@ from helpers_trace import SHAPES, SUFFIXES, check_gradients, edit_json, gradient
 
 from gtrace.cli import main
 from gtrace.errors import OutputExistsError, TraceError, UsageError
-from gtrace.trace import convert, create_trace, open_trace
+from gtrace.trace import create_trace, open_trace
 from gtrace.trace.check import check_trace
 from gtrace.trace.convert import pack_trace
 from gtrace.trace.format import encode_name
@@ -26,7 +26,7 @@ GROUP = "rank00000/weight_grad"
 @pytest.fixture
 def packed(tmp_path, monkeypatch):
     # Shards of some chunks each, so that there are several.
-    monkeypatch.setattr(convert, "_SHARD_BYTES", 600_000)
+    monkeypatch.setattr("gtrace.trace.zarr._SHARD_BYTES", 600_000)
     return pack_trace(write_trace(tmp_path / "run.zarr", STEPS, attrs={"seed": 4}))
 
 

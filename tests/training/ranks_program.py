@@ -1,4 +1,4 @@
-"""Run by test_ranks.py in WORLD processes: DDP trainings through codecs, and what was seen of them, as JSON."""
+"""Run by test_ranks.py: DDP trainings through codecs among 2 and among 4 ranks, and what was seen of them, as JSON."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def codecs_report() -> dict[str, Any]:
                 and all(np.array_equal(a.numpy(), b) for a, b in zip(gradients, expected, strict=True)),
                 "variance": tally.worker_variance,
                 "down": [tally.down_squared_error, tally.down_energy, tally.down_bits],
-                "senders": sorted({name.partition("[")[0] for _, name in state._shots._senders}),
+                "senders": sorted({name.partition("[")[0] for _, name in state._codecs._senders}),
                 "last_compared": state.comparison is not None,
             }
     return report
@@ -173,7 +173,7 @@ def linear_report() -> dict[str, Any]:
                     worst = max(worst, float(np.abs(gradient.numpy() - wanted).max() / np.abs(wanted).max()))
             starts = [
                 sender.state.arrays[name].tobytes()
-                for _, sender in sorted(state._shots._senders.items())
+                for _, sender in sorted(state._codecs._senders.items())
                 for name in sorted(sender.state.arrays)
                 if name.endswith("q")
             ]
@@ -213,16 +213,16 @@ def rules_report() -> dict[str, Any]:
     state = gtrace.training.State("qsgdinf:bits=2", rules={"bias": "none"}, min_size=400, model=model(), refit="once")
     training = Training(state)
     training.step(0)
-    codecs = {name: str(sender.codec) for (_, name), sender in state._shots._senders.items()}
+    codecs = {name: str(sender.codec) for (_, name), sender in state._codecs._senders.items()}
     common = gtrace.training.State("alq:bits=3", levels="common", refit="once", seed=5)
     agreeing = Training(common)
     agreeing.step(0)
     first = common.tally.shared_bits
     agreeing.step(1)
-    shared = [bytes(s.codec.shared(s.state)) for s in common._shots._senders.values()]
+    shared = [bytes(s.codec.shared(s.state)) for s in common._codecs._senders.values()]
     own = gtrace.training.State("alq:bits=3", refit="once", seed=5)
     Training(own).step(0)
-    different = [bytes(s.codec.shared(s.state)) for s in own._shots._senders.values()]
+    different = [bytes(s.codec.shared(s.state)) for s in own._codecs._senders.values()]
     return {
         "codecs": codecs,
         "common_same": same_everywhere(hashlib.sha1(b"".join(shared)).hexdigest()) and agreeing.same,
@@ -317,7 +317,6 @@ def resume_report() -> dict[str, Any]:
 
 
 def main(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{world}", rank=rank, world_size=world)
     parts = [codecs_report, exact_report, linear_report]
     if world == 2:
@@ -330,6 +329,8 @@ def main(rank: int, world: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    import torch.multiprocessing as mp
-
-    mp.spawn(main, args=(int(sys.argv[1]), sys.argv[2]), nprocs=int(sys.argv[1]))
+    torch.set_num_threads(1)
+    # Forked ranks share what is imported and compiled here.
+    gtrace.training.Exchange("alq:bits=3").step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
+    for world in (2, 4):
+        torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")

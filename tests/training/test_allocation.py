@@ -121,7 +121,7 @@ def test_several_optimizers_of_a_script_are_told_that_they_share_apart(tmp_path)
     from gtrace.training.unmodified import ScriptOptions, ScriptTraining
 
     said = []
-    training = ScriptTraining(ScriptOptions(str(tmp_path / "log.jsonl"), MIXED), said.append)
+    training = ScriptTraining(ScriptOptions(log=str(tmp_path / "log.jsonl"), codec=MIXED), said.append)
     training.start()
     try:
         layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)]

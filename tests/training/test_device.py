@@ -177,13 +177,10 @@ class Own(TernGrad):
 def test_what_stays_on_the_device(on_cpu):
     tensor = torch.ones(3)
     for spec in SPECS:
-        assert device.stays(gtrace.codec(spec), tensor), spec
+        assert isinstance(vectors.flat(tensor, gtrace.codec(spec)), torch.Tensor), spec
     for spec in ("qsgd:clip=2.5", "ef:qsgdinf", "rotate:qsgdinf", "mcgq", "topk:ratio=0.1", "none"):
-        assert not device.stays(gtrace.codec(spec), tensor), spec
-    assert not device.stays(Own(), tensor)
-    assert not device.stays(gtrace.codec("qsgd"), torch.ones(3, device="meta"))
-    assert isinstance(vectors.flat(tensor, gtrace.codec("qsgd")), torch.Tensor)
-    assert isinstance(vectors.flat(tensor, gtrace.codec("none")), np.ndarray)
+        assert isinstance(vectors.flat(tensor, gtrace.codec(spec)), np.ndarray), spec
+    assert isinstance(vectors.flat(tensor, Own()), np.ndarray)
 
 
 def test_tensors_of_the_cpu_are_the_hosts():

@@ -1,11 +1,9 @@
 """Exchanges of tensors that stay where they are, against exchanges of the host's arrays; the CPU is the device."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
+from helpers_training import rank_codecs, together
 
 import gtrace
 from gtrace.codecs.assignment import CodecTable
@@ -13,8 +11,8 @@ from gtrace.codecs.link import LinkOptions, Receiver, Sender
 from gtrace.schedule import RefitSchedule
 from gtrace.training import device, vectors
 from gtrace.training.compression import read_gradient, write_gradient
-from gtrace.training.ddp import Shots
 from gtrace.training.exchange import Exchange
+from gtrace.training.ranks import Piece
 from gtrace.training.wire import NOT_FINITE
 
 CPU = torch.device("cpu")
@@ -106,57 +104,33 @@ def test_a_training_loop_ends_at_the_same_weights(monkeypatch):
         assert torch.equal(a, b)
 
 
-class Threads:
-    """Ranks that are threads; each part is left in the box of its receiver."""
-
-    def __init__(self, size):
-        self.size = size
-        self.box = [[b""] * size for _ in range(size)]
-        self.barrier = threading.Barrier(size, timeout=20)
-
-
-class Rank:
-    def __init__(self, world, rank):
-        self.world, self.rank, self.size = world, rank, world.size
-
-    def scatter(self, parts):
-        self.world.barrier.wait()
-        for to, part in enumerate(parts):
-            self.world.box[to][self.rank] = part
-        self.world.barrier.wait()
-        return list(self.world.box[self.rank])
-
-    def gather(self, part):
-        return self.scatter([part] * self.size)
-
-
 NAMES = ("w", "bias", "v", "u")
 SIZES = (3000, 40, 200, 70)
 RULES = CodecTable.of("alq:bits=3,bucket_size=64", {"bias": "none"})
+TENSORS = [(size, RULES.choose(name, size)) for name, size in zip(NAMES, SIZES, strict=True)]
 
 
-def shots_of_two(kind, common, kept):
+def both_ranks(way, common, kept):
     """What both ranks hold after a step, and their tallies; rank 1 has no values to send for the last two tensors."""
-    world = Threads(2)
 
-    def run(rank):
-        likes = [
-            vectors.flat(kept(heavy(size, 5 * rank + k)), RULES.choose(NAMES[k], size)) for k, size in enumerate(SIZES)
+    def work(wire):
+        likes = [vectors.flat(kept(heavy(size, 5 * wire.rank + k)), codec) for k, (size, codec) in enumerate(TENSORS)]
+        values = [*likes[:2], NOT_FINITE, None] if wire.rank == 1 else likes
+        whole = [
+            Piece(name, codec, size, vectors.place_of(like))
+            for name, (size, codec), like in zip(NAMES, TENSORS, likes, strict=True)
         ]
-        values = [*likes[:2], NOT_FINITE, None] if rank == 1 else likes
-        shots = Shots(RULES, 3, RefitSchedule.parse("once"), common=common)
-        whole = [shots.piece(name, like) for name, like in zip(NAMES, likes, strict=True)]
-        return getattr(shots, kind)(Rank(world, rank), whole, values, 0), shots.tally
+        codecs = rank_codecs(wire, RULES, common=common)
+        return getattr(codecs, way)(whole, values, 0), codecs.tally
 
-    with ThreadPoolExecutor(2) as pool:
-        return tuple(zip(*pool.map(run, range(2)), strict=True))
+    return tuple(zip(*together(2, work), strict=True))
 
 
 @pytest.mark.parametrize("common", [False, True])
-@pytest.mark.parametrize("kind", ["one", "two"])
-def test_ranks_average_tensors_as_they_average_arrays(kind, common, on_cpu):
-    expected, counted = shots_of_two(kind, common, lambda values: values)
-    found, tallies = shots_of_two(kind, common, torch.from_numpy)
+@pytest.mark.parametrize("way", ["all_gather", "two_shot"])
+def test_ranks_average_tensors_as_they_average_arrays(way, common, on_cpu):
+    expected, counted = both_ranks(way, common, lambda values: values)
+    found, tallies = both_ranks(way, common, torch.from_numpy)
     for rank in range(2):
         for name, array, tensor in zip(NAMES, expected[rank], found[rank], strict=True):
             assert isinstance(array, np.ndarray)

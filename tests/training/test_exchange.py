@@ -82,7 +82,7 @@ def test_a_pooled_fit_looks_at_this_step_and_those_before():
             # What is watched without a pause stays in the pool, its weight below a tenth after ten steps.
             first = {0: 0, 12: 3, 15: 3}[step]
             expected = made.fit(made.init(300), pooled(sketches[first : step + 1]), step)
-            np.testing.assert_array_equal(made.levels(sender.state), made.levels(expected))
+            np.testing.assert_array_equal(made.parts.grid.levels(sender.state), made.parts.grid.levels(expected))
 
 
 def test_a_pool_is_kept_only_while_a_fit_is_near():
@@ -131,7 +131,7 @@ def test_other_bits_are_fitted_at_once_between_two_fits():
         exchange.step(step, [{"w": heavy(300, step)}])
     sender, made = exchange._links["w", 0][0], codec("alq:bits=3")
     expected = made.fit(made.init(300), pooled([MomentSketch.from_spec(heavy(300, 15), made.needs)]), 15)
-    np.testing.assert_array_equal(made.levels(sender.state), made.levels(expected))
+    np.testing.assert_array_equal(made.parts.grid.levels(sender.state), made.parts.grid.levels(expected))
 
 
 def test_a_receiver_that_missed_the_shared_bytes_refuses():

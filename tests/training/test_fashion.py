@@ -10,7 +10,7 @@ import torch
 
 from gtrace.errors import TraceError
 from gtrace.training import load_task
-from gtrace.training.tasks import fashion
+from gtrace.training.tasks.images import VARIABLE, FashionResNet8
 
 
 def idx(array):
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
         images[np.arange(count), 2 * classes + 3] += 200
         (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(images))
         (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(classes))
-    monkeypatch.setenv(fashion.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     return tmp_path
 
 
@@ -55,10 +55,10 @@ def test_models_have_their_size_and_learn(folder, name, parameters):
 
 
 def test_a_smaller_test_takes_images_evenly_spread(folder):
-    whole, part = fashion.FashionResNet8(), fashion.FashionResNet8(test_images=350)
+    whole, part = FashionResNet8(), FashionResNet8(test_images=350)
     assert np.array_equal(part._test[1], whole._test[1][::2])
     assert np.array_equal(part._test[0], whole._test[0][::2])
-    assert len(fashion.FashionResNet8(test_images=10_000)._test[1]) == 700
+    assert len(FashionResNet8(test_images=10_000)._test[1]) == 700
 
 
 def test_the_test_covers_all_images(folder):
@@ -91,6 +91,6 @@ def test_missing_and_damaged_files_are_named(folder, monkeypatch):
         images.write_bytes(bad)
         with pytest.raises(TraceError, match=r"train-images-idx3-ubyte\.gz"):
             load_task("fashion-resnet8")
-    monkeypatch.setenv(fashion.VARIABLE, str(folder / "elsewhere"))
+    monkeypatch.setenv(VARIABLE, str(folder / "elsewhere"))
     with pytest.raises(TraceError, match="install Debian's dataset-fashion-mnist, or set GTRACE_FASHION_MNIST"):
         load_task("fashion-resnet8")

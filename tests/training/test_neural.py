@@ -282,7 +282,7 @@ def test_a_pooled_fit_looks_at_the_batches_before():
     sketches = [gtrace.MomentSketch.from_spec(values, made.needs) for values in batches[3:]]
     expected = made.fit(made.init(batches[-1].size), pooled(sketches), 12)
     found = layers._tensors["layer"].sender.state
-    np.testing.assert_array_equal(made.levels(found), made.levels(expected))
+    np.testing.assert_array_equal(made.parts.grid.levels(found), made.parts.grid.levels(expected))
 
 
 def test_bits_are_those_of_the_payloads():
@@ -488,7 +488,7 @@ def test_gradients_that_are_not_finite():
         for text in study.warnings
     )
     assert study.results[1].tally.float32_bits == 3 * 2 * 8 * 32
-    with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, 1: 8 of 8 neural gradient values"):
+    with pytest.raises(NonfiniteGradientError, match="step 0, worker 1, neural gradient of 1: 8 of 8 gradient values"):
         Study(bad(), ["int8"], kind="neural", layers="all", workers=2, steps=3, nonfinite="error").run()
 
 

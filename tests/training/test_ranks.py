@@ -20,17 +20,25 @@ from gtrace.training import wire
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, tmp_path):
-    run = subprocess.run(
-        [sys.executable, str(PROGRAM), str(world), str(tmp_path)], capture_output=True, text=True, timeout=400
-    )
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """World size -> what each rank saw."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run = subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr[-3000:]
-    reports = [json.loads((tmp_path / f"report-{world}-{rank}.json").read_text()) for rank in range(world)]
-    for case in reports[0]["codecs_report"]:
-        errors = [report["codecs_report"][case]["down"][0] for report in reports]
+    return {
+        world: [json.loads((folder / f"report-{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in (2, 4)
+    }
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, reports):
+    found = reports[world]
+    for case in found[0]["codecs_report"]:
+        errors = [report["codecs_report"][case]["down"][0] for report in found]
         assert (sum(errors) > 0) == case.endswith("two-shot")
-    for report in reports:
+    for report in found:
         _check_codecs(report["codecs_report"], world)
         _check_linear(report["linear_report"])
         exact = report["exact_report"]
@@ -39,16 +47,18 @@ def test_ranks_exchange_the_bytes_that_they_report_and_stay_equal(world, tmp_pat
         assert exact["worst_two"] <= (0 if world == 2 else 1e-6)
         assert exact["variance"] <= 1e-12
         assert 1e-7 < exact["bf16"] < 1e-4
-    if world == 2:
-        for report in reports:
-            _check_rules(report["rules_report"])
-            _check_nonfinite(report["nonfinite_report"])
-            assert report["device_report"] == {"allgather": [True, True], "two-shot": [True, True]}
-            for spec, resumed in report["resume_report"].items():
-                assert resumed["state_dict"], spec
-                assert resumed["pickle"], spec
-                assert not resumed["forgotten"], spec
-                assert "saved with codec" in resumed["refused"]
+
+
+def test_two_ranks_follow_rules_and_policies_and_resume(reports):
+    for report in reports[2]:
+        _check_rules(report["rules_report"])
+        _check_nonfinite(report["nonfinite_report"])
+        assert report["device_report"] == {"allgather": [True, True], "two-shot": [True, True]}
+        for spec, resumed in report["resume_report"].items():
+            assert resumed["state_dict"], spec
+            assert resumed["pickle"], spec
+            assert not resumed["forgotten"], spec
+            assert "saved with codec" in resumed["refused"]
 
 
 def _check_codecs(found, world):

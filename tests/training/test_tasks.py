@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from gtrace.errors import TraceError, UsageError
-from gtrace.training import load_task, task_names
-from gtrace.training.tasks import base, describe_task
+from gtrace.training import load_task, task_names, tasks
+from gtrace.training.tasks import describe_task
 
 
 @pytest.fixture(params=["digits-cnn", "digits-mlp", "char-lstm", "char-transformer"])
@@ -78,7 +78,7 @@ def test_training_and_held_out_digits_are_apart():
     assert len(task._train[1]) == 1438
     assert len(task._test[1]) == 359
     assert all((task._test[1] == digit).sum() > 20 for digit in range(10))
-    table = np.loadtxt(base.sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
+    table = np.loadtxt(tasks.sample_file("digits.csv.gz"), delimiter=",", dtype=np.float32)
     np.testing.assert_array_equal(task._test[0][1], table[9, :-1] / 16)
     np.testing.assert_array_equal(task._train[0][4], table[5, :-1] / 16)
     assert task._test[1][1] == int(table[9, -1])
@@ -100,18 +100,18 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 def test_installed_data_come_before_those_of_a_checkout(tmp_path, monkeypatch):
     installed, checkout = tmp_path / "installed", tmp_path / "checkout"
-    monkeypatch.setattr(base, "_FOLDERS", (installed, checkout))
+    monkeypatch.setattr(tasks, "_FOLDERS", (installed, checkout))
     with pytest.raises(TraceError, match=r"digits\.csv\.gz: the data of the samples are missing .*install gtrace"):
         load_task("digits-cnn")
     for folder in (checkout, installed):
         folder.mkdir()
         (folder / "a.txt").touch()
-        assert base.sample_file("a.txt") == folder / "a.txt"
+        assert tasks.sample_file("a.txt") == folder / "a.txt"
 
 
 def test_where_the_data_are_looked_for():
     """The wheel carries samples/ as gtrace/workflows/samples."""
-    package, checkout = base._FOLDERS
+    package, checkout = tasks._FOLDERS
     assert package.parts[-4:] == ("gtrace", "workflows", "samples", "data")
     assert checkout.parts[-2:] == ("samples", "data")
     assert package.parents[3] == checkout.parents[1]

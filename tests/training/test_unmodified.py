@@ -172,7 +172,7 @@ def training(tmp_path):
 
     def start(codec="qsgdinf:bits=3", **options):
         lines = []
-        one = ScriptTraining(ScriptOptions(str(tmp_path / "log.jsonl"), codec, **options), lines.append)
+        one = ScriptTraining(ScriptOptions(log=str(tmp_path / "log.jsonl"), codec=codec, **options), lines.append)
         one.start()
         started.append(one)
         return one, lines
@@ -303,7 +303,7 @@ def test_complex_and_double_gradients_keep_their_types(training):
 def test_a_log_that_cannot_be_written_does_not_stop_training(training, tmp_path):
     model, x = linear()
     lines = []
-    one = ScriptTraining(ScriptOptions(str(tmp_path / "no" / "log.jsonl"), "qsgdinf:bits=3"), lines.append)
+    one = ScriptTraining(ScriptOptions(log=str(tmp_path / "no" / "log.jsonl"), codec="qsgdinf:bits=3"), lines.append)
     one.start()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

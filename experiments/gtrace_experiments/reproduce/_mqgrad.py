@@ -17,7 +17,7 @@ from gtrace.training import ParameterServerClock, Study, load_task
 from gtrace.training.run import simulated_step
 
 if TYPE_CHECKING:
-    from gtrace.training.tasks.base import Task
+    from gtrace.training.tasks import Task
     from gtrace_experiments.reproduce.experiment import Context
 
 PAPER = "Cui et al., MQGrad: Reinforcement Learning of Gradient Quantization in Parameter Server, 2018"
@@ -157,7 +157,7 @@ def _task(quick: bool) -> tuple[Task, str]:
     if quick:
         return load_task("digits-cnn"), "the digits that ship with scikit-learn, as everything quick"
     try:
-        from gtrace.training.tasks.fashion import FashionCNN
+        from gtrace.training.tasks.images import FashionCNN
 
         return FashionCNN(test_images=600), "Fashion-MNIST in the place of CIFAR-10; accuracies are of 600 test images"
     except TraceError:

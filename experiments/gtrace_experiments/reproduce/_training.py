@@ -36,7 +36,7 @@ def small_task(context: Context, instead_of: str, test_images: int | None = None
     Returns:
         the task, and in words what it is and what it stands for.
     """
-    from gtrace.training.tasks.fashion import FashionResNet8, fashion_folder
+    from gtrace.training.tasks.images import FashionResNet8, fashion_folder
 
     if not context.quick:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import gtrace
-from gtrace.codecs import LevelCodec
+from gtrace.codecs import level_grid
 from gtrace_experiments.reproduce._alq import ADAPTIVE, GRID_NOTE, METHODS, PAPER, paper_law, plain_path, spec
 from gtrace_experiments.reproduce.experiment import Chart, Check, Context, Curve, Experiment, Outcome, Panel, Table
 
@@ -19,9 +19,11 @@ FIXED = ("QSGDinf", "NUQSGD")
 def fitted_levels(values: NDArray[np.float32], text: str) -> tuple[float, ...]:
     """Magnitudes that a level codec fits to a gradient, ascending, the last one 1."""
     codec = gtrace.codec(text)
-    assert isinstance(codec, LevelCodec)
+    grid = level_grid(codec)
+    assert grid is not None
+    assert codec.needs is not None
     state = codec.fit(codec.init(values.size), gtrace.MomentSketch.from_spec(values, codec.needs), 0)
-    return tuple(float(level) for level in codec.levels(state))
+    return tuple(float(level) for level in grid.levels(state))
 
 
 def run(context: Context) -> Outcome:

@@ -29,7 +29,7 @@ PUBLISHED = (
 def networks(context: Context) -> dict[str, str]:
     """Names of tasks whose data are there, and what they are."""
     from gtrace.errors import TraceError
-    from gtrace.training.tasks.fashion import fashion_folder
+    from gtrace.training.tasks.images import fashion_folder
 
     if context.quick:
         return {"digits-cnn": NETWORKS["digits-cnn"]}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.fitting.formats import ScaleRule
+    from gtrace.fitting.floats import ScaleRule
     from gtrace.fitting.magnitudes import Fit, Magnitudes
     from gtrace.trace import TensorInfo, Trace
 

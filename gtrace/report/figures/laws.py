@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from scipy.special import ndtri
 
-from gtrace.fitting.formats import candidates, placed_error
+from gtrace.fitting.floats import candidates, placed_error
 from gtrace.fitting.magnitudes import LAWS
 from gtrace.fitting.sparsity import RULES
 from gtrace.report.analysis.traces import SCALE, LawSection, Picture, judged_layers, mean_over_layers

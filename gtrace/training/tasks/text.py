@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from gtrace.errors import TraceError
-from gtrace.training.tasks.base import Batch, Evaluation, Recipe, Task, sample_file
+from gtrace.training.tasks import Batch, Evaluation, Recipe, Task, sample_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gtrace.cli import gtrace, main
-from gtrace_experiments.linear import LINEAR_TASKS, TASKS
+from gtrace_experiments.linear import TASKS
+from gtrace_experiments.linear_command import LINEAR_TASKS
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "linear-models.md").read_text()
 

@@ -3,17 +3,9 @@ import pytest
 
 import gtrace_experiments.linear as linear
 from gtrace.errors import UsageError
-from gtrace_experiments.linear import LINEAR_TASKS, TASKS, LinearStudy, Prox, Training, train_linear
+from gtrace_experiments.linear import TASKS, LinearStudy, Prox, Training, train_linear
 
 SET = linear.synthetic(10, 300, labels=False, seed=3)
-
-
-def test_every_public_name_is_there():
-    for name in linear.__all__:
-        assert getattr(linear, name) is not None
-    assert tuple(LINEAR_TASKS) == tuple(TASKS)
-    with pytest.raises(AttributeError, match="no attribute 'train'"):
-        _ = linear.train
 
 
 def test_bits_are_those_that_move():

@@ -1,0 +1,39 @@
+"""Commands as a user types them, run in this process."""
+
+import sys
+from typing import NamedTuple
+
+import pytest
+
+from gtrace.cli import main
+
+
+class Done(NamedTuple):
+    """How a command ended, as of a process."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder that commands run in, which is the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def call(folder, monkeypatch, capfd):
+    """Run ``gtrace`` with arguments."""
+
+    def run(*arguments):
+        words = [str(argument) for argument in arguments]
+        monkeypatch.setattr(sys, "argv", ["gtrace", *words])
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        return Done(ended.value.code, *capfd.readouterr())
+
+    return run

@@ -1,0 +1,267 @@
+"""How tensors travel between ranks, with threads instead of processes: the same code but for the collective."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers_training import rank_codecs, together
+
+import gtrace
+from gtrace.codecs.link import LinkOptions, Receiver, Sender
+from gtrace.coding.sketches import pack_sketch, unpack_sketch
+from gtrace.errors import PayloadError
+from gtrace.fitting.pooling import pooled
+from gtrace.schedule import RefitSchedule
+from gtrace.training import Exchange
+from gtrace.training.ranks import Piece, split_tensor
+from gtrace.training.wire import NOT_FINITE
+from gtrace.types import Key
+
+SPECS = ("none", "qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd")
+MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
+NAMES = ("conv.weight", "fc.weight", "fc.bias")
+SIZES = (20_000, 3_000, 10)
+SHAPES = ((100, 200), (30, 10, 10), (10,))
+
+
+def whole(spec):
+    codec = gtrace.codec(spec)
+    return [Piece(name, codec, size, None, shape) for name, size, shape in zip(NAMES, SIZES, SHAPES, strict=True)]
+
+
+def gradients(rank, step=0, scale=1.0):
+    random = np.random.default_rng([rank, step])
+    return [(scale * random.standard_t(4, size)).astype(np.float32) for size in SIZES]
+
+
+def exchanged(world, spec, way="all_gather", steps=1, given=gradients, **options):
+    """Of each rank the averages of each step, and its codecs."""
+
+    def work(wire):
+        codecs = rank_codecs(wire, spec, **options)
+        return [getattr(codecs, way)(whole(spec), given(wire.rank, step), step) for step in range(steps)], codecs
+
+    return together(world, work)
+
+
+def shared_bytes(codecs):
+    return [bytes(sender.codec.shared(sender.state)) for sender in codecs._senders.values()]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_one_shot_gives_every_rank_the_average_of_all_encodings(spec, world):
+    codec = gtrace.codec(spec)
+    results = exchanged(world, spec, steps=3)
+    senders = {
+        (name, rank): Sender(codec, size, LinkOptions(RefitSchedule.parse("once"), 3), tensor=name, worker=rank)
+        for name, size in zip(NAMES, SIZES, strict=True)
+        for rank in range(world)
+    }
+    receivers = {key: Receiver(codec, sender.state.size) for key, sender in senders.items()}
+    for step in range(3):
+        for k, name in enumerate(NAMES):
+            arrived = []
+            for rank in range(world):
+                values = gradients(rank, step)[k]
+                arrived.append(receivers[name, rank].receive(senders[name, rank].send(values, step)))
+                senders[name, rank].settle(values, arrived[-1])
+            expected = codec.aggregate(arrived)
+            for averages, _ in results:
+                np.testing.assert_array_equal(averages[step][k], expected)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_two_shots_give_all_ranks_the_same_and_measure_the_second_error(spec, world):
+    results = exchanged(world, spec, "two_shot")
+    first = results[0][0][0]
+    for averages, _ in results:
+        for a, b in zip(averages[0], first, strict=True):
+            np.testing.assert_array_equal(a, b)
+    exact = [np.mean([gradients(rank)[k] for rank in range(world)], axis=0) for k in range(3)]
+    error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(first, exact, strict=True))
+    down = sum(codecs.tally.down_squared_error for _, codecs in results)
+    up = sum(codecs.tally.worker_squared_error for _, codecs in results) / world**2
+    if spec == "none":
+        assert error < 1e-8
+        assert down == 0
+    elif gtrace.codec(spec).unbiased:
+        # Both errors are independent and add up: sampling makes them differ by a few percent.
+        assert error == pytest.approx(up + down, rel=0.2)
+        assert down > 0
+    pieces = [piece for tensor in whole(spec) for piece in split_tensor(tensor, world)]
+    assert sum(piece.size for piece in pieces) == sum(SIZES)
+    bucket = (gtrace.codec(spec).needs.bucket_size if gtrace.codec(spec).needs else None) or 1
+    assert all(piece.start % bucket == 0 for piece in pieces)
+
+
+def test_ranks_and_stages_draw_from_keys_of_their_own(monkeypatch):
+    seen, derive = [], Key.derive
+
+    def watched(seed, **of):
+        seen.append((seed, *sorted(of.items())))
+        return derive(seed, **of)
+
+    monkeypatch.setattr(Key, "derive", watched)
+    exchanged(4, "qsgdinf:bits=2", "two_shot", steps=2)
+    assert len(seen) == len(set(seen)) > 2 * 4 * len(NAMES)
+    assert {dict(of[1:])["role"] for of in seen} == {"up", "down"}
+
+
+def test_equal_gradients_average_to_a_fraction_of_one_error():
+    """Shared randomness would leave the error of the mean as large as that of one."""
+    averages, codecs = exchanged(4, "qsgdinf:bits=2", given=lambda _rank, _step: gradients(0))[0]
+    error = sum(float(np.sum((a - b) ** 2)) for a, b in zip(averages[0], gradients(0), strict=True))
+    assert error / codecs.tally.worker_squared_error == pytest.approx(1 / 4, rel=0.15)
+
+
+@pytest.mark.parametrize("refit", ["once", "pooled:2"])
+def test_common_levels_fit_the_sum_of_all_sketches_or_pools(refit):
+    steps = 4 if refit == "pooled:2" else 2
+    results = exchanged(
+        3,
+        "alq:bits=3",
+        steps=steps,
+        given=lambda rank, step: gradients(rank, step, 10.0**rank),
+        refit=refit,
+        common=True,
+    )
+    found = [shared_bytes(codecs) for _, codecs in results]
+    assert found[0] == found[1] == found[2]
+    codec, fitted = gtrace.codec("alq:bits=3"), 2 if refit == "pooled:2" else 0
+    for k in range(3):
+        total = None
+        for rank in range(3):
+            sketches = [
+                gtrace.MomentSketch.from_spec(gradients(rank, step, 10.0**rank)[k], codec.needs)
+                for step in range(fitted + 1)
+            ]
+            part = unpack_sketch(pack_sketch(pooled(sketches) if fitted else sketches[0]))
+            total = part if total is None else total + part
+        assert found[0][k] == codec.shared(codec.fit(codec.init(SIZES[k]), total, fitted))
+
+
+def spread(rank, _step=0):
+    """Tensors of unlike spread, so that shares differ."""
+    random = np.random.default_rng(rank)
+    return [
+        random.lognormal(0, scale, size).astype(np.float32) for size, scale in zip(SIZES, (2.5, 0.5, 0.2), strict=True)
+    ]
+
+
+def targets(codecs, role="up"):
+    """What each tensor's codec was given, whether it is wrapped or not."""
+    arrays = [dict(sender.state.arrays) for (of, _), sender in codecs._senders.items() if of == role]
+    return [float(each.get("target", each.get("inner.target"))) for each in arrays]
+
+
+@pytest.mark.parametrize("spec", [MIXED, f"rotate:{MIXED}"])
+@pytest.mark.parametrize("common", [False, True])
+def test_ranks_allocate_from_their_own_gradients_or_from_merged_sketches(common, spec):
+    found = [targets(codecs) for _, codecs in exchanged(3, spec, given=spread, common=common)]
+    own = [[gtrace.MomentSketch.of(values, norm="none") for values in spread(rank)] for rank in range(3)]
+    if common:
+        coarse = [[sketch.coarsen(6) for sketch in each] for each in own]
+        own = [[sum(parts[1:], parts[0]) for parts in zip(*coarse, strict=True)]] * 3
+    for rank in range(3):
+        assert found[rank] == pytest.approx(list(gtrace.fitting.allocate_sparsity(own[rank], 0.8)))
+        assert max(found[rank]) - min(found[rank]) > 0.2
+    assert (found[0] == found[1]) == common
+
+
+def test_two_shots_allocate_among_pieces_on_the_way_up_and_down():
+    for _, codecs in exchanged(2, MIXED, "two_shot", given=spread):
+        for role in ("up", "down"):
+            assert max(targets(codecs, role)) - min(targets(codecs, role)) > 0.1
+
+
+def test_ranks_agree_on_nothing_where_every_payload_has_its_own_scale():
+    def scaled(rank, step):
+        return gradients(rank, step, 10.0**rank)
+
+    common, own = (exchanged(3, "fp:e4m3", steps=2, given=scaled, common=common) for common in (True, False))
+    assert [codecs.tally.shared_bits for _, codecs in common] == [0, 0, 0]
+    for averages, others in zip(common[0][0], own[0][0], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(averages, others, strict=True))
+
+
+@pytest.mark.parametrize("way", ["all_gather", "two_shot"])
+def test_what_one_rank_cannot_send(way):
+    def given(rank, step):
+        values = gradients(rank, step)
+        return [values[0], NOT_FINITE if rank == 1 else values[1], None]
+
+    for (averages,), _ in exchanged(2, "qsgdinf:bits=4", way, given=given):
+        assert np.isfinite(averages[0]).all()
+        assert np.isnan(averages[1]).all()
+        assert not averages[2].any()
+
+
+@pytest.mark.parametrize(("spec", "way"), [("ef:alq:bits=2", "two_shot"), ("powersgd", "all_reduce")])
+def test_states_come_back_from_lists(spec, way):
+    def work(wire):
+        unbroken, first, second = (rank_codecs(wire, spec, refit="0,3") for _ in range(3))
+
+        def steps(codecs, numbers):
+            return [getattr(codecs, way)(whole(spec), gradients(wire.rank, step), step) for step in numbers]
+
+        expected = steps(unbroken, range(5))
+        steps(first, range(2))
+        second.load_lists(first.to_lists())
+        return expected[2:], steps(second, range(2, 5)), second
+
+    for expected, found, codecs in together(2, work):
+        np.testing.assert_equal(found, expected)
+        if spec == "powersgd":
+            assert codecs._senders["up", "fc.weight"].state.shape == (30, 10, 10)
+
+
+def test_linear_codecs_average_what_they_send():
+    """Real ranks against the simulated exchange, and with it against the published algorithm."""
+    results = exchanged(4, "powersgd", "all_reduce", steps=3)
+    simulated = Exchange("powersgd", 4)
+    for step in range(3):
+        workers = [
+            {name: g.reshape(shape) for name, g, shape in zip(NAMES, gradients(rank, step), SHAPES, strict=True)}
+            for rank in range(4)
+        ]
+        expected = simulated.step(step, workers)
+        for averages, _ in results:
+            for name, average in zip(NAMES, averages[step], strict=True):
+                wanted = expected.gradients[name].reshape(-1)
+                assert average == pytest.approx(wanted, abs=1e-5 * float(np.abs(wanted).max()))
+    for _, codecs in results:
+        assert codecs.tally.payload_bits == 3 * 32 * (2 * (100 + 200) + 2 * (30 + 100) + 10)
+        assert codecs.tally.frame_bits == 3 * 8 * 3
+
+
+@pytest.mark.parametrize("missing", [None, NOT_FINITE])
+def test_what_one_rank_cannot_send_of_a_linear_codec(missing):
+    def work(wire):
+        codecs = rank_codecs(wire, "powersgd")
+        codecs.all_reduce(whole("powersgd"), gradients(wire.rank), 0)
+        before = codecs.to_lists()["senders"]
+        second = gradients(wire.rank, 1)
+        if wire.rank == 1:
+            second[0] = missing
+        averages = codecs.all_reduce(whole("powersgd"), second, 1)
+        return averages, before, codecs.to_lists()["senders"]
+
+    expected = np.full(SIZES[0], np.nan) if missing else (gradients(0, 1)[0] + gradients(2, 1)[0]) / 2
+    for averages, before, after in together(3, work):
+        np.testing.assert_allclose(averages[0], expected, rtol=1e-6, atol=1e-6)
+        assert np.isfinite(averages[1]).all()
+        for name in ("q", "residual"):
+            assert torch.equal(before[0][3]["state"][name], after[0][3]["state"][name])
+            assert not torch.equal(before[1][3]["state"][name], after[1][3]["state"][name])
+
+
+def test_ranks_of_other_models_are_noticed():
+    def work(wire):
+        some = slice(0, 3 - wire.rank)
+        return rank_codecs(wire, "powersgd").all_reduce(whole("powersgd")[some], gradients(0)[some], 0)
+
+    with pytest.raises(PayloadError, match="ranks differ"):
+        together(2, work)

@@ -240,10 +240,6 @@ class Numbers:
     rows: Mapping[str, list[Record]] = field(default_factory=dict)
 
 
-def _no_numbers() -> Numbers:
-    return Numbers({})
-
-
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of a report.
@@ -274,7 +270,7 @@ class Section:
     provenance: Mapping[str, Any] | None = None
     together: bool = False
     parts: tuple[Section, ...] = ()
-    numbers: Callable[[], Numbers] = _no_numbers
+    numbers: Callable[[], Numbers] = lambda: Numbers({})
 
     @property
     def heading(self) -> str:

@@ -152,7 +152,10 @@ def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
 
 
 def test_training_curves_hold_every_step_and_every_test(runs):
-    for figure, x in ((training.training_over_steps(runs), "steps"), (training.training_over_bits(runs), "sent")):
+    for figure, x in (
+        (training.training_curves(runs, "steps"), "steps"),
+        (training.training_curves(runs, "bits"), "sent"),
+    ):
         loss, test = figure.axes
         for run, name in zip(runs.runs, ("uncompressed", "qsgdinf b3"), strict=True):
             raw = curves(loss)[f"every step of {name}"]
@@ -398,7 +401,7 @@ def test_bits_of_a_run_with_its_updates(records):
 def test_training_against_simulated_time_where_it_is_logged(records):
     analysis = analyze_runs(records)
     assert "training-over-time" in [plate.name for plate in run_figures(analysis)]
-    loss, test = training.training_over_time(analysis).axes
+    loss, test = training.training_curves(analysis, "time").axes
     assert every_line(loss)["every step of uncompressed"].get_xdata()[[0, -1]].tolist() == [0.5, 60.0]
     assert every_line(test)["qsgdinf b3"].get_xdata()[0] == 10.0
     assert loss.get_xlabel() == "simulated time (s)"

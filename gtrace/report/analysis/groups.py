@@ -1,8 +1,8 @@
 """Results by group of tensors: what each codec makes of the convolutions, the embedding, each layer.
 
-A group is a part of the rows of a sweep, summed up as :func:`~gtrace.report.analysis.sweep.analyze` does the whole:
-relative variance is ``sum squared_error / sum energy`` and bits are ``sum bits n / sum n`` over the tensors and steps
-of the group, so tensors count by their elements and energies.
+A group is a part of the rows of a sweep and is summed up as the whole is by
+:func:`~gtrace.report.analysis.sweep.analyze`: relative variance is ``sum squared_error / sum energy`` and bits are
+``sum bits n / sum n`` over the tensors and steps of the group, so tensors count by their elements and energies.
 """
 
 from __future__ import annotations

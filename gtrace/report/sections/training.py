@@ -304,7 +304,8 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
         baseline = analysis.baseline(run)
         until = "" if run.finished else f", until step {run.last_step}"
         parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
-        if baseline is not None and _reached(baseline) and _comparable(run, baseline):
+        # An accuracy is not compared with a loss.
+        if baseline is not None and len({math.isfinite(one.final_accuracy) for one in (run, baseline)}) == 1:
             parts.append(f"uncompressed {_reached(baseline, name=False)}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
             parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
@@ -374,10 +375,6 @@ def _sent(*, neural: bool) -> str:
     return "for the neural gradients" if neural else "sent up"
 
 
-def _comparable(run: LoggedRun, baseline: LoggedRun) -> bool:
-    return math.isfinite(run.final_accuracy) == math.isfinite(baseline.final_accuracy)
-
-
 def _reached(run: LoggedRun, *, name: bool = True) -> str:
     if math.isfinite(run.final_accuracy):
         return f"test accuracy {run.final_accuracy:.2%}" if name else f"{run.final_accuracy:.2%}"
@@ -397,14 +394,14 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "training-over-steps",
                 "Training against steps",
                 "Faint: every step. Does the codec cost steps?",
-                lambda: figures.training.training_over_steps(analysis),
+                lambda: figures.training.training_curves(analysis, "steps"),
             ),
             FigureSpec(
                 "training-over-bits",
                 "Training against bytes encoded" if neural else "Training against bytes sent",
                 f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
                 "payload and shared bytes: further left is cheaper.",
-                lambda: figures.training.training_over_bits(analysis),
+                lambda: figures.training.training_curves(analysis, "bits"),
             ),
         ]
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
@@ -414,7 +411,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "Training against simulated time",
                 "The same curves against the time that steps would take with the simulated network: further left is "
                 "sooner.",
-                lambda: figures.training.training_over_time(analysis),
+                lambda: figures.training.training_curves(analysis, "time"),
             )
         )
     if any((run.bits > 0).any() for run in analysis.runs):
@@ -439,22 +436,19 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
             )
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
+        most = len(run.shadow) > MOST_SHADOWS
+        left_out = f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
         found.append(
             FigureSpec(
                 f"weight-gradients{f'-{k + 1}' if k else ''}",
                 f"Weight gradients with {run.spec}",
                 "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
                 "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
-                f"first layer.{_left_out(run)}",
+                f"first layer.{left_out}",
                 lambda run=run: figures.training.weight_gradient_cosines(run),  # type: ignore[misc]
             )
         )
     return found
-
-
-def _left_out(run: LoggedRun) -> str:
-    """What a caption says if some weight gradients are not drawn."""
-    return f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if len(run.shadow) > MOST_SHADOWS else ""
 
 
 def _numbers(log: RunLogAnalysis) -> Numbers:

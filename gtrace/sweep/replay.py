@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.codecs import ExpectingCodec
     from gtrace.codecs.level_sets import Judged
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
@@ -229,9 +228,7 @@ class Replay:
             elif expected is not None and expecting(codec):
                 yield self._expected_row(codec, index, look, own, ready.state, expected), spent
 
-    def _expected_row(
-        self, codec: ExpectingCodec, index: int, look: Seen, own: Row, state: State, expected: Expectation
-    ) -> Row:
+    def _expected_row(self, codec: Codec, index: int, look: Seen, own: Row, state: State, expected: Expectation) -> Row:
         """A row of closed forms."""
         assert codec.needs is not None
         optimum, grid = None, level_grid(codec)

@@ -205,15 +205,20 @@ def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None
                 faults.append(Fault(f"stored {differing} is not that of the values", group, spec.name, step))
     count = int(present[:, [spec.index for spec in stream.specs]].sum())
     scalars = {name: readable(stream.scalar, name) for name in layout.SCALARS}
-    for name, column in layout.EXTRAS.items():
-        table = readable(stream.optional, name)
-        if table is not None:
-            right[name] = np.full((rows, columns), column.fill, column.dtype)
-            kept = right["present"] != 0
-            right[name][kept] = table[:, :columns][kept]
+    extras = {name: readable(stream.optional, name) for name in layout.EXTRAS}
+    right |= {name: _only(right["present"], name, table) for name, table in extras.items() if table is not None}
     unknown = np.full(rows, np.nan)
     known = {name: unknown if values is None else values for name, values in scalars.items()}
     return count, MemoryStream(stream.key, stream.steps, stream.specs, known, right, stream.read_rows)
+
+
+def _only(present: NDArray[Any], name: str, table: NDArray[Any]) -> NDArray[Any]:
+    """A table of the stream's extras where its tensors are right, empty elsewhere."""
+    column = layout.EXTRAS[name]
+    found = np.full(present.shape, column.fill, column.dtype)
+    kept = present != 0
+    found[kept] = table[:, : present.shape[1]][kept]
+    return found
 
 
 def _verified(

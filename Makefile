@@ -5,25 +5,25 @@ BIN := $(VENV)/bin
 # One thread per library: two spinning pools on a shared machine are slower than one.
 export OMP_NUM_THREADS ?= 1
 
-# Where an environment forbids it, every process of the tests would compile what it imports again.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo test tests lint docs benchmarks contract clean
 
 # pip installs torch, first: asked for by another package, an installer may pick a build with gigabytes of CUDA. uv installs the rest
-# in a fifth of pip's time.
+# in a fifth of pip's time; it does not read pip's settings, so pip takes over if it finds no index.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 UV := $(BIN)/uv pip install --python $(BIN)/python --quiet --constraint constraints.txt
+comma := ,
+install = $(UV) $(1) || $(PIP) $(1)
 
 $(VENV)/.installed: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gtrace needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch uv
-	$(UV) --editable '.[torch,dev]' --editable ./experiments
+	$(PIP) --no-compile torch uv
+	$(call install,--editable '.[torch$(comma)dev]' --editable ./experiments)
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
 	# What only the tests with other frameworks and those of a page in the system's Chromium need; without it they are skipped.
-	$(UV) --editable '.[frameworks,browser]' || echo "other frameworks and playwright could not be installed; their tests are skipped"
+	$(call install,--editable '.[frameworks$(comma)browser]') || echo "other frameworks and playwright could not be installed; their tests are skipped"
 	touch $@
 
 demo: $(VENV)/.installed
@@ -33,8 +33,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tested
 	$(MAKE) --jobs 2 lint tests
 
+# Hundreds of processes import the same modules: bytecode is written once, and not beside a test's scripts.
 tests: $(VENV)/.tested
-	$(BIN)/python -m pytest -q -n 2
+	env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest -q -n 2
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

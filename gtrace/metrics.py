@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,36 +21,33 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
+def measured(meaning: str, **default: Any) -> Any:
+    """A field of :class:`Comparison`, which is a column of result files; its meaning, with the unit."""
+    return field(metadata={"meaning": meaning}, **default)
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One decoded tensor against the exact one. NaN where a ratio has no denominator.
+    """One decoded tensor Q(g) against the exact one g. NaN where a ratio has no denominator.
 
-    Attributes:
-        squared_error: ||q - g||^2, in squared gradient units.
-        relative_variance: squared_error / ||g||^2.
-        mean_abs_error: mean |q - g|, in gradient units.
-        mean_relative_error: mean |q - g| / |g| over the non-zero g.
-        cosine: of the angle between q and g.
-        snr_db: 10 log10(||g||^2 / squared_error); infinite without error.
-        w1: Wasserstein-1 distance of the two value distributions, mean |sort(q) - sort(g)|, in gradient units;
-            at most mean_abs_error, and blind to permutations.
-        w1_normalized: w1 / mean |g|.
-        w1_mcgq: Wasserstein-1 of g / ||g||_1 and q / ||q||_1.
-        sparsity: fraction of q that is exactly zero.
-        update_error: sum w (q - g)^2 / sum w g^2, with the reference's weights; NaN without.
+    A new field is a column of its name in result files and in the reference of columns; nothing else must know it.
     """
 
-    squared_error: float
-    relative_variance: float
-    mean_abs_error: float
-    mean_relative_error: float
-    cosine: float
-    snr_db: float
-    w1: float
-    w1_normalized: float
-    w1_mcgq: float
-    sparsity: float
-    update_error: float = math.nan
+    squared_error: float = measured("||Q(g) - g||^2, expected or realized")
+    relative_variance: float = measured("squared_error / energy")
+    mean_abs_error: float = measured("mean |Q(g) - g|")
+    mean_relative_error: float = measured("mean |Q(g) - g| / |g| over non-zero g")
+    cosine: float = measured("cosine of Q(g) and g")
+    snr_db: float = measured("10 log10(energy / squared_error)")
+    w1: float = measured(
+        "Wasserstein-1 distance of the two value distributions, mean |sort(Q(g)) - sort(g)|; blind to permutations"
+    )
+    w1_normalized: float = measured("w1 / mean |g|")
+    w1_mcgq: float = measured("W1 of g/||g||_1 and Q/||Q||_1, MCGQ's d_t")
+    sparsity: float = measured("fraction of zeros after decoding")
+    update_error: float = measured(
+        "||(Q(g) - g) / sqrt(v)||^2 / ||g / sqrt(v)||^2 with Adam's second moments v", default=math.nan
+    )
 
 
 class Reference:

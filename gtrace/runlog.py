@@ -51,7 +51,7 @@ import os
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
-from gtrace.trace.validate import parse_json
+from gtrace.trace.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,6 +19,7 @@ import numpy as np
 from gtrace.buckets import bucket_scales
 from gtrace.codecs import Codec, codec, expecting, level_grid
 from gtrace.codecs.base import Averaged, advance
+from gtrace.codecs.link import refitted
 from gtrace.coding import ENVELOPE_BYTES
 from gtrace.errors import GtraceError, PayloadError
 from gtrace.sketch import MomentSketch
@@ -65,7 +66,7 @@ def fitted(
     if c.needs is None:
         return state, None
     sketch = MomentSketch.from_spec(c.view(state, values), c.needs)
-    return c.fit(state, sketch, step), sketch
+    return refitted(c, state, sketch, step), sketch
 
 
 def check_codec(c: Codec | type[Codec], *, seed: int = 0, draws: int = 24, spike: bool = True) -> None:
@@ -166,7 +167,7 @@ def check_spec(c: Codec) -> None:
     assert type(again) is type(c), f"{c}: another codec has this name, {type(again).__module__}.{type(again).__name__}"
     assert again == c, f"{c}: its spec makes another codec, {again}"
     assert str(again) == str(c), f"{c}: its spec is not canonical, {again}"
-    assert hash(again) == hash(c), f"{c}: equal codecs must hash alike"
+    assert hash(again) == hash(c), f"{c}: equal codecs must have the same hash"
 
 
 def check_round_trip(
@@ -188,7 +189,7 @@ def check_round_trip(
     assert np.isfinite(decoded).all(), f"{where}: decoded values are not finite"
     simulated = c.simulate(state, values, key)
     assert np.array_equal(simulated.values, decoded), f"{where}: simulate made other values than decode"
-    assert simulated.payload_bytes == len(payload), f"{where}: simulate told another length than the payload has"
+    assert simulated.payload_bytes == len(payload), f"{where}: simulate says another length than the payload has"
     again = State.from_arrays(state.to_arrays())
     assert again.shape == shape, f"{where}: the shape did not survive to_arrays"
     assert c.encode(again, values, key) == payload, f"{where}: the state did not survive to_arrays"
@@ -277,15 +278,14 @@ def check_expectation(c: Codec, name: str, values: NDArray[np.float32], seed: in
     state, sketch = fitted(c, values)
     assert sketch is not None, f"{where}: a codec with closed forms must say which sketch it needs"
     expected = c.expect(state, sketch)
-    shared = c.shared(state)
     exact = values.astype(np.float64)
     errors, lengths, zeros, sums = np.empty((4, draws))
     signs = np.sign(exact)
     for draw in range(draws):
         # A sketch knows no signs, so bits are expected over both: every other draw encodes the mirrored tensor.
         sign = np.float32(1 - 2 * (draw % 2))
-        payload = c.encode(state, sign * values, Key.derive(seed, tensor=name, draw=draw))
-        off = sign * c.decode(shared, payload, values.size) - exact
+        payload, decoded = _sent(c, state, sign * values, Key.derive(seed, tensor=name, draw=draw))
+        off = sign * decoded - exact
         errors[draw] = off @ off
         lengths[draw] = 8 * (len(payload) - ENVELOPE_BYTES)
         zeros[draw] = np.count_nonzero(off == -exact)
@@ -341,13 +341,9 @@ def check_mean(c: Codec, name: str, values: NDArray[np.float32], seed: int = 0, 
     if expecting(c) or not c.unbiased:
         return
     state, _ = fitted(c, values)
-    shared = c.shared(state)
     exact = values.astype(np.float64)
-    signs = np.sign(exact)
-    sums = np.empty(draws)
-    for draw in range(draws):
-        payload = c.encode(state, values, Key.derive(seed, tensor=name, draw=draw))
-        sums[draw] = (c.decode(shared, payload, values.size) - exact) @ signs
+    keys = [Key.derive(seed, tensor=name, draw=draw) for draw in range(draws)]
+    sums = np.array([(_sent(c, state, values, key)[1] - exact) @ np.sign(exact) for key in keys])
     _close(sums, 0.0, 1e-6 * float(np.abs(exact).sum()), f"{c} on {name}: mean shrinkage; unbiased = False says so")
 
 
@@ -360,19 +356,11 @@ def check_workers(c: Codec, values: NDArray[np.float32], seed: int = 0, draws: i
     expected = c.expect(state, sketch)
     if expected.bias or not expected.squared_error:
         return
-    shared = c.shared(state)
     exact = values.astype(np.float64)
     errors = np.empty(draws)
     for draw in range(draws):
-        decoded = [
-            c.decode(
-                shared,
-                c.encode(state, values, Key.derive(seed, tensor="workers", draw=draw, worker=worker)),
-                values.size,
-            )
-            for worker in range(4)
-        ]
-        off = c.aggregate(decoded) - exact
+        keys = [Key.derive(seed, tensor="workers", draw=draw, worker=worker) for worker in range(4)]
+        off = c.aggregate([_sent(c, state, values, key)[1] for key in keys]) - exact
         errors[draw] = off @ off
     energy = float(exact @ exact)
     slack = 1e-6 * energy + 2.0**-23 * float(np.abs(exact).sum()) * math.sqrt(energy) + expected.error_bound
@@ -385,11 +373,9 @@ def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12)
     values = np.full(size, 1e-6, np.float32)
     values[size // 2] = 1.0
     state, sketch = fitted(c, values)
-    shared = c.shared(state)
     means = np.empty(draws)
     for draw in range(draws):
-        payload = c.encode(state, values, Key.derive(seed, tensor="spike", draw=draw))
-        decoded = c.decode(shared, payload, size).astype(np.float64)
+        decoded = _sent(c, state, values, Key.derive(seed, tensor="spike", draw=draw))[1].astype(np.float64)
         means[draw] = (decoded.sum() - decoded[size // 2]) / (size - 1)
     if expecting(c) and sketch is not None:
         # An event that is rarer than the draws has no sampled deviation; the closed form knows it.
@@ -402,6 +388,14 @@ def check_spike(c: Codec, seed: int = 0, size: int = 1_000_000, draws: int = 12)
         f"{c}: a million values at probability 1e-6 have a mean of {means.mean():.4g}, "
         f"{off / max(deviation, 1e-300) * math.sqrt(draws):.1f} standard errors off"
     )
+
+
+def _sent(
+    c: Codec, state: State, values: NDArray[np.float32], key: tuple[int, int]
+) -> tuple[bytes, NDArray[np.float32]]:
+    """A payload, and what a receiver makes of it."""
+    payload = c.encode(state, values, key)
+    return payload, c.decode(c.shared(state), payload, values.size)
 
 
 def _close(samples: NDArray[np.float64], expected: float, slack: float, what: str, deviation: float = 0.0) -> None:

@@ -4,7 +4,9 @@ import os
 import signal
 import threading
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # Examples are the same on every run; a shared machine may be slow without anything being wrong.
 settings.register_profile("gtrace", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -22,3 +24,32 @@ def pytest_configure(config):
         "capture_case(name, packages=()): a case of capture that is told in docs/capture-matrix.md, and which packages "
         "beside torch it was tried with",
     )
+
+
+#: Their tests compile most kernels; one process does it while others run what needs few of them.
+COMPILING = ("kernels", "coding", "fitting", "codecs")
+#: What takes long and needs few kernels comes next, so that no long file is left to the end.
+FIRST = (*COMPILING, "capture", "torch_hooks", "frameworks", "trace", "docs", "training", "cli")
+
+
+def folder(nodeid):
+    """The folder in ``tests``; a file's own name if it is in none."""
+    return nodeid.removeprefix("tests/").partition("/")[0]
+
+
+def pytest_collection_modifyitems(items):
+    order = {name: rank for rank, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(folder(item.nodeid), len(order)))
+
+
+class ByFile(LoadScopeScheduling):
+    """Hands out whole files, because fixtures of a module are made once, and the folders that compile as one."""
+
+    def _split_scope(self, nodeid):
+        return "compiling" if folder(nodeid) in COMPILING else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    config.option.loadscopereorder = False
+    return ByFile(config, log)

@@ -14,7 +14,7 @@ SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 def environment() -> dict[str, str]:
     """Of child processes: one thread, and no rank left over from a launcher."""
     kept = {name: value for name, value in os.environ.items() if name != "RANK"}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 def write_script(path: Path, source: str) -> Path:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from markdown_it import MarkdownIt
+
+from gtrace.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -80,6 +87,21 @@ def blocks(page: str) -> list[Block]:
             found.append(Block(token.map[0] + 1, token.info.strip(), token.content, tuple(notes)))
         notes = []
     return found
+
+
+def run_command(words: list[str]) -> str:
+    """What a command of gtrace prints; what patches torch or registers codecs gets a process of its own."""
+    if words[0] == "capture" or any(word.endswith(".py") for word in words):
+        command = [sys.executable, "-m", "gtrace", *words]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        code, printed = done.returncode, done.stdout
+    else:
+        both = io.StringIO()
+        with redirect_stdout(both), redirect_stderr(both), pytest.raises(SystemExit) as ended:
+            main(words)
+        code, printed = ended.value.code, both.getvalue()
+    assert code == 0, f"gtrace {' '.join(words)}\n{printed}"
+    return printed
 
 
 def gtrace_words(words: list[str]) -> list[str] | None:

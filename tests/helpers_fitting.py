@@ -16,7 +16,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "levels.json").read_text
 KINDS = {
     "symmetric_nozero": {"zero": False},
     "magnitude_zero": {"zero": True},
-    "signed_free": {"symmetric": False},
+    "signed_free": {"zero": None},
 }
 STARTS = {"uniform": "uniform", "exp0.5": "exponential"}
 

@@ -37,7 +37,11 @@ def gradient(samples, precision, x, chosen, task="linear", step=0, seed=0):
 def gradients(a, b, precision, x, draws, levels, task="linear"):
     """Single gradients of ``draws`` copies of one sample, one a row; each copy draws its own quantizations."""
     samples = quantized(np.tile(a, (draws, 1)), np.full(draws, b), precision.bits, levels)
-    return np.array([gradient(samples, precision, x, [k], task, step=k)[0] for k in range(draws)])
+    rule, streams, counts = precision.rule(TASKS[task], Prox()), keyed()[0], np.zeros(2, np.int64)
+    out = np.empty((draws, len(x)))
+    for k in range(draws):
+        kernels.batch_gradient(samples, rule, streams, np.array([k]), k, x, out[k], counts)
+    return out
 
 
 def uniforms(key, row, count):

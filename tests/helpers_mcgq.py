@@ -97,6 +97,16 @@ def zigzag(value):
     return -2 * value if value < 0 else 2 * value + 1
 
 
+def moments(g, samples):
+    """Over all offsets: what a hit is worth, each count's mean, each value's variance and mean error."""
+    g = np.asarray(g, np.float32).astype(np.float64)
+    total = float(np.abs(g).sum())
+    scale, mean = total / samples, g * (samples / total if total else 0.0)
+    part = np.abs(mean) % 1.0
+    spread = part * (1.0 - part)
+    return scale, mean, scale * scale * spread, 2.0 * scale * spread
+
+
 def small_tensors():
     """Every integer tensor of up to five elements between -2 and 2."""
     for n in range(6):

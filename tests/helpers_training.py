@@ -22,6 +22,11 @@ from gtrace.training.ranks import RankCodecs
 from gtrace.types import SummarySpec
 
 
+def without_times(records):
+    """Records of a run log as they are on any machine."""
+    return [{name: value for name, value in record.items() if not name.endswith("seconds")} for record in records]
+
+
 class Regression(Task):
     """Linear regression with dropout: two tensors, microseconds a step."""
 

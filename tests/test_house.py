@@ -9,20 +9,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 263,
-    "lines": 63_400,
-    "functions of one statement": 1_011,
-    "of these below 100 lines, codecs and commands aside": 4,
-    # run_sweep, alq_levels and what they call take their settings one by one.
-    "functions above 8 parameters outside kernels": 6,
-    # The kernel that rounds; everything else is at most 12.
-    "worst complexity (C901)": 16,
-    "imports inside functions": 235,
+    "files": 242,
+    "lines": 61_000,
+    "functions of one statement": 1_014,
+    "of these below 100 lines, codecs and commands aside": 3,
+    "functions above 8 parameters outside kernels": 0,
+    "worst complexity (C901)": 12,
+    "imports inside functions": 222,
     "cycles inside packages": 0,
-    # State, of a codec and of a DDP hook, as the public names are.
-    "class names used twice": 1,
-    "definitions of encode and decode in codecs": 17,
-    "modules that loop over fit, encode and update": 4,
+    "class names used twice": 0,
+    "definitions of encode and decode in codecs": 10,
+    # codecs/link.py, and codecs/wrappers.py, whose codecs hand every call to the one inside.
+    "modules that loop over fit, encode and update": 2,
 }
 
 

@@ -32,7 +32,6 @@ ALLOWED = {
     "pickle.loads": {"sweep/cluster.py"},
     "pickle.dumps": {"sweep/cluster.py"},
     # Literals of numpy's header, at most ten kilobytes of them; nothing is called.
-    "ast.literal_eval": {"trace/io/foreign.py"},
     # renameat2 of the C library, which Python has no call for: an HDF5 file and the folder before it change places.
     "ctypes.CDLL": {"trace/files.py"},
 }

@@ -6,6 +6,7 @@ that name in ``PARTS`` returns, as Markdown. Nothing of it is kept in the reposi
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import pkgutil
@@ -96,6 +97,13 @@ def _codec(name: str) -> str:
     if cls.paper != "-":
         parts.append(f"Paper: {prose(cls.paper)}.\n")
     parts.append(f"Kind: {kind}.\n")
+    if name in codec_names():
+        chosen = ((field.name, type(getattr(cls.parts, field.name)).__name__) for field in dataclasses.fields(cls.parts))
+        # A part that is just called Scale or Coder does nothing.
+        named = [f"{part} `{kind}`" for part, kind in chosen if kind != part.capitalize()]
+        parts.append(f"Parts: {', '.join(named)}.\n" if named else "")
+    if cls.sends:
+        parts.append(f"Payload: {prose(cls.sends)}\n")
     if cls.corrections:
         parts.append("Where it differs from the paper:\n\n" + "".join(f"- {prose(line)}\n" for line in cls.corrections))
     if fields := parameter_fields(cls):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import queue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,69 +17,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-class Event(Protocol):
-    """A moment in a stream of work."""
-
-    def record(self, stream: Any) -> None:
-        """It is when all is done that the stream has been given so far."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-
-
-class Runtime(Protocol):
-    """What a device can do beside computing."""
-
-    def block(self, elements: int) -> torch.Tensor:
-        """Room for so many float32 on the device."""
-
-    def locked_block(self, elements: int) -> torch.Tensor:
-        """Room for so many float32 on the host, where the device can write by itself."""
-
-    def event(self) -> Event:
-        """A new event."""
-
-    def computing(self) -> Any:
-        """The stream in which training computes; it has ``wait_event``."""
-
-    def copying(self) -> Any:
-        """The stream of copies to the host; it has ``wait_event``."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Have the stream of copies copy a block of the device to a locked one."""
-
-
 class CudaRuntime:
-    """A GPU's runtime, as ``torch.cuda`` gives it."""
+    """What a GPU can do beside computing, as ``torch.cuda`` gives it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        #: The stream of copies to the host.
+        self.copying: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def block(self, elements: int) -> torch.Tensor:
-        """As of ``Runtime``."""
-        return torch.empty(elements, dtype=torch.float32, device=self._device)
+    def block(self, elements: int, *, locked: bool = False) -> torch.Tensor:
+        """Room for so many float32 on the device, or ``locked`` on the host, where the device writes by itself."""
+        device = "cpu" if locked else self._device
+        return torch.empty(elements, dtype=torch.float32, device=device, pin_memory=locked)
 
-    def locked_block(self, elements: int) -> torch.Tensor:
-        """As of ``Runtime``."""
-        return torch.empty(elements, dtype=torch.float32, device="cpu", pin_memory=True)
-
-    def event(self) -> Event:
-        """As of ``Runtime``; those who wait sleep, so that training keeps the core."""
-        event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        return event
+    def event(self) -> torch.cuda.Event:
+        """A new event; those who wait for it sleep, so that training keeps the core."""
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     def computing(self) -> torch.cuda.Stream:
-        """As of ``Runtime``."""
+        """The stream in which training computes."""
         return torch.cuda.current_stream(self._device)
 
-    def copying(self) -> torch.cuda.Stream:
-        """As of ``Runtime``."""
-        return self._stream
-
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """As of ``Runtime``."""
-        with torch.cuda.stream(self._stream):
+        """Have the stream of copies copy a block of the device to a locked one."""
+        with torch.cuda.stream(self.copying):
             target.copy_(source, non_blocking=True)
 
 
@@ -92,18 +53,18 @@ class Staging:
         shapes: of the gradients of a row.
     """
 
-    def __init__(self, device: torch.device, runtime: Runtime, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, device: torch.device, runtime: CudaRuntime, shapes: Sequence[tuple[int, ...]]) -> None:
         self.device = device
         self._runtime = runtime
         self._block = runtime.block(sum(map(math.prod, shapes)))
         self._parts = parts_of(self._block, shapes)
-        self._copied: Event | None = None
+        self._copied: torch.cuda.Event | None = None
 
     def room(self, elements: int) -> torch.Tensor:
         """A host block to copy to."""
-        return self._runtime.locked_block(elements)
+        return self._runtime.block(elements, locked=True)
 
-    def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> Event:
+    def copy(self, target: torch.Tensor, places: Iterable[int], gradients: Sequence[torch.Tensor]) -> torch.cuda.Event:
         """Have a row copied; the gradients may change when this returns.
 
         Args:
@@ -114,7 +75,7 @@ class Staging:
         Returns:
             the moment from which on ``target`` can be read.
         """
-        computing, copying = self._runtime.computing(), self._runtime.copying()
+        computing, copying = self._runtime.computing(), self._runtime.copying
         if self._copied is not None:
             computing.wait_event(self._copied)
         torch._foreach_copy_([self._parts[place] for place in places], list(gradients))
@@ -158,7 +119,7 @@ class RowBuffer:
         self.targets = targets
         self._pool = pool
         self._block = block
-        self._arrived: Event | None = None
+        self._arrived: torch.cuda.Event | None = None
 
     def fill(self, places: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         """Copy gradients, or have the device copy them that the pool is made for.

@@ -1,4 +1,4 @@
-"""Turns optimizer steps into rows of a trace: names, selection, copies, budget and counters."""
+"""Turns optimizer steps into rows of a trace: names, selection, copies, budget and what came of it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gtrace.capture.layout import RowLayout, moments_of, second_moments
+from gtrace.capture.neural import NeuralRecorder
 from gtrace.capture.options import AutomaticSteps, TensorSelection
+from gtrace.capture.summary import CaptureSummary, disk_usage
 from gtrace.capture.writer import AsyncWriter, Gaps, Row
 from gtrace.errors import size_text
+from gtrace.torch_hooks.hooks import TrainingHooks
 from gtrace.torch_hooks.naming import Names
 from gtrace.trace.format import SECOND_MOMENT
 from gtrace.trace.rows import BLOCK
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from gtrace.capture.buffers import RowBuffer
     from gtrace.capture.layout import MomentsOf, Slot
-    from gtrace.capture.neural import NeuralRecorder
     from gtrace.capture.options import CaptureOptions
     from gtrace.torch_hooks.hooks import OptimizerStep
     from gtrace.torch_hooks.naming import ParameterName
@@ -42,14 +44,15 @@ _TOLD_ROWS = 100
 
 
 class Recorder:
-    """Records the gradients of optimizer steps, in the background.
+    """Watches optimizer steps, and records their gradients in the background.
 
     Args:
         open_trace: creates the trace, given attributes that are known at the first recorded step; called once,
             in the background; gives the rank to write under, too.
         options: what to record. Its budget counts float32 values, or about what their sketches take.
-        models: the live modules to name parameters by.
-        scan: search the whole process for modules where these do not own every parameter.
+        optimizers: watch only these.
+        models: name parameters by these modules only, instead of searching the process.
+        sharers: how many processes share the budget, 0 if this one records nothing; asked at the first step.
         plan: which sketches the trace keeps of large gradients, None where it keeps their values.
         say: prints one line for the user.
         tell: prints one line about how it goes: a first one, and with ``verbose`` one for every 100th row.
@@ -60,8 +63,9 @@ class Recorder:
         open_trace: Callable[[dict[str, Any]], tuple[TraceWriter, int]],
         options: CaptureOptions,
         *,
-        models: Callable[[], Sequence[nn.Module]],
-        scan: bool,
+        optimizers: Iterable[Optimizer] | None,
+        models: Sequence[nn.Module] | None,
+        sharers: Callable[[], int],
         plan: SketchPlan | None,
         say: Callable[[str], None],
         tell: Callable[[str], None],
@@ -71,25 +75,17 @@ class Recorder:
         self.errors = 0
         #: What the run itself tells for the trace: the classes of its models, its seed at the first step.
         self.attrs: dict[str, Any] = {}
-        #: Steps that the policy chose.
-        self.wanted = 0
-        #: Recording ended because the budget was used up.
-        self.over_budget = False
-        #: Gathers the gradients of module outputs, where these are recorded.
-        self.neural: NeuralRecorder | None = None
-        #: Tells how long training waited for the hooks that lead here.
-        self.hook_seconds: Callable[[], float] = lambda: 0.0
-        #: Tells the optimizers that have stepped so far, with their numbers, rising.
-        self.stepped: Callable[[], list[tuple[int, Optimizer | Rounds]]] = list
+        self._wanted = 0
+        self._over_budget = False
         self._options = options
         self._weights = options.kind != "neural"
         #: elements of a gradient -> bytes that count against the budget
         self._cost = functools.cache(functools.partial(_stored_bytes, plan, options.max_elements))
         self._budget = options.budget
-        self._models = models
-        self._scan = scan
-        #: Steps that were left out because too many waited to be written.
-        self.dropped = Gaps()
+        self._sharers = sharers
+        #: Whether this process records, once it is known.
+        self._records: bool | None = None
+        self._dropped = Gaps()
         self._told: set[str] = set()
         self._say = say
         self._classes: dict[str, None] = {}
@@ -100,9 +96,9 @@ class Recorder:
         # Told from the training's own thread: a line must not fall into the middle of one that the script prints.
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: Gradients of which several micro-batches were seen.
-        self.replicated = 0
+        self._replicated = 0
         #: Second moments of an optimizer that were recorded.
-        self.moments = 0
+        self._moments = 0
         self._writer = AsyncWriter(lambda: open_trace(self.attrs), self.error, options.max_elements, self._written)
         self._parameter_names = Names()
         #: Optimizers whose parameters have names.
@@ -112,77 +108,143 @@ class Recorder:
         self._bytes = 0
         self._first: float | None = None
         self._last = 0.0
+        self._scan = models is None
+        self.hooks = TrainingHooks(
+            self._wants,
+            self._take_step,
+            self.error,
+            optimizers,
+            self._prepare,
+            lambda step: self._records is not False and self._chooses(step),
+            reduced=options.reduced,
+            noise=options.noise,
+        )
+        self._models = self.hooks.modules.modules if models is None else lambda: list(models)
+        #: Gathers the gradients of module outputs, where these are recorded.
+        self.neural: NeuralRecorder | None = None
+        if options.kind != "weight":
+            self.neural = NeuralRecorder(
+                options,
+                self._models,
+                selection=self.selection,
+                scan=self._scan,
+                paused=lambda: self.hooks.repeating,
+                say=say,
+                on_error=self.error,
+            )
 
-    @property
-    def rows(self) -> int:
-        """Rows (steps of any optimizer) that are in the trace, with whatever kind of gradient."""
-        return max(self._writer.rows.values(), default=0)
+    def install(self) -> None:
+        """Start to watch."""
+        try:
+            self.hooks.install()
+            if self.neural is not None:
+                self.neural.install()
+                self._prepare([0])
+        except BaseException:
+            self._let_go()
+            raise
 
-    @property
-    def neural_rows(self) -> int:
-        """Those of them with gradients of module outputs."""
-        return self._writer.rows["neural"]
+    def _let_go(self) -> None:
+        """Leave the training alone, and wait until all is written that it gave so far."""
+        try:
+            self.hooks.remove()
+            if self.neural is not None:
+                self.neural.remove()
+        finally:
+            self._writer.drain()
+            self._tell_news()
 
-    @property
-    def unwritten(self) -> Gaps:
-        """Steps that could not be written."""
-        return self._writer.unwritten
+    def finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
+        """Stop to watch, finish the trace, and say what came of it."""
+        self._let_go()
+        for note in self.neural.notes() if self.neural is not None else ():
+            self._say(f"gtrace: note: {note}")
+        path, hooks = self._options.path, self.hooks
+        blocked, waited, span = self._waiting()
+        outcome: dict[str, object] = {
+            "steps_seen": hooks.steps,
+            "skipped_steps": hooks.skipped_steps,
+            "over_budget": self._over_budget,
+            "dropped": self._dropped.describe(),
+            "unwritten": self._writer.unwritten.describe(),
+            "errors": self.errors,
+            "blocked": round(blocked, 6),
+            "waited": round(waited, 6),
+            "span": round(span, 6),
+        }
+        try:
+            self._writer.close(status, {"capture": self._options.describe() | outcome, **self.attrs})
+        except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
+            self.error(error)
+        rows = max(self._writer.rows.values(), default=0)
+        return CaptureSummary(
+            path=path,
+            torch_seen=True,
+            steps_seen=hooks.steps,
+            backward_passes=hooks.backward_passes,
+            steps_wanted=self._wanted,
+            rows=rows,
+            optimizers=len(self._recorded),
+            tensors=self._tensors(),
+            bytes=disk_usage(path) if rows else 0,
+            blocked=blocked,
+            waited=waited,
+            span=span,
+            skipped_steps=hooks.skipped_steps,
+            dropped=self._dropped.count,
+            unwritten=self._writer.unwritten.count,
+            errors=self.errors,
+            over_budget=self._over_budget,
+            complaints=tuple(self.selection.complaints()),
+            neural_rows=self._writer.rows["neural"],
+            neural_tensors=len(self.neural.tensors) if self.neural is not None else 0,
+            without=tuple(self._without()),
+        )
 
-    @property
-    def optimizers(self) -> int:
-        """Optimizers of which at least one step was recorded."""
-        return len(self._recorded)
+    def _waiting(self) -> tuple[float, float, float]:
+        """The share of the time from first to last step that training waited for capture, and both in seconds."""
+        waited = self.hooks.seconds + (self.neural.seconds if self.neural is not None else 0.0)
+        span = self._last - self._first if self._first is not None else 0.0
+        return min(1.0, waited / span) if span > 0 else 0.0, waited, span
 
-    @property
-    def tensors(self) -> int:
-        """Distinct weight tensors that were recorded, of all optimizers."""
+    def _without(self) -> list[str]:
+        """What was asked for beside the gradients and never there."""
+        out = []
+        if (self._options.optimizer_state or self._options.second_moments) and not self._moments:
+            out.append("no second moments: the optimizer keeps no exp_avg_sq, or took one step")
+        if self._options.noise and not self._replicated:
+            out.append("no noise: one micro-batch in each step")
+        return out
+
+    def _tensors(self) -> int:
         return sum(layout.tensors for layout in self._layouts.values())
 
-    @property
-    def neural_tensors(self) -> int:
-        """Distinct outputs of modules whose gradients were recorded."""
-        return len(self.neural.tensors) if self.neural is not None else 0
-
-    @property
-    def span(self) -> float:
-        """Seconds between the first and the last step."""
-        return self._last - self._first if self._first is not None else 0.0
-
-    @property
-    def waited(self) -> float:
-        """Seconds that training waited for capture."""
-        return self.hook_seconds() + (self.neural.seconds if self.neural is not None else 0.0)
-
-    @property
-    def blocked(self) -> float:
-        """Share of the time between the first and the last step that training waited for capture."""
-        return min(1.0, self.waited / self.span) if self.span > 0 else 0.0
-
-    def share_budget(self, processes: int) -> None:
-        """Use only this process's part of the budget."""
-        if self._budget is not None:
-            self._budget //= processes
-
-    def wants(self, stream: int, step: int) -> bool:
-        """Whether to record this step of this optimizer."""
+    def _wants(self, stream: int, step: int) -> bool:
         del stream  # all optimizers follow one policy, each with its own steps
+        if self._records is None:
+            # Not earlier: a program makes its process group after it has imported torch.
+            sharers = self._sharers()
+            self._records = sharers > 0
+            if self._budget is not None:
+                self._budget //= max(1, sharers)
+        if not self._records:
+            return False
         self._tell_news()
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        if not self.chooses(step):
+        if not self._chooses(step):
             return False
-        self.wanted += 1
+        self._wanted += 1
         return True
 
-    def prepare(self, steps: Iterable[int]) -> None:
+    def _prepare(self, steps: Iterable[int]) -> None:
         """Choose whether to watch module outputs on the way to the next step, which is one of these."""
         if self.neural is not None:
             self.neural.discard()
-            self.neural.listen(any(map(self.chooses, steps)))
+            self.neural.listen(any(map(self._chooses, steps)))
 
-    def take(self, step: OptimizerStep) -> None:
-        """Copy the gradients of a step and queue them."""
+    def _take_step(self, step: OptimizerStep) -> None:
         try:
             self._take(step)
         finally:
@@ -197,21 +259,8 @@ class Recorder:
             self._told.add(message)
             self._say(f"gtrace: warning: capture: {message}; training goes on")
 
-    def drain(self) -> None:
-        """Wait until all is written; no step can be taken any more."""
-        self._writer.drain()
-        self._tell_news()
-
-    def close(self, status: Literal["complete", "interrupted"], attrs: Mapping[str, object]) -> None:
-        """Finish the trace with these attributes. Comes after :meth:`drain`."""
-        try:
-            self._writer.close(status, attrs)
-        except Exception as error:  # noqa: BLE001 - the script is done; its exit code must survive this
-            self.error(error)
-
-    def chooses(self, step: int) -> bool:
-        """Whether a step of this number would be recorded now."""
-        return not self._writer.failed and not self.over_budget and self._options.policy.wants(step, self._capacity())
+    def _chooses(self, step: int) -> bool:
+        return not self._writer.failed and not self._over_budget and self._options.policy.wants(step, self._capacity())
 
     def _capacity(self) -> int:
         if self._budget is None:
@@ -242,7 +291,7 @@ class Recorder:
         size += sum(self._cost(found.mean.numel()) for found in moments if found is not None)
         size += self.neural.pending_bytes if self.neural is not None else 0
         if self._budget is not None and self._bytes + size > self._budget:
-            self.over_budget = True
+            self._over_budget = True
             return
         scalars = {"time": time.time(), "loss": step.loss, "lr": step.lr, "clip_norm": step.clip_norm}
         if step.micro_batches:
@@ -253,7 +302,7 @@ class Recorder:
         if (slots and buffer is None) or (self.neural is not None and self.neural.dropped):
             if buffer is not None:
                 buffer.release()
-            self.dropped.add(step.stream, step.step)
+            self._dropped.add(step.stream, step.step)
             return
         self._bytes += size
         row = self.neural.collect(expected=step.first) if self.neural is not None else None
@@ -312,7 +361,7 @@ class Recorder:
         except BaseException:
             buffer.release()
             raise
-        self.moments += len(there)
+        self._moments += len(there)
         own = [replace(s, dtype=_dtype(m.mean), attrs={**s.attrs, "decay": m.decay, "eps": m.eps}) for s, m in there]
         numbers = {slot.index: {"optimizer_step": found.done} for slot, found in there}
         self._writer.submit(Row(step.stream, step.step, own, buffer, 1.0, scalars, SECOND_MOMENT, numbers))
@@ -325,11 +374,11 @@ class Recorder:
         if self._options.optimizer_state:
             for slot, value in zip(slots, second_moments(step.optimizer, parameters), strict=True):
                 found[slot.index]["second_moment"] = value
-                self.moments += not math.isnan(value)
+                self._moments += not math.isnan(value)
         if self._options.noise:
             for slot, parameter in zip(slots, parameters, strict=True):
                 seen = step.replicas(parameter)
-                self.replicated += seen is not None
+                self._replicated += seen is not None
                 count, norm2, sum_norm2 = (math.nan,) * 3 if seen is None else seen
                 found[slot.index] |= {"replicas": count, "replicas_norm2": norm2, "replicas_sum_norm2": sum_norm2}
         return found
@@ -351,7 +400,7 @@ class Recorder:
         elif self._options.verbose and count % _TOLD_ROWS == 0:
             self._news.put(
                 f"gtrace: step {row.step}: {count} rows written, {size_text(self._writer.stored)} recorded, "
-                f"{self._writer.waiting} waiting, training waited {self.blocked:.1%} of its time"
+                f"{self._writer.waiting} waiting, training waited {self._waiting()[0]:.1%} of its time"
             )
 
     def _tell_news(self) -> None:
@@ -363,7 +412,7 @@ class Recorder:
 
         How large sketches are is known when the first are made, in the writer's thread; all else is found out here.
         """
-        tensors = self.tensors + self.neural_tensors
+        tensors = self._tensors() + (len(self.neural.tensors) if self.neural is not None else 0)
         start = f"{tensors} tensor{'s' * (tensors != 1)}, "
         copied = f" a step, copied in {seconds * 1e3:.1f} ms"
         if self._budget is None:
@@ -380,7 +429,7 @@ class Recorder:
         # not the one of which a step happens to be recorded first.
         if self.neural is not None and self.neural.first_model is not None:
             self._parameter_names.reserve(self.neural.first_model)
-        for number, earlier in self.stepped():
+        for number, earlier in self.hooks.stepped():
             if number < stream and number not in self._named:
                 self._name(earlier, number)
         names = self._name(optimizer, stream)

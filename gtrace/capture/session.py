@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from gtrace.capture.options import CaptureSettings, capture_options
-from gtrace.capture.summary import CaptureSummary, all_parts, disk_usage
+from gtrace.capture.summary import CaptureSummary, all_parts
 from gtrace.capture.writer import quiet_logs
 from gtrace.errors import GtraceError, UsageError
 from gtrace.torch_hooks.children import children_call
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from gtrace.capture.options import CaptureOptions
     from gtrace.capture.recorder import Recorder
-    from gtrace.torch_hooks.hooks import TrainingHooks
     from gtrace.trace import SketchPlan, TraceWriter
 
 
@@ -73,8 +72,6 @@ class CaptureSession:
         self._launched = launched
         self._broken = False
         self._place: Place | None = None
-        self._records = True
-        self._hooks: TrainingHooks | None = None
         self._recorder: Recorder | None = None
         self._summary: CaptureSummary | None = None
         self._owner = os.getpid()
@@ -87,53 +84,20 @@ class CaptureSession:
             models: name parameters by these modules only, instead of searching the process.
         """
         with quiet_logs():
-            self._start(optimizers, models)
+            from gtrace.capture.recorder import Recorder
 
-    def _start(self, optimizers: Iterable[Optimizer] | None, models: Sequence[nn.Module] | None) -> None:
-        from gtrace.capture.recorder import Recorder
-        from gtrace.torch_hooks.hooks import TrainingHooks
-
-        recorder = Recorder(
-            self._create,
-            self._options,
-            models=lambda: hooks.modules.modules() if models is None else list(models),
-            scan=models is None,
-            plan=self._plan(),
-            say=self._say,
-            tell=self._tell,
-        )
-        hooks = TrainingHooks(
-            self._wants,
-            recorder.take,
-            recorder.error,
-            optimizers,
-            recorder.prepare,
-            lambda step: self._records and recorder.chooses(step),
-            reduced=self._options.reduced,
-            noise=self._options.noise,
-        )
-        recorder.hook_seconds = lambda: hooks.seconds
-        recorder.stepped = hooks.stepped
-        try:
-            hooks.install()
-            if self._options.kind != "weight":
-                from gtrace.capture.neural import NeuralRecorder
-
-                recorder.neural = NeuralRecorder(
-                    self._options,
-                    lambda: hooks.modules.modules() if models is None else list(models),
-                    selection=recorder.selection,
-                    scan=models is None,
-                    paused=lambda: hooks.repeating,
-                    say=self._say,
-                    on_error=recorder.error,
-                )
-                recorder.neural.install()
-                recorder.prepare([0])
-        except BaseException:
-            _let_go(recorder, hooks)
-            raise
-        self._recorder, self._hooks = recorder, hooks
+            recorder = Recorder(
+                self._create,
+                self._options,
+                optimizers=optimizers,
+                models=models,
+                sharers=self._sharers,
+                plan=self._plan(),
+                say=self._say,
+                tell=self._tell,
+            )
+            recorder.install()
+        self._recorder = recorder
 
     def start_or_tell(self) -> None:
         """Install the hooks for a program that must not notice; if that fails, it runs without capture."""
@@ -154,8 +118,11 @@ class CaptureSession:
             status: whether the run came to its proper end; stored in the trace.
         """
         if self._summary is None:
-            with quiet_logs():
-                self._summary = CaptureSummary(self._options.path) if self.in_child else self._finish(status)
+            if self.in_child or self._recorder is None:
+                self._summary = CaptureSummary(self._options.path, errors=int(self._broken))
+            else:
+                with quiet_logs():
+                    self._summary = self._recorder.finish(status)
         return self._summary
 
     def settle(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
@@ -186,85 +153,28 @@ class CaptureSession:
         """This is a forked child of the process that captures; the trace is not its to write."""
         return os.getpid() != self._owner
 
-    def _finish(self, status: Literal["complete", "interrupted"]) -> CaptureSummary:
-        path, recorder, hooks = self._options.path, self._recorder, self._hooks
-        if recorder is None or hooks is None:
-            return CaptureSummary(path, errors=int(self._broken))
-        _let_go(recorder, hooks)
-        for note in recorder.neural.notes() if recorder.neural is not None else ():
-            self._say(f"gtrace: note: {note}")
-        outcome: dict[str, object] = {
-            "steps_seen": hooks.steps,
-            "skipped_steps": hooks.skipped_steps,
-            "over_budget": recorder.over_budget,
-            "dropped": recorder.dropped.describe(),
-            "unwritten": recorder.unwritten.describe(),
-            "errors": recorder.errors,
-        }
-        waiting = {"blocked": recorder.blocked, "waited": recorder.waited, "span": recorder.span}
-        outcome |= {name: round(value, 6) for name, value in waiting.items()}
-        recorder.close(status, {"capture": self._options.describe() | outcome, **recorder.attrs})
-        return CaptureSummary(
-            path=path,
-            torch_seen=True,
-            steps_seen=hooks.steps,
-            backward_passes=hooks.backward_passes,
-            steps_wanted=recorder.wanted,
-            rows=recorder.rows,
-            optimizers=recorder.optimizers,
-            tensors=recorder.tensors,
-            bytes=disk_usage(path) if recorder.rows else 0,
-            blocked=recorder.blocked,
-            waited=recorder.waited,
-            span=recorder.span,
-            skipped_steps=hooks.skipped_steps,
-            dropped=recorder.dropped.count,
-            unwritten=recorder.unwritten.count,
-            errors=recorder.errors,
-            over_budget=recorder.over_budget,
-            complaints=tuple(recorder.selection.complaints()),
-            neural_rows=recorder.neural_rows,
-            neural_tensors=recorder.neural_tensors,
-            without=tuple(self._without(recorder)),
-        )
-
-    def _without(self, recorder: Recorder) -> list[str]:
-        """What was asked for beside the gradients and never there."""
-        out = []
-        if (self._options.optimizer_state or self._options.second_moments) and not recorder.moments:
-            out.append("no second moments: the optimizer keeps no exp_avg_sq, or took one step")
-        if self._options.noise and not recorder.replicated:
-            out.append("no noise: one micro-batch in each step")
-        return out
-
-    def _wants(self, stream: int, step: int) -> bool:
-        assert self._recorder is not None
-        if self._place is None:
-            # Not earlier: a program makes its process group after it has imported torch.
-            self._place = process_place()
-            self._records = self._may_record(self._place)
-            self._recorder.share_budget(1 if self._options.first_rank_only else self._place.world_size)
-        return self._records and self._recorder.wants(stream, step)
-
     def _tell(self, text: str) -> None:
         """Say how it goes; of several processes the first does."""
         place = self._place or Place()
         if self._status and (place.rank == 0 or (place.rank is None and not self._launched)):
             self._say(text)
 
-    def _may_record(self, place: Place) -> bool:
-        if self._options.first_rank_only:
-            return not place.rank
-        if self._options.path.suffix != ".zarr" and (self._launched or place.world_size > 1):
+    def _sharers(self) -> int:
+        """How many processes share the budget; 0 if this one records nothing."""
+        options, place = self._options, process_place()
+        self._place = place
+        if options.first_rank_only:
+            return 0 if place.rank else 1
+        if options.path.suffix != ".zarr" and (self._launched or place.world_size > 1):
             if self._recorder is not None and (place.rank or 0) == 0:
                 self._recorder.error(
                     UsageError(
-                        f"{self._options.path.name}: an HDF5 trace cannot take the steps of several processes; "
+                        f"{options.path.name}: an HDF5 trace cannot take the steps of several processes; "
                         "choose a name that ends in .zarr"
                     )
                 )
-            return False
-        return True
+            return 0
+        return place.world_size
 
     def _plan(self) -> SketchPlan | None:
         """Which sketches to keep instead of values."""
@@ -306,16 +216,6 @@ class CaptureSession:
             launcher=options.launcher,
             first=options.first,
         )
-
-
-def _let_go(recorder: Recorder, hooks: TrainingHooks) -> None:
-    """Leave the training alone, and wait until all is written that it gave so far."""
-    try:
-        hooks.remove()
-        if recorder.neural is not None:
-            recorder.neural.remove()
-    finally:
-        recorder.drain()
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:

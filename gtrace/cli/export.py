@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, STEPS, TENSORS, TracePath, options, pick, print_json
+from gtrace.cli.options import JSON, STEPS, TENSORS, TracePath, arguments, options, pick, print_json
 from gtrace.settings import option
 
 
@@ -23,15 +23,16 @@ class ExportSettings:
         names=("-o", "--output"),
         help="The folder, for parquet the file.  [default: TRACE.npz, TRACE.safetensors or TRACE.parquet]",
     )
-    tensors: tuple[str, ...] = option((), **TENSORS)
-    steps: tuple[int, ...] | None = option(None, **STEPS)
+    tensors: tuple[str, ...] = option((), call=("choice",), **TENSORS)
+    steps: tuple[int, ...] | None = option(None, call=("choice",), **STEPS)
     kind: str | None = option(
         None,
+        call=("choice",),
         choices=("weight", "neural"),
         help="Gradients of weights or of layer outputs.  [default: weight, where the trace has them]",
     )
-    optimizer: int | None = option(None, metavar="N", help="Only tensors that this optimizer steps.")
-    rank: int | None = option(None, metavar="N", help="Only this process of several.")
+    optimizer: int | None = option(None, call=("choice",), metavar="N", help="Only tensors that this optimizer steps.")
+    rank: int | None = option(None, call=("choice",), metavar="N", help="Only this process of several.")
     force: bool = option(False, help="Replace a file or an earlier export that is there.")
     as_json: bool = option(False, **JSON)
 
@@ -56,7 +57,7 @@ def command(settings: ExportSettings, trace: Path | str) -> None:
             opened,
             settings.output or Path(f"{stem_of(trace)}.{settings.to}"),
             settings.to,
-            ExportChoice(settings.tensors, settings.steps, settings.kind, settings.optimizer, settings.rank),
+            ExportChoice(**arguments(settings, "choice")),
             force=settings.force,
             progress=progress,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.console import step_progress
-from gtrace.cli.options import JSON, STEPS, TENSORS, options, pick, print_json
+from gtrace.cli.options import JSON, STEPS, TENSORS, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -29,13 +29,16 @@ class ImportSettings:
     output: Path = option(names=("-o", "--output"), help="The trace: .zarr, .h5 or .hdf5.")
     pattern: str | None = option(
         None,
+        call=("rules",),
         metavar="TEMPLATE",
         help="What names say, as in '{step}/{tensor}.npy'; also {rank}, and * for anything.",
     )
-    step_axis: bool = option(False, help="The first axis of every array counts steps.")
-    steps: tuple[int, ...] | None = option(None, **STEPS)
-    tensors: tuple[str, ...] = option((), **TENSORS)
-    kind: str = option("weight", choices=("weight", "neural"), help="Gradients of weights or of layer outputs.")
+    step_axis: bool = option(False, call=("rules",), help="The first axis of every array counts steps.")
+    steps: tuple[int, ...] | None = option(None, call=("rules",), **STEPS)
+    tensors: tuple[str, ...] = option((), call=("rules",), **TENSORS)
+    kind: str = option(
+        "weight", call=("rules",), choices=("weight", "neural"), help="Gradients of weights or of layer outputs."
+    )
     force: bool = option(False, help="Replace a trace that is there.")
     as_json: bool = option(False, **JSON)
 
@@ -56,14 +59,7 @@ def command(settings: ImportSettings, sources: tuple[Path, ...]) -> None:
     from gtrace.trace.io.importing import ImportRules, import_trace
 
     with step_progress("import", quiet=settings.as_json) as progress:
-        rules = ImportRules(
-            pattern=settings.pattern,
-            step_axis=settings.step_axis,
-            steps=settings.steps,
-            tensors=settings.tensors,
-            kind=settings.kind,
-            openers={".pt": _open_state_dict, ".pth": _open_state_dict},
-        )
+        rules = ImportRules(openers={".pt": _open_state_dict, ".pth": _open_state_dict}, **arguments(settings, "rules"))
         made = import_trace(sources, settings.output, rules, force=settings.force, progress=progress)
     if settings.as_json:
         print_json(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from gtrace.cli.console import TensorColumn, name_columns, print_columns, sparkline, stdout_console
-from gtrace.cli.options import STEPS, TENSORS, TracePath, options, pick, print_json
+from gtrace.cli.options import STEPS, TENSORS, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -39,11 +39,12 @@ class InfoSettings:
     tensors: tuple[str, ...] = option((), **TENSORS)
     kind: str | None = option(
         None,
+        call=("infos",),
         choices=("weight", "neural", "second_moment"),
         help="Only this kind of gradient; second_moment: Adam's second moments, where these are recorded.",
     )
-    optimizer: int | None = option(None, metavar="N", help="Only tensors that this optimizer steps.")
-    rank: int | None = option(None, metavar="N", help="Only this process of several.")
+    optimizer: int | None = option(None, call=("infos",), metavar="N", help="Only tensors that this optimizer steps.")
+    rank: int | None = option(None, call=("infos",), metavar="N", help="Only this process of several.")
     fit: bool = option(False, help="Read gradients: which law their magnitudes follow, mu, sigma, float formats.")
     steps: tuple[int, ...] | None = option(
         None, **STEPS | {"help": "With --fit: only these steps, as in 0,10,100-200.  [default: 16 of them]"}
@@ -65,9 +66,7 @@ def command(settings: InfoSettings, trace: Path | str) -> None:
     if settings.steps is not None and not settings.fit:
         raise UsageError("--steps: says at which steps laws are fitted; pass --fit with it")
     with open_trace(trace) as opened:
-        infos = choose_infos(
-            opened, settings.tensors, kind=settings.kind, optimizer=settings.optimizer, rank=settings.rank
-        )
+        infos = choose_infos(opened, settings.tensors, **arguments(settings, "infos"))
         if settings.fit:
             _print_fits(opened, infos, settings.steps, as_json=settings.as_json)
             return

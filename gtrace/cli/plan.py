@@ -29,14 +29,7 @@ from gtrace.cli.options import (
     print_json,
     words,
 )
-from gtrace.cli.plan_goal import (
-    BudgetSettings,
-    check_budget,
-    chosen_budget,
-    plan_seconds,
-    tightened,
-    weigh,
-)
+from gtrace.cli.plan_goal import BudgetSettings, TimeLimit, parse_budget, weigh
 from gtrace.errors import UsageError, suggest
 from gtrace.settings import nested, option
 
@@ -183,7 +176,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     from gtrace.trace.io.remote import stem_of
 
     load_plugins(settings.plugin)
-    check_budget(settings.budget)
+    asked = parse_budget(settings.budget)
     stem = stem_of(trace).removesuffix(".sweep")
     path = settings.output or Path(f"{stem}.plan.yaml")
     if path.suffix not in (".yaml", ".yml", ".json"):
@@ -193,7 +186,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     for text in warnings:
         click.echo(f"gtrace: warning: {text}", err=True)
     groups = _groups(curves.tensors, settings.groups)
-    budget = chosen_budget(settings.budget, curves)
+    budget = asked.budget(curves.sizes) if isinstance(asked, TimeLimit) else asked
     if not settings.uniform and "trace" in provenance:
         curves = _refined(trace, curves, settings, budget, groups)
     curves = weigh(curves, settings.objective, settings.weights)
@@ -208,12 +201,12 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
             one_for_all=settings.uniform,
             seed=settings.seed,
         )
-        smaller = tightened(settings.budget, budget, plan, tries)
+        smaller = asked.tightened(budget, plan, tries) if isinstance(asked, TimeLimit) else None
         if smaller is None:
             break
         budget = smaller
-    if settings.budget.step_time is not None:
-        plan.provenance["step_seconds"] = plan_seconds(settings.budget, plan)
+    if isinstance(asked, TimeLimit):
+        plan.provenance["step_seconds"] = asked.seconds(plan)
     save_plan(plan, path, force=settings.force)
     from gtrace.cli.plan_show import print_plan
     from gtrace.planning.plan import to_plain

@@ -18,6 +18,8 @@ from gtrace.settings import option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from gtrace.costs import Cluster
     from gtrace.planning import Budget, Curves, Plan
 
@@ -61,11 +63,11 @@ class BudgetSettings:
     )
 
 
-def check_budget(settings: BudgetSettings) -> None:
-    """Say what is wrong with the options before a trace is read.
+def parse_budget(settings: BudgetSettings) -> Budget | TimeLimit:
+    """What a plan may spend.
 
     Raises:
-        UsageError: no budget, several, or one that is no positive number.
+        UsageError: no budget, several, or one that cannot be read.
     """
     given = [name for name in _KINDS if getattr(settings, name) is not None]
     if len(given) != 1:
@@ -74,22 +76,8 @@ def check_budget(settings: BudgetSettings) -> None:
             + (", not several" if given else "")
         )
     if given == ["step_time"]:
-        _cluster(settings)
-        return
+        return TimeLimit.parse(settings)
     refuse(settings, "step_time", "is for --step-time")
-    _plain(settings)
-
-
-def chosen_budget(settings: BudgetSettings, curves: Curves) -> Budget:
-    """The budget; of a time, the bits per value that take as long where all tensors have the same.
-
-    Raises:
-        UsageError: a time in which not even the computing, or no bits at all, fit.
-    """
-    return _plain(settings) if settings.step_time is None else _timed(settings, curves)
-
-
-def _plain(settings: BudgetSettings) -> Budget:
     from gtrace.planning import Budget
 
     for name in ("ratio", "max_error"):
@@ -110,72 +98,84 @@ def _plain(settings: BudgetSettings) -> Budget:
     return Budget("bits", bits, f"--budget {bits:g}bits")
 
 
-def _cluster(settings: BudgetSettings) -> tuple[Cluster, float]:
-    """Whose exchange it is, and the seconds that a step may take."""
-    from gtrace.costs import Cluster, Network
-    from gtrace.units import parse_seconds
+@dataclass(frozen=True)
+class TimeLimit:
+    """A budget of time: what a step may take on machines that exchange its gradients.
 
-    if settings.network is None:
-        raise UsageError(f"--step-time {settings.step_time}: over which links? give --network, as in 1Gbit/s")
-    limit = parse_seconds(settings.step_time or "", "step-time")
-    computing = parse_seconds(settings.compute_time, "compute-time")
-    if not 0 <= computing < limit:
-        raise UsageError(f"--step-time {settings.step_time}: computing alone takes {settings.compute_time}; allow more")
-    network = Network.parse(settings.network, settings.latency)
-    # A cluster always computes something.
-    return Cluster(network, settings.ranks, max(computing, 1e-9)), limit
-
-
-def _timed(settings: BudgetSettings, curves: Curves) -> Budget:
-    from gtrace.costs import step_seconds
-    from gtrace.planning import Budget
-
-    cluster, limit = _cluster(settings)
-
-    def seconds(bits: float) -> float:
-        return step_seconds(curves.sizes, np.full(len(curves.sizes), bits), cluster, settings.exchange)
-
-    low, high = 0.0, 32.0
-    if seconds(high) <= limit:
-        low = high
-    elif seconds(1e-6) > limit:
-        raise UsageError(
-            f"--step-time {settings.step_time}: without any bits a step takes {seconds(1e-6):.3g} s there; allow more"
-        )
-    for _ in range(_HALVINGS if low < high else 0):
-        middle = (low + high) / 2
-        low, high = (middle, high) if seconds(middle) <= limit else (low, middle)
-    return Budget("bits", low, f"--step-time {settings.step_time}")
-
-
-def tightened(settings: BudgetSettings, budget: Budget, plan: Plan, tries: int) -> Budget | None:
-    """A smaller budget where a plan's own bits take longer than the time allows; None where they do not.
-
-    Bits that are spread unevenly can leave less of the exchange to hide behind the backward pass.
-
-    Raises:
-        UsageError: however small, it takes longer.
+    Attributes:
+        said: how it was given.
+        limit: seconds of a step.
+        cluster: the machines.
+        exchange: how payloads travel.
     """
-    if settings.step_time is None:
-        return None
-    cluster, limit = _cluster(settings)
-    taken = plan_seconds(settings, plan)
-    if taken <= limit * (1 + 1e-9):
-        return None
-    if tries == _TRIES:
-        raise UsageError(f"--step-time {settings.step_time}: plans take {taken:.3g} s there; allow a little more")
-    # Of what is over the time, the exchange alone can be less.
-    exchanged = max(taken - cluster.step_time, 1e-12)
-    return replace(budget, value=budget.value * max(0.5, 0.999 * (1 - (taken - limit) / exchanged)))
 
+    said: str
+    limit: float
+    cluster: Cluster
+    exchange: Literal["allgather", "two-shot"]
 
-def plan_seconds(settings: BudgetSettings, plan: Plan) -> float:
-    """Seconds of a step with a plan."""
-    from gtrace.costs import step_seconds
+    @classmethod
+    def parse(cls, settings: BudgetSettings) -> TimeLimit:
+        """Read ``--step-time`` and what refines it."""
+        from gtrace.costs import Cluster, Network
+        from gtrace.units import parse_seconds
 
-    cluster, _ = _cluster(settings)
-    sizes, bits = [row.elements for row in plan.tensors], [row.bits for row in plan.tensors]
-    return step_seconds(sizes, bits, cluster, settings.exchange)
+        said = f"--step-time {settings.step_time}"
+        if settings.network is None:
+            raise UsageError(f"{said}: over which links? give --network, as in 1Gbit/s")
+        limit = parse_seconds(settings.step_time or "", "step-time")
+        computing = parse_seconds(settings.compute_time, "compute-time")
+        if not 0 <= computing < limit:
+            raise UsageError(f"{said}: computing alone takes {settings.compute_time}; allow more")
+        network = Network.parse(settings.network, settings.latency)
+        # A cluster always computes something.
+        return cls(said, limit, Cluster(network, settings.ranks, max(computing, 1e-9)), settings.exchange)
+
+    def budget(self, sizes: NDArray[np.int64]) -> Budget:
+        """The bits per value that take as long if all tensors have the same.
+
+        Raises:
+            UsageError: no bits at all fit.
+        """
+        from gtrace.costs import step_seconds
+        from gtrace.planning import Budget
+
+        def seconds(bits: float) -> float:
+            return step_seconds(sizes, np.full(len(sizes), bits), self.cluster, self.exchange)
+
+        low, high = 0.0, 32.0
+        if seconds(high) <= self.limit:
+            low = high
+        elif seconds(1e-6) > self.limit:
+            raise UsageError(f"{self.said}: without any bits a step takes {seconds(1e-6):.3g} s there; allow more")
+        for _ in range(_HALVINGS if low < high else 0):
+            middle = (low + high) / 2
+            low, high = (middle, high) if seconds(middle) <= self.limit else (low, middle)
+        return Budget("bits", low, self.said)
+
+    def seconds(self, plan: Plan) -> float:
+        """Seconds of a step with a plan."""
+        from gtrace.costs import step_seconds
+
+        sizes, bits = [row.elements for row in plan.tensors], [row.bits for row in plan.tensors]
+        return step_seconds(sizes, bits, self.cluster, self.exchange)
+
+    def tightened(self, budget: Budget, plan: Plan, tries: int) -> Budget | None:
+        """A smaller budget if a plan's own bits take longer than the time allows; None if they do not.
+
+        Bits that are spread unevenly can leave less of the exchange to hide behind the backward pass.
+
+        Raises:
+            UsageError: however small, it takes longer.
+        """
+        taken = self.seconds(plan)
+        if taken <= self.limit * (1 + 1e-9):
+            return None
+        if tries == _TRIES:
+            raise UsageError(f"{self.said}: plans take {taken:.3g} s there; allow a little more")
+        # Of what is over the time, the exchange alone can be less.
+        exchanged = max(taken - self.cluster.step_time, 1e-12)
+        return replace(budget, value=budget.value * max(0.5, 0.999 * (1 - (taken - self.limit) / exchanged)))
 
 
 _MOST_BYTES = 4 << 20

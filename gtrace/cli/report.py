@@ -13,7 +13,7 @@ import click
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.completion import complete_figure
 from gtrace.cli.console import wide_console
-from gtrace.cli.options import options, print_json
+from gtrace.cli.options import arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
 
@@ -35,6 +35,7 @@ class ReportSettings:
     )
     groups: tuple[str, ...] = option(
         (),
+        call=("report",),
         names=("--group",),
         metavar="NAME=GLOB",
         help="Sum a sweep up by groups of tensors, too: NAME=GLOB[,GLOB], several times; or the word layer, or tensor.",
@@ -47,6 +48,7 @@ class ReportSettings:
     )
     pairs: tuple[tuple[str, str], ...] = option(
         (),
+        call=("report",),
         names=("--pair",),
         type=str,
         nargs=2,
@@ -56,6 +58,7 @@ class ReportSettings:
     )
     batch: float = option(
         math.nan,
+        call=("report",),
         names=("--batch-size",),
         type=click.FloatRange(min=0, min_open=True),
         show_default=False,
@@ -65,6 +68,7 @@ class ReportSettings:
     )
     coder: Coder = option(
         "huffman",
+        call=("report",),
         choices=("fixed", "huffman", "entropy"),
         help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
     )
@@ -125,8 +129,7 @@ def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: C
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
     from gtrace.report.inputs import Asked, load_report
 
-    workers = settings.cluster.ranks
-    asked = Asked(settings.pairs, settings.groups, settings.batch, cluster, workers, settings.coder)
+    asked = Asked(cluster=cluster, workers=settings.cluster.ranks, **arguments(settings, "report"))
     return load_report(results, asked=asked)
 
 

@@ -1,7 +1,7 @@
 """Which codec each tensor goes through: a table of exact names, then patterns, then a default.
 
 What one writes by hand as ``--rule`` and what a plan says is the same table: training, communication hooks and sweeps
-take it in the place of a codec.
+take it instead of a codec.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from gtrace.coding import CodedBlock
     from gtrace.sketch import MomentSketch
 
     #: yields what is to be averaged over the workers, and is sent the mean, of the same shape
@@ -71,20 +72,20 @@ def parameter_fields(codec: Codec | type[Codec]) -> tuple[dataclasses.Field[Any]
     return tuple(item for item in dataclasses.fields(codec) if "help" in item.metadata)
 
 
-class HasLengths(Protocol):
-    """Bits of symbols under each coder."""
+class Measured(NamedTuple):
+    """Length of coded symbols, in bits.
 
-    @property
-    def fixed(self) -> float:
-        """At fixed width."""
+    Attributes:
+        sent: as the coder sends them.
+        fixed: at fixed width.
+        entropy: at the entropy of the symbols.
+        huffman: in a Huffman code made for them, its lengths included.
+    """
 
-    @property
-    def entropy(self) -> float:
-        """At their entropy."""
-
-    @property
-    def huffman(self) -> float:
-        """In a Huffman code made for them, its lengths included."""
+    sent: float
+    fixed: float
+    entropy: float
+    huffman: float
 
 
 class CodedBits(NamedTuple):
@@ -101,7 +102,7 @@ class CodedBits(NamedTuple):
     huffman: float
 
     @classmethod
-    def of(cls, found: HasLengths, head: float, size: float) -> CodedBits:
+    def of(cls, found: CodedBlock | Measured, head: float, size: float) -> CodedBits:
         """Bits of a tensor of ``size`` values with these symbols, beside ``head`` bits that no coder changes."""
         size = max(1, size)
         return cls((head + found.fixed) / size, (head + found.entropy) / size, (head + found.huffman) / size)

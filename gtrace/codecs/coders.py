@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gtrace.codecs.base import coder_parameter, parameter
+from gtrace.codecs.base import Measured, coder_parameter, parameter
 from gtrace.codecs.grids import symbols_of
-from gtrace.codecs.parts import Coder, Measured
+from gtrace.codecs.parts import Coder
 from gtrace.coding import (
     CodedBlock,
     EliasCode,
@@ -62,10 +62,10 @@ class SharedCode(Coder):
         "tensor", "buckets run over one tensor or over the whole model", choices=("tensor", "model")
     )
 
-    @property
-    def elias(self) -> EliasKind | None:
-        """The Elias code of the symbols around the one for 0; None for another coder."""
-        return _ELIAS.get(self.coder)
+    def elias(self, symbols: int) -> EliasCode | None:
+        """The Elias code of so many symbols, the middle one the shortest; None for another coder."""
+        kind = _ELIAS.get(self.coder)
+        return None if kind is None else EliasCode(kind, origin=(symbols - 1) // 2, symbols=symbols)
 
     @property
     def fixed_flag(self) -> int:
@@ -129,8 +129,9 @@ class SharedCode(Coder):
     def write(self, symbols: NDArray[np.uint16], grid: LevelGrid, state: State) -> tuple[bytes, int]:
         """uint16[n] as bytes, and the envelope's flags."""
         alphabet = grid.alphabet(state)
-        if self.elias is not None:
-            return elias_code(self.elias, alphabet).encode(symbols), 0
+        elias = self.elias(alphabet)
+        if elias is not None:
+            return elias.encode(symbols), 0
         lengths, width = state.arrays.get("lengths"), width_for(alphabet)
         if lengths is not None:
             code = huffman_code(lengths.tobytes())
@@ -142,8 +143,9 @@ class SharedCode(Coder):
         alphabet = grid.alphabet(state)
         if self.is_fixed(flags):
             return unpack_fixed(data, size, width_for(alphabet), alphabet)
-        if self.elias is not None:
-            return elias_code(self.elias, alphabet).decode(data, size).astype(np.uint16)
+        elias = self.elias(alphabet)
+        if elias is not None:
+            return elias.decode(data, size).astype(np.uint16)
         lengths = state.arrays.get("lengths")
         if lengths is None:
             raise PayloadError("payload is Huffman coded, but the shared bytes hold no code")
@@ -151,8 +153,9 @@ class SharedCode(Coder):
 
     def bits(self, state: State, tallies: NDArray[np.int64]) -> int:
         """Bits of symbols that occur so often, in the code of this state."""
-        if self.elias is not None:
-            return int(tallies @ elias_code(self.elias, tallies.size).symbol_bits)
+        elias = self.elias(tallies.size)
+        if elias is not None:
+            return int(tallies @ elias.symbol_bits)
         lengths = state.arrays.get("lengths")
         if lengths is not None:
             return int(tallies @ lengths.astype(np.int64))
@@ -173,15 +176,11 @@ class SharedCode(Coder):
 
     def expected_bits(self, state: State, probabilities: NDArray[np.float64]) -> float:
         """Mean bits of a symbol in the code of this state."""
-        if self.elias is not None:
-            return elias_code(self.elias, probabilities.size).expected_bits(probabilities)
+        elias = self.elias(probabilities.size)
+        if elias is not None:
+            return elias.expected_bits(probabilities)
         fixed, lengths = float(width_for(probabilities.size)), state.arrays.get("lengths")
         return fixed if lengths is None else min(fixed, mean_length(lengths, probabilities))
-
-
-def elias_code(kind: EliasKind, symbols: int) -> EliasCode:
-    """The Elias code of so many symbols, the middle one the shortest."""
-    return EliasCode(kind, origin=(symbols - 1) // 2, symbols=symbols)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -105,7 +106,7 @@ class Composed(Codec):
         """Whether one scale is fitted to all values."""
         return self.parts.scale.whole_tensor
 
-    @property
+    @cached_property
     def needs(self) -> SummarySpec | None:
         """What the grid wants."""
         return self.parts.grid.needs(self.parts)

@@ -23,7 +23,8 @@ from gtrace.types import Expectation, SummarySpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.codecs.parts import Measured, Opened, Parts, Scaled
+    from gtrace.codecs.base import Measured
+    from gtrace.codecs.parts import Opened, Parts, Scaled
     from gtrace.codecs.scales import BucketNorm
     from gtrace.sketch import MomentSketch
     from gtrace.types import State
@@ -40,7 +41,7 @@ _KERNELS = {
 _NO_VALUES, _NO_TALLIES = np.empty(0, np.float32), np.empty((TALLIES, 0), np.int64)
 
 
-class Sink(NamedTuple):
+class SymbolSink(NamedTuple):
     """Where symbols go; the kernel takes every array and fills those of its kind."""
 
     kind: int
@@ -85,7 +86,7 @@ class Rule:
         scales: NDArray[np.float32],
         key: tuple[int, int],
         start: int,
-        sink: Sink,
+        sink: SymbolSink,
     ) -> None:
         """Round finite float32[n] in buckets of ``bucket`` values, number ``start`` of the tensor first."""
         high, low = np.uint64(key[0]), np.uint64(key[1])
@@ -102,7 +103,7 @@ class Rule:
     ) -> NDArray[np.uint16]:
         """The symbols, uint16[n]."""
         out = np.empty(x.size, np.uint16)
-        self.quantize(x, bucket, scales, key, start, Sink(_rounding.SYMBOLS, symbols=out))
+        self.quantize(x, bucket, scales, key, start, SymbolSink(_rounding.SYMBOLS, symbols=out))
         return out
 
     def packed(
@@ -115,7 +116,7 @@ class Rule:
     ) -> bytes:
         """The bytes of :meth:`symbols` at ``width`` bits each, 1 to 16, without the symbols in between."""
         out = packed_room(x.size, width)
-        self.quantize(x, bucket, scales, key, 0, Sink(_rounding.PACKED, width=width, packed=out))
+        self.quantize(x, bucket, scales, key, 0, SymbolSink(_rounding.PACKED, width=width, packed=out))
         return out[: fixed_size(x.size, width)].tobytes()
 
     def simulate(
@@ -135,7 +136,9 @@ class Rule:
             how often each symbol occurs, int64[m]; without ``count`` it is empty.
         """
         tallies = np.zeros((TALLIES, values.size), np.int64) if count else _NO_TALLIES
-        self.quantize(x, bucket, scales, key, 0, Sink(_rounding.VALUES, values=values, decoded=out, tallies=tallies))
+        self.quantize(
+            x, bucket, scales, key, 0, SymbolSink(_rounding.VALUES, values=values, decoded=out, tallies=tallies)
+        )
         found: NDArray[np.int64] = tallies.sum(axis=0)
         return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,34 +34,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Engine(Protocol):
-    """Works on values wherever they are: arrays, or tensors of a device."""
+class Engine:
+    """Works on values wherever they are: arrays here; a subclass knows tensors of a device."""
 
     def on_host(self, values: Any) -> NDArray[np.float32]:
         """The values as an array; an array is returned as it is."""
-
-    def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
-        """The payload of ``codec.encode``, the same bytes wherever the values are."""
-
-    def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
-        """What ``codec.decode`` returns, at a place; None is the host."""
-
-
-class _Host:
-    """The engine of arrays."""
-
-    def on_host(self, values: Any) -> NDArray[np.float32]:
         array: NDArray[np.float32] = values
         return array
 
     def encode(self, codec: Codec, state: State, values: Any, key: Key) -> bytes:
+        """The payload of ``codec.encode``, the same bytes wherever the values are."""
         return codec.encode(state, values, key)
 
     def decode(self, codec: Codec, shared: bytes, payload: bytes, size: int, place: Any) -> Any:
+        """What ``codec.decode`` returns, at a place; None is the host."""
         return codec.decode(shared, payload, size)
 
 
-HOST: Engine = _Host()
+HOST = Engine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +224,13 @@ class Sender:
             summary = self.summary(values, step)
             self.fit_seconds += time.thread_time() - start
             self.fit(summary, step)
-        payload = self.encode(values, step)
+        payload = self.payload(values, step)
         shared = self.codec.shared(self.state)
         changed, self.known = shared != self.known, shared
         return Message(payload, shared if changed else None)
 
-    def encode(self, values: Any, step: int) -> bytes:
-        """The payload of a step with the codec as it is."""
+    def payload(self, values: Any, step: int) -> bytes:
+        """What is sent at a step with the codec as it is."""
         return self._engine.encode(self.codec, self.state, values, self._key(step))
 
     def rounds(self, values: Any, step: int) -> Rounds:

@@ -6,7 +6,7 @@ import math
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -55,22 +55,6 @@ def sample_count(size: int, amount: float) -> int:
     return max(1, nearest if abs(wanted - nearest) <= 1e-9 * wanted else math.ceil(wanted))
 
 
-def budget_samples(g: ArrayLike, bits: int) -> int:
-    """The largest N for which no count takes more than ``bits`` bits: (2^(bits-1) - 1) ||g||_1 / max|g|, at least 1.
-
-    Args:
-        g: finite real numbers, taken as float32.
-        bits: 2 or more, the sign among them.
-
-    Raises:
-        UsageError: fewer than 2 bits, or values that are not finite.
-    """
-    if bits < 2:
-        raise UsageError(f"mcgq: a budget of {bits} bits; a count and its sign take at least 2")
-    x = as_values(g)
-    return _budget(x, _total(x), bits)
-
-
 def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     """How often each coordinate is hit by the samples (i + xi) / N, with its sign.
 
@@ -101,54 +85,6 @@ def counts(g: ArrayLike, amount: float, xi: float) -> NDArray[np.int64]:
     return _sample(x, total, samples, xi).reshape(np.shape(g))
 
 
-class SampleMoments(NamedTuple):
-    """Exact moments of one MCGQ encoding over its offset.
-
-    Attributes:
-        samples: N.
-        scale: what one hit is worth, ||g||_1 / N, in gradient units.
-        mean: float64, of each count, N g / ||g||_1; a count is never off by 1 or more.
-        variance: float64, of each decoded value, in squared gradient units.
-        absolute_error: float64, E |decoded - g| of each value, in gradient units.
-    """
-
-    samples: int
-    scale: float
-    mean: NDArray[np.float64]
-    variance: NDArray[np.float64]
-    absolute_error: NDArray[np.float64]
-
-
-def moments(g: ArrayLike, amount: float) -> SampleMoments:
-    """Mean, variance and mean error of every coordinate in closed form.
-
-    Coordinate by coordinate MCGQ is stochastic rounding to multiples of ||g||_1 / N; only the joint law differs.
-
-    Args:
-        g: finite real numbers, any shape, taken as float32; the arrays come back in its shape.
-        amount: samples per element, K.
-
-    Raises:
-        UsageError: an amount out of range, or values that are not finite.
-
-    >>> moments([3.0, 1.0], 1.0).variance.tolist()
-    [1.0, 1.0]
-    """
-    x = as_values(g)
-    samples = sample_count(x.size, amount)
-    total = _total(x)
-    scale = total / samples
-    mean = (x.astype(np.float64) * (samples / total if total else 0.0)).reshape(np.shape(g))
-    part = np.abs(mean) % 1.0
-    spread = part * (1.0 - part)
-    return SampleMoments(samples, scale, mean, scale * scale * spread, 2.0 * scale * spread)
-
-
-def expected_error(g: ArrayLike, amount: float) -> float:
-    """E ||decoded - g||^2, summed over the tensor, in squared gradient units; see :func:`moments`."""
-    return float(moments(g, amount).variance.sum())
-
-
 def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
     """Bits of the run-length payload of integer counts, padding not counted.
 
@@ -163,11 +99,6 @@ def payload_bits(q: ArrayLike, with_norm: bool = False) -> int:
     86
     """
     return HEADER_BITS + (8 * _NORM_BYTES if with_norm else 0) + measure_runs(_integers(q)).bits
-
-
-def max_bits(q: ArrayLike) -> int:
-    """B_g, the bits that the largest count takes with its sign."""
-    return measure_runs(_integers(q)).value_bits
 
 
 def encode_counts(q: ArrayLike, norm: float | None = None) -> bytes:

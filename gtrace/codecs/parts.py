@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from gtrace.codecs.base import Measured
 from gtrace.errors import PayloadError
 
 if TYPE_CHECKING:
@@ -63,22 +64,6 @@ class Opened(NamedTuple):
     bucket: int
     tail: NDArray[np.float32]
     coded: memoryview
-
-
-class Measured(NamedTuple):
-    """Length of coded symbols, in bits.
-
-    Attributes:
-        sent: as the coder sends them.
-        fixed: at fixed width.
-        entropy: at the entropy of the symbols.
-        huffman: in a Huffman code made for them, its lengths included.
-    """
-
-    sent: float
-    fixed: float
-    entropy: float
-    huffman: float
 
 
 @dataclass(frozen=True)

@@ -44,16 +44,16 @@ import numpy as np
 
 from gtrace.buckets import as_values
 from gtrace.codecs import spec
-from gtrace.codecs.base import Codec, checked_values
+from gtrace.codecs.base import Codec
+from gtrace.codecs.engine import Composed
 from gtrace.codecs.wrappers import Wrapper
-from gtrace.coding import open_envelope, seal
 from gtrace.coding.envelope import codec_number
 from gtrace.errors import GtraceError, PayloadError, ScriptError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from gtrace.types import State
 
@@ -61,6 +61,21 @@ if TYPE_CHECKING:
 REMEMBERED = 64
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 _LOADED: dict[Path, list[type[Codec]]] = {}
+#: methods of somebody's class whose errors name a line of it
+_GUARDED = (
+    "init",
+    "view",
+    "fit",
+    "encode",
+    "write",
+    "shared",
+    "decode",
+    "read",
+    "simulate",
+    "update",
+    "aggregate",
+    "expect",
+)
 #: entry points of other packages
 GROUP = "gtrace.codecs"
 
@@ -124,7 +139,7 @@ def plugin_of(cls: type[Codec]) -> Path | None:
 
 
 @dataclass(frozen=True)
-class PluginCodec(Codec):
+class PluginCodec(Composed):
     """A codec made of somebody's functions. Calls are serialized: they may share what they like.
 
     Attributes:
@@ -132,11 +147,13 @@ class PluginCodec(Codec):
         lock: held while the code runs.
     """
 
-    summary: ClassVar[str] = "a plugin"
-    formula: ClassVar[str] = "as the plugin's code says"
-    unbiased: ClassVar[bool] = False
+    summary = "a plugin"
+    formula = "as the plugin's code says"
+    unbiased = False
     file: ClassVar[Path]
     lock: ClassVar[threading.Lock]
+
+    simulate = Codec.simulate
 
     def call(self, what: Callable[..., Any], *arguments: Any) -> Any:
         """Call the plugin's code.
@@ -170,18 +187,16 @@ class FunctionCodec(PluginCodec):
     functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
     draws: ClassVar[bool]
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """What ``compress`` returns, in an envelope."""
-        x = checked_values(state, values).copy()
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+        """What ``compress`` returns."""
         more = {"rng": np.random.default_rng(np.random.SeedSequence(list(key)))} if self.draws else {}
-        body = self.call(lambda: self.functions[0](x, **more))
+        body = self.call(lambda: self.functions[0](x.copy(), **more))
         if not isinstance(body, (bytes, bytearray, memoryview)):
             raise ScriptError(f"plugin {self.file.name}: compress returned {type(body).__name__}, not bytes")
-        return seal(bytes(body), codec=self.name, size=x.size, shared=b"")
+        return bytes(body), 0
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
         """What ``decompress`` makes of the bytes."""
-        body, flags = open_envelope(payload, codec=self.name, size=size, shared=shared)
         if flags:
             raise PayloadError(f"payload has unknown flags {flags:#x}")
         return self.arrived(self.call(self.functions[1], bytes(body), size), size)
@@ -193,33 +208,30 @@ class CompressorCodec(PluginCodec):
     What such an object returns as ``ctx`` reaches the receiver by no payload, so it is remembered here.
     """
 
-    declared: ClassVar[bool] = True
+    declared = True
     compressor: ClassVar[Any]
     torch: ClassVar[ModuleType | None]
     kept: ClassVar[OrderedDict[bytes, tuple[Any, Any]]]
 
-    def encode(self, state: State, values: ArrayLike, key: tuple[int, int]) -> bytes:
-        """The bytes of the tensors that ``compress`` returns, in an envelope."""
-        x = checked_values(state, values).copy()
-        cls = type(self)
+    def write(self, state: State, x: NDArray[np.float32], key: tuple[int, int]) -> tuple[bytes, int]:
+        """The bytes of the tensors that ``compress`` returns."""
+        cls, x = type(self), x.copy()
         given = x if cls.torch is None else cls.torch.from_numpy(x)
         returned = self.call(self.compressor.compress, given, self.name)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise ScriptError(f"plugin {self.file.name}: compress returned no pair (tensors, ctx)")
         body = b"".join(self.call(_tensor_bytes, tensor) for tensor in _flat(returned[0]))
-        payload = seal(body, codec=self.name, size=x.size, shared=b"")
         with cls.lock:
-            cls.kept[_digest(payload)] = returned
+            cls.kept[_digest(body, x.size)] = returned
             while len(cls.kept) > REMEMBERED:
                 cls.kept.popitem(last=False)
-        return payload
+        return body, 0
 
-    def decode(self, shared: bytes, payload: bytes, size: int) -> NDArray[np.float32]:
+    def read(self, shared: bytes, body: memoryview, flags: int, size: int) -> NDArray[np.float32]:
         """What ``decompress`` makes of what this process remembers of the payload."""
-        open_envelope(payload, codec=self.name, size=size, shared=shared)
         cls = type(self)
         with cls.lock:
-            returned = cls.kept.get(_digest(payload))
+            returned = cls.kept.get(_digest(body, size))
         if returned is None:
             raise PayloadError(
                 f"payload of {self.name} was not encoded here, or long ago; its ctx does not travel in payloads"
@@ -327,8 +339,8 @@ def _tensor_bytes(tensor: Any) -> bytes:
     return array.tobytes()
 
 
-def _digest(payload: bytes) -> bytes:
-    return hashlib.blake2b(payload, digest_size=16).digest()
+def _digest(body: bytes | memoryview, size: int) -> bytes:
+    return hashlib.blake2b(body, digest_size=16, salt=size.to_bytes(16, "little")).digest()
 
 
 def names_a_codec(name: str) -> bool:
@@ -338,7 +350,7 @@ def names_a_codec(name: str) -> bool:
 
 def guarded(cls: type[Codec], file: Path) -> type[Codec]:
     """The class with its own methods saying, when they fail, in which line of the file."""
-    for name in ("init", "view", "fit", "encode", "shared", "decode", "simulate", "update", "aggregate", "expect"):
+    for name in _GUARDED:
         method = vars(cls).get(name)
         if inspect.isfunction(method):
             setattr(cls, name, _named(method, file))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from gtrace.codecs.base import CodedBits, coder_parameter, parameter
+from gtrace.codecs.base import CodedBits, Measured, coder_parameter, parameter
 from gtrace.codecs.engine import Composed, method
 from gtrace.codecs.memory import UNITS, Residual, averaged, saturating
-from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Measured, Memory, Nearest, Parts
+from gtrace.codecs.parts import FLOAT32_MAX, Coder, FixedGrid, Memory, Nearest, Parts
 from gtrace.coding import CodedBlock, Floats, decode_floats, expected_floats, width_for
 from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.coding.sparse import decode_positions, decode_sparse, encode_positions

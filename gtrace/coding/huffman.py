@@ -103,10 +103,6 @@ class HuffmanCode:
         """Length of the encoded symbols in bits; -1 when one of them has no code."""
         return int(_prefix_codes.prefix_length(symbols, self.lengths))
 
-    def expected_bits(self, probabilities: NDArray[np.float64]) -> float:
-        """Mean bits per symbol; infinite when a symbol without a code has a positive probability."""
-        return mean_length(self.lengths, probabilities)
-
     def encode(self, symbols: NDArray[np.uint16]) -> bytes:
         """Encode uint16[n]; the last byte is padded with zeros.
 

@@ -1,24 +1,22 @@
 """Run-length coding of integers, as MCGQ sends its counts: most significant bit first.
 
-A stream tells two widths, ``value_bits`` and ``run_bits``, and the symbols: a non-zero one in ``value_bits`` bits of
+A stream says two widths, ``value_bits`` and ``run_bits``, and the symbols: a non-zero one in ``value_bits`` bits of
 two's complement, a maximal run of zeros as one zero in ``value_bits`` bits and its length in ``run_bits`` bits.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from gtrace.coding.elias import as_integers
 from gtrace.coding.fixed import from_words, to_words, word_room
 from gtrace.errors import PayloadError, UsageError
 from gtrace.kernels import mcgq as _mcgq
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 _HEADER = struct.Struct(">II")
 HEADER_BITS = 8 * _HEADER.size
@@ -113,70 +111,3 @@ def read_runs(data: bytes | memoryview, value_bits: int, run_bits: int, count: i
 def _check(fault: int) -> None:
     if fault != _mcgq.GOOD:
         raise PayloadError(_FAULTS[fault])
-
-
-@dataclass(frozen=True)
-class RunLengthCode:
-    """Run-length code of integers around an origin, whose runs are what is counted.
-
-    How long a stream is depends on the longest run, so its mean has no closed form.
-
-    Args:
-        origin: the value that comes in runs.
-        symbols: values are 0 to symbols - 1 and decoded as uint16 (at most 65536); None: any integers, int64.
-
-    Raises:
-        UsageError: an alphabet that is empty or too large.
-
-    >>> code = RunLengthCode()
-    >>> code.bits([2, -1, 0, 0, 0, 3, 0, 1]), code.encode([2, -1, 0, 0, 0, 3, 0, 1]).hex()
-    (86, '00000003000000025c6c24')
-    """
-
-    origin: int = 0
-    symbols: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.symbols is not None and not 1 <= self.symbols <= 1 << 16:
-            raise UsageError(f"run-length code: an alphabet of {self.symbols} symbols; it must have 1 to 65536")
-
-    def bits(self, values: ArrayLike) -> int:
-        """Length of the encoded values in bits, the 64 of the header among them.
-
-        Raises:
-            UsageError: values that are not integers, or outside the alphabet.
-        """
-        return HEADER_BITS + measure_runs(self._centred(values)).bits
-
-    def encode(self, values: ArrayLike) -> bytes:
-        """Encode integers; the last byte is padded with zeros.
-
-        Raises:
-            UsageError: values that are not integers, or outside the alphabet.
-        """
-        centred = self._centred(values)
-        runs = measure_runs(centred)
-        return runs.header + write_runs(centred, runs)
-
-    def decode(self, data: bytes | memoryview, count: int) -> NDArray[Any]:
-        """Decode ``count`` values that take up all of ``data``.
-
-        Returns:
-            int64[count], or uint16[count] where ``symbols`` is given.
-
-        Raises:
-            PayloadError: see :func:`read_runs`; or a value outside the alphabet.
-        """
-        value_bits, run_bits = read_widths(data)
-        values = read_runs(memoryview(data)[_HEADER.size :], value_bits, run_bits, count)
-        if self.symbols is None:
-            return values + self.origin if self.origin else values
-        if values.size and not (values.min() >= -self.origin and values.max() < self.symbols - self.origin):
-            raise PayloadError(f"the run-length stream holds a value outside the {self.symbols} symbols")
-        return (values + self.origin).astype(np.uint16)
-
-    def _centred(self, values: ArrayLike) -> NDArray[np.int64]:
-        v = as_integers(values)
-        if v.size and self.symbols is not None and not (v.min() >= 0 and v.max() < self.symbols):
-            raise UsageError(f"run-length code: values {v.min()} to {v.max()} where there are {self.symbols} symbols")
-        return v.astype(np.int64, copy=False) - self.origin if self.origin else v.astype(np.int64, copy=False)

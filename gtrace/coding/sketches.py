@@ -194,7 +194,7 @@ def _one_scale(sketch: MomentSketch) -> float | None:
 
 
 def _planes(column: NDArray[np.generic]) -> bytes:
-    """Bytes of a column grouped by their place in the number: neighbours are alike and deflate well."""
+    """Bytes of a column grouped by their place in the number: neighbours are similar and deflate well."""
     return np.ascontiguousarray(column.view(np.uint8).reshape(column.size, column.itemsize).T).tobytes()
 
 

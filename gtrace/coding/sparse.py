@@ -27,34 +27,6 @@ _TRIED = 3
 MAX_SIZE = 2**48
 
 
-def position_bits(positions: ArrayLike, size: int) -> int:
-    """Bits that :func:`encode_positions` takes: whole bytes, the method and the number of positions included.
-
-    Raises:
-        UsageError: as there.
-    """
-    p = _checked(positions, size)
-    return 8 * (1 + _count_bytes(size) + -(-_best(p, size)[1] // 8))
-
-
-def expected_position_bits(density: float) -> float:
-    """Mean bits per position of a Rice code when each element is kept on its own with probability ``density``.
-
-    The byte for the method, the number of positions and the padding are left out. NaN for a density outside
-    (0, 1].
-
-    >>> round(expected_position_bits(0.01), 3)
-    8.108
-    """
-    if not 0 < density <= 1:
-        return math.nan
-    if density == 1:
-        return 1.0
-    skip = math.log1p(-density)  # log of the chance that an element is not kept
-    # E floor(gap / 2^k) of a geometric gap is q / (1 - q) with q the chance of 2^k such elements in a row.
-    return min(k + 1 - math.exp(2.0**k * skip) / math.expm1(2.0**k * skip) for k in range(_MAX_RICE))
-
-
 def encode_positions(positions: ArrayLike, size: int) -> bytes:
     """Code ascending positions below ``size``, at fixed width or by their gaps, whichever is shortest.
 
@@ -118,21 +90,8 @@ def decode_positions(data: bytes | memoryview, size: int) -> NDArray[np.int64]:
     return p
 
 
-def encode_sparse(positions: ArrayLike, values: ArrayLike, size: int) -> bytes:
-    """Positions as :func:`encode_positions` codes them, then their values as little-endian float32.
-
-    Raises:
-        UsageError: positions that are not ascending and below ``size``, or another number of values.
-    """
-    v = np.asarray(values, dtype="<f4").reshape(-1)
-    coded = encode_positions(positions, size)
-    if v.size != np.size(positions):
-        raise UsageError(f"positions: {v.size} values for {np.size(positions)} positions")
-    return coded + v.tobytes()
-
-
 def decode_sparse(data: bytes | memoryview, size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Undo :func:`encode_sparse`: positions (int64[m]) and values (float32[m]).
+    """Positions (int64[m]) of :func:`encode_positions`, then their values (float32[m]), little-endian.
 
     Raises:
         PayloadError: the bytes are no such tensor, or a value is not finite.

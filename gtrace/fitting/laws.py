@@ -150,7 +150,7 @@ class MixtureLaw:
     def curvature(self, levels: Floats, mirrored: bool) -> tuple[Floats, Floats]:
         """Second derivatives by the n free levels, float64[n], and by neighbours, float64[n - 1]; others are 0."""
         mass = self._cells(levels, mirrored)[:, _mixture.MASS]
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         density = np.empty(edges.size - 2)
         _mixture.density(self._table, edges[1:-1], density)
         diagonal = (edges[2:] - edges[:-2]) * density
@@ -210,7 +210,7 @@ class MixtureLaw:
         return np.unique(np.concatenate([points, np.asarray(self.support), spikes]))
 
     def _cells(self, levels: Floats, mirrored: bool) -> Floats:
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         cells = np.empty((edges.size - 1, 4))
         _mixture.cells(self._table, edges, cells)
         return cells
@@ -236,7 +236,7 @@ class SketchLaw:
 
     def gradient(self, levels: Floats, mirrored: bool) -> tuple[float, Floats]:
         """See :meth:`Law.gradient`."""
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         sums = np.empty((edges.size, 2))
         _descent.hinges(self._table, self._zeros, edges, sums)
         below, area = sums[:, 0], sums[:, 1]
@@ -251,7 +251,7 @@ class SketchLaw:
 
     def slopes(self, levels: Floats, mirrored: bool) -> Floats:
         """See :meth:`Law.slopes`."""
-        edges = np.concatenate(([0.0], levels)) if mirrored else levels
+        edges = _edges(levels, mirrored)
         out = np.empty(edges.size - 2)
         _descent.slopes(self._table, self._zeros, edges, mirrored, out)
         return out
@@ -320,6 +320,11 @@ class SketchLaw:
         This order keeps the digits that B(1), which is about 1, would swallow.
         """
         return (1.0 + below) * self._mean - self._square - below
+
+
+def _edges(levels: Floats, mirrored: bool) -> Floats:
+    """The levels, of a mirrored grid with the 0 in front below which it begins again."""
+    return np.concatenate(([0.0], levels)) if mirrored else levels
 
 
 def _shares(points: tuple[int, int, int], count: int) -> Floats:

@@ -77,21 +77,18 @@ def named_grid(law: Law, name: str, count: int, mirrored: bool) -> Floats:
     raise UsageError(f"start: '{name}' is unknown; {suggest(name, STARTS)}")
 
 
-def expected_variance(
-    law: LawLike, levels: ArrayLike, zero: bool = True, weighted: bool = True, *, symmetric: bool = True
-) -> float:
+def expected_variance(law: LawLike, levels: ArrayLike, zero: bool | None = True, weighted: bool = True) -> float:
     """E (b - r)(r - a), with a and b the levels around r: the variance of stochastic rounding, in units of r squared.
 
     Args:
         law: a sketch of the values, or a mixture; either is normalized to weight 1.
-        levels: ascending magnitudes; they reach up to the largest value of the law. With ``symmetric=False``
-            signed levels over the whole support of a mixture.
+        levels: ascending magnitudes; they reach up to the largest value of the law. With ``zero=None`` signed levels
+            over the whole support of a mixture.
         zero: whether 0 is a level. Without, the grid is mirrored at 0, and below the first level l the variance
             is l^2 - r^2, for exact zeros too.
         weighted: weigh the values of a sketch by the squared norms of their buckets. With norm l2 and no tail the
             result times the number of values per bucket is then the error relative to the squared norm of
             the gradient. A mixture has weights of its own.
-        symmetric: whether levels are magnitudes.
 
     Returns:
         the mean; 0 for a sketch without any weight.
@@ -99,14 +96,15 @@ def expected_variance(
     Raises:
         UsageError: levels that are not ascending magnitudes, do not fit ``zero`` or do not cover the law.
     """
+    symmetric = zero is not None
     check_law(law, symmetric=symmetric)
     if isinstance(law, MomentSketch):
         total = total_weight(law, weighted=weighted)
-        error, plain, _, _ = law.expect(levels, zero=zero)
+        error, plain, _, _ = law.expect(levels, zero=bool(zero))
         return ((error - law.clip_error) if weighted else plain) / total if total > 0 else 0.0
     low, high = law.support
     if symmetric:
-        grid = as_levels(levels, zero=zero)
+        grid = as_levels(levels, zero=bool(zero))
         low, high = 0.0, max(high, -low)
     else:
         grid = np.asarray(levels, dtype=np.float64).reshape(-1)
@@ -275,43 +273,36 @@ _TINY = float(np.finfo(np.float32).tiny)
 def alq_levels(
     law: LawLike,
     bits: int,
-    zero: bool = True,
+    zero: bool | None = True,
     weighted: bool = True,
     method: Method = "newton",
     start: str | ArrayLike | None = None,
     history: Literal[False] = False,
     *,
     sweeps: int | None = None,
-    symmetric: bool = True,
 ) -> Floats: ...
-
-
 @overload
 def alq_levels(
     law: LawLike,
     bits: int,
-    zero: bool = True,
+    zero: bool | None = True,
     weighted: bool = True,
     method: Method = "newton",
     start: str | ArrayLike | None = None,
     *,
     history: Literal[True],
     sweeps: int | None = None,
-    symmetric: bool = True,
 ) -> tuple[Floats, Floats]: ...
-
-
 def alq_levels(
     law: LawLike,
     bits: int,
-    zero: bool = True,
+    zero: bool | None = True,
     weighted: bool = True,
     method: Method = "newton",
     start: str | ArrayLike | None = None,
     history: bool = False,
     *,
     sweeps: int | None = None,
-    symmetric: bool = True,
 ) -> Floats | tuple[Floats, Floats]:
     """Fit 2^(bits - 1) magnitudes to a law of r.
 
@@ -326,7 +317,8 @@ def alq_levels(
         law: a sketch of the values, or a mixture.
         bits: 2 to 12, the sign included.
         zero: whether 0 is a level. Without, the grid is mirrored, and values below the first level are
-            rounded to plus or minus that level; exact zeros among them.
+            rounded to plus or minus that level; exact zeros among them. None fits all 2^bits signed levels between
+            the ends of the support of a mixture, with 0 and symmetry left to themselves.
         weighted: weigh the values of a sketch by the squared norms of their buckets, as the error of the whole
             gradient does. The components of a mixture have their weights already.
         method: "newton", "cd" or "gd".
@@ -334,8 +326,6 @@ def alq_levels(
             named above for newton, else "uniform".
         history: also return the objective: at the start, then after each sweep or step.
         sweeps: stop after so many sweeps or steps; by default when the levels have settled.
-        symmetric: False fits all 2^bits signed levels between the ends of the support of a mixture, with 0 and
-            symmetry left to themselves; ``zero`` then has no meaning.
 
     Returns:
         the levels, float64, ascending, the last one 1 and the first 0 exactly with ``zero``; with ``history`` the
@@ -350,16 +340,16 @@ def alq_levels(
         raise UsageError(f"method: '{method}' is unknown; {suggest(str(method), METHODS)}")
     if sweeps is not None and sweeps < 0:
         raise UsageError(f"sweeps: {sweeps} is negative")
-    mirrored = symmetric and not zero
-    count = magnitude_count(bits) * (1 if symmetric else 2)
-    prepared = as_law(law, weighted=weighted, symmetric=symmetric)
-    given = start if start is None or isinstance(start, str) else _own_grid(start, count, law, zero, symmetric)
+    mirrored = zero is not None and not zero
+    count = magnitude_count(bits) * (2 if zero is None else 1)
+    prepared = as_law(law, weighted=weighted, symmetric=zero is not None)
+    given = start if start is None or isinstance(start, str) else _own_grid(start, count, law, zero)
     limit = LIMITS[method] if sweeps is None else sweeps
     if prepared is not None:
         levels, objectives = _fit(prepared, count, mirrored, method, given, limit)
         levels = _distinct(levels, mirrored)
     else:
-        levels = given if isinstance(given, np.ndarray) else uniform_grid(count, zero)
+        levels = given if isinstance(given, np.ndarray) else uniform_grid(count, not mirrored)
         objectives = np.zeros(1)
     return (levels, objectives) if history else levels
 
@@ -409,15 +399,15 @@ def _distinct(levels: Floats, mirrored: bool) -> Floats:
     return out
 
 
-def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool, symmetric: bool) -> Floats:
+def _own_grid(start: ArrayLike, count: int, law: LawLike, zero: bool | None) -> Floats:
     """Check levels to start from.
 
     Raises:
         UsageError: another number of levels, not ascending, or other ends than the law's.
     """
     grid = np.array(start, dtype=np.float64).reshape(-1)
-    low, high = law.support if isinstance(law, TruncatedNormalMixture) and not symmetric else (0.0, 1.0)
-    mirrored = symmetric and not zero
+    low, high = law.support if isinstance(law, TruncatedNormalMixture) and zero is None else (0.0, 1.0)
+    mirrored = zero is not None and not zero
     good = grid.size == count and np.isfinite(grid).all() and (np.diff(grid) > 0).all()
     if not good or grid[-1] != high or (grid[0] <= 0 if mirrored else grid[0] != low):
         first = "a first one above 0" if mirrored else f"first {low:g}"

@@ -42,6 +42,18 @@ def inspect(x: Points) -> tuple[int, int]:
     return bad, descents
 
 
+@inline
+def _first(x: Points, v: float, start: int, stop: int, above: bool) -> int:
+    """The first of the sorted points start..stop-1 that is ``above`` v, or at least v; else ``stop``."""
+    while start < stop:
+        middle = (start + stop) // 2
+        if x[middle] < v or (above and x[middle] == v):
+            start = middle + 1
+        else:
+            stop = middle
+    return start
+
+
 @jit
 def distinct(x: Points, start: int, found: Floats) -> int:
     """The distinct values of sorted points from ``start`` on, ascending into ``found`` until it is full; how many."""
@@ -54,14 +66,7 @@ def distinct(x: Points, start: int, found: Floats) -> int:
         while low < high and x[min(low + step, high) - 1] == x[at]:
             low = min(low + step, high)
             step *= 2
-        high = min(low + step, high)
-        while low < high:
-            middle = (low + high) // 2
-            if x[middle] == x[at]:
-                low = middle + 1
-            else:
-                high = middle
-        at = low
+        at = _first(x, np.float64(x[at]), low, min(low + step, high), True)
     return count
 
 
@@ -242,37 +247,13 @@ def spread(x: Points, nodes: Floats, weight: Floats) -> None:
 
 
 @inline
-def _first_not_below(x: Points, v: float, start: int, stop: int) -> int:
-    """The first of the points start..stop-1 that is not below ``v``."""
-    while start < stop:
-        middle = (start + stop) // 2
-        if np.float64(x[middle]) < v:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
-
-
-@inline
-def _first_above(x: Points, v: float, start: int, stop: int) -> int:
-    """The first of the points start..stop-1 above ``v``, else ``stop``."""
-    while start < stop:
-        middle = (start + stop) // 2
-        if np.float64(x[middle]) <= v:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
-
-
-@inline
 def _run_start(x: Points, at: int, start: int, stop: int) -> int:
     """The start of a run of equal values near ``at``, inside start..stop; ``stop`` when there is only one run."""
     if x[at - 1] != x[at]:
         return at
     v = np.float64(x[at])
-    first = _first_not_below(x, v, start, at)
-    return first if first > start else _first_above(x, v, at, stop)
+    first = _first(x, v, start, at, False)
+    return first if first > start else _first(x, v, at, stop, True)
 
 
 @inline
@@ -287,10 +268,10 @@ def split_points(x: Points, start: int, stop: int, mean: float, cuts: Ints) -> i
     low, high = min(mean, middle), min(max(mean, middle), right)
     if high - low <= 0.125 * (right - left):
         low = high = middle
-    cuts[0] = _run_start(x, min(_first_above(x, low, start, stop), stop - 1), start, stop)
+    cuts[0] = _run_start(x, min(_first(x, low, start, stop, True), stop - 1), start, stop)
     if low == high:
         return 1
-    cuts[1] = _run_start(x, min(_first_above(x, high, cuts[0], stop), stop - 1), start, stop)
+    cuts[1] = _run_start(x, min(_first(x, high, cuts[0], stop, True), stop - 1), start, stop)
     return 2 if cuts[0] < cuts[1] < stop else 1
 
 

@@ -147,16 +147,16 @@ def _fill_table(levels: Singles, table: Symbols, deep: Flags) -> None:
     edge = np.empty(1, np.int32)
     value = edge.view(np.float32)
     cell = 0
-    for k in range(_TABLE):
+    for k in range(table.size):
         edge[0] = (np.int64(_BASE) + k) << _SHIFT
         low = value[0] if k > 0 else _ZERO
         before = cell
         while cell + 2 < levels.size and levels[cell + 1] <= low:
             cell += 1
         table[k] = cell
+        deep[k] = False
         if k > 0:
             deep[k - 1] = cell - before > 1
-    deep[_TABLE - 1] = False
 
 
 @inline
@@ -239,8 +239,7 @@ def quantize(
     first, last = levels[0] if mirrored and levels.size else _ZERO, np.int32(levels.size - 1)
     searched = _TABLE if rule == SEARCH else 0
     table, deep = np.empty(searched, np.uint16), np.empty(searched, np.bool_)
-    if rule == SEARCH:
-        _fill_table(levels, table, deep)
+    _fill_table(levels, table, deep)
     if sink == VALUES and rule == UNIFORM and not mirrored and not tallies.size:
         for b in range(scales.size):
             p, end = b * bucket, min((b + 1) * bucket, x.size)
@@ -252,7 +251,8 @@ def quantize(
         while at < stop:
             b = at // bucket
             end = min(stop, (b + 1) * bucket)
-            xb, ob, scale, base = x[at:end], codes[at - p : end - p], scales[b], np.uint64(start + at)
+            xb, scale, base = x[at:end], scales[b], np.uint64(start + at)
+            ob = symbols[at:end] if sink == SYMBOLS else codes[at - p : end - p]
             if rule == UNIFORM and mirrored:
                 _odd_grid(xb, scale, base, key, steps, ob)
             elif rule == UNIFORM:
@@ -272,8 +272,8 @@ def quantize(
             at = end
         if sink == PACKED:
             pack_chunk(codes, stop - p, width, scratch, packed[p * width // 8 :])
-        else:
-            _hand_over(codes[: stop - p], sink, symbols[p:stop], tallies)
+        elif tallies.size:
+            tally(codes[: stop - p], tallies)
 
 
 @inline
@@ -285,15 +285,6 @@ def _padded(levels: Singles) -> tuple[Singles, Singles]:
     for k in range(m - 1):
         ends[k], widths[k] = levels[k], levels[k + 1] - levels[k]
     return ends, widths
-
-
-@inline
-def _hand_over(codes: Symbols, sink: int, symbols: Symbols, tallies: Ints) -> None:
-    if sink == SYMBOLS:
-        for i in range(codes.size):
-            symbols[i] = codes[i]
-    elif tallies.size:
-        tally(codes, tallies)
 
 
 @inline

@@ -13,7 +13,7 @@ from gtrace.planning.plan import PLAN_SUFFIXES, is_plan, load_plan
 from gtrace.report.analysis.groups import TensorGroup, group_tensors
 from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool, analyze_runs, pool_runs
 from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_sweep
-from gtrace.report.analysis.side_by_side import SideBySide, side_by_side
+from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
 from gtrace.runlog import read_runlog
@@ -152,14 +152,15 @@ def make_report(
     ]
     read_traces = [summarize_trace(Path(trace), named(trace, "trace", 0, False)) for trace in traces]
     read_plans = [load_plan(plan) if isinstance(plan, (str, Path)) else plan for plan in plans]
-    every: list[Any] = [*read_sweeps, *read_runs, *read_traces, *read_plans]
+    names = [*(s.name for s in read_sweeps), *(r.name for r in read_runs)]
+    names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     return Report(
-        title or f"gtrace report: {', '.join(one.name for one in every)}",
+        title or f"gtrace report: {', '.join(names)}",
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),
         tuple(read_plans),
-        side_by_side(read_sweeps),
+        tuple(compare_sweeps(read_sweeps[0], other) for other in read_sweeps[1:]),
         pool_runs(read_runs),
         tuple(sweep.compare(asked.pairs) for sweep in read_sweeps) if asked.pairs else (),
         tuple(grouped),

@@ -240,10 +240,6 @@ class Numbers:
     rows: Mapping[str, list[Record]] = field(default_factory=dict)
 
 
-def _no_numbers() -> Numbers:
-    return Numbers({})
-
-
 #: What a verdict may say.
 Answer: TypeAlias = Literal["compress", "do not compress", "not measured", "nothing is safe"]
 
@@ -282,10 +278,6 @@ class Verdict:
             ("Confidence", self.confidence),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -318,7 +310,7 @@ class Section:
     provenance: Mapping[str, Any] | None = None
     together: bool = False
     parts: tuple[Section, ...] = ()
-    numbers: Callable[[], Numbers] = _no_numbers
+    numbers: Callable[[], Numbers] = lambda: Numbers({})
     verdict: Verdict | None = None
 
     @property

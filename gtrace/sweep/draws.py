@@ -22,18 +22,14 @@ from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Key, State
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
-
     from numpy.typing import NDArray
 
     from gtrace.codecs import Codec, EncodedPart
-    from gtrace.sweep.fits import Fits, Ready
+    from gtrace.sweep.fits import Fits, Ready, RunningSums
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Job
     from gtrace.sweep.sources import Values
 
-#: float64 numbers that running sums of codecs without memory hold for a tensor; further codecs are encoded again
-_HELD = 1 << 21
 #: Encodings that share a pass over a tensor in chunks; each holds a histogram of 8 MiB.
 _TOGETHER = 8
 
@@ -50,47 +46,6 @@ class Window(NamedTuple):
     first: int
     steps: int
     energy: float
-
-
-class RunningSums:
-    """Sums over the steps of a window, as far as a replay has come.
-
-    Args:
-        windows: of :func:`~gtrace.sweep.jobs.windows_of`.
-
-    Attributes:
-        first: index of a step -> that of its window's first step.
-    """
-
-    def __init__(self, windows: Iterable[tuple[int, int]]) -> None:
-        self.first = {index: first for first, last in windows for index in range(first, last + 1)}
-        #: key -> index of the step that comes next, the sum
-        self._held: dict[Hashable, tuple[int, NDArray[np.float64]]] = {}
-
-    def at(self, key: Hashable, index: int, size: int, *, always: bool = True) -> NDArray[np.float64] | None:
-        """Where a step's ``size`` numbers are to be added, float64[size]; None if the sum is not kept.
-
-        Args:
-            key: of the sum.
-            index: of the step, whose numbers the caller adds at once.
-            size: how many numbers the sum has.
-            always: whether the sum is kept however many numbers others hold.
-        """
-        first = self.first.get(index)
-        following, total = self._held.pop(key, (None, None))
-        if first == index:
-            held = sum(other.size for _, other in self._held.values())
-            total = np.zeros(size) if always or held + size <= _HELD else None
-        elif first is None or following != index or (total is not None and total.size != size):
-            total = None
-        if total is not None:
-            self._held[key] = index + 1, total
-        return total
-
-    def take(self, key: Hashable, index: int) -> NDArray[np.float64] | None:
-        """The sum up to and with a step, which is forgotten; None if it was not kept or a step is missing."""
-        following, total = self._held.pop(key, (None, None))
-        return total if following == index + 1 else None
 
 
 class Draws:

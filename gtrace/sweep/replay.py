@@ -16,8 +16,8 @@ from gtrace.codecs.level_sets import LevelSets, has_fixed_levels
 from gtrace.errors import TraceError
 from gtrace.fitting import alq_levels, optimal_levels
 from gtrace.metrics import relative
-from gtrace.sweep.draws import ChunkDraws, Draws, RunningSums, Window
-from gtrace.sweep.fits import Fits
+from gtrace.sweep.draws import ChunkDraws, Draws, Window
+from gtrace.sweep.fits import Fits, RunningSums
 from gtrace.sweep.gradient_noise import NOISE
 from gtrace.sweep.jobs import Block, Fitting
 from gtrace.sweep.rows import (
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from gtrace.sweep.fits import Allocation
     from gtrace.sweep.gradients import Gradients
     from gtrace.sweep.jobs import Detail, Job, Settings, Timing, Wanted
-    from gtrace.sweep.sources import Look
+    from gtrace.sweep.sources import Seen
     from gtrace.sweep.store import Row
-    from gtrace.types import State, SummarySpec
+    from gtrace.types import Expectation, State, SummarySpec
 
 OPEN_LOOP = "open loop: the trace's gradients do not react to the codec"
 #: what the table of times says instead of a codec if many share the time
@@ -154,7 +154,7 @@ class Replay:
         self._optima.clear()
         return Block(rows, times, warnings, details, tables)
 
-    def _table(self, group: Group, index: int, look: Look, common: Row, times: list[Timing]) -> RowTable:
+    def _table(self, group: Group, index: int, look: Seen, common: Row, times: list[Timing]) -> RowTable:
         """Expectations that are worked out together, from the sketch that they share."""
         sets, size, steps = group.sets, look.reference.size, self._job.steps
         first = sets.codecs[0]
@@ -197,7 +197,7 @@ class Replay:
         return sets.expect(judged, sets.fit(judged, size)).squared_error
 
     def _rows(
-        self, codec: Codec, draws: tuple[int, ...], index: int, look: Look, common: Row
+        self, codec: Codec, draws: tuple[int, ...], index: int, look: Seen, common: Row
     ) -> Iterator[tuple[Row, dict[str, float]]]:
         """A codec's rows with the seconds that their stages took."""
         size, dtype_bits = look.reference.size, self._job.dtype_bits
@@ -226,20 +226,24 @@ class Replay:
                     row.update(self._lost(drawn.window_error))
                 yield row, drawn.spent
             elif expected is not None and expecting(codec):
-                optimum = None
-                grid = level_grid(codec)
-                if self._settings.optimal and grid is not None:
-                    optimum = self._optimum(index, codec, grid.levels(ready.state).size)
-                row = expected_columns(own, expected, optimum, dtype_bits)
-                if look.weighted is not None and codec.needs is not None:
-                    sketches = self._fits.sketches[codec.needs], look.weighted[codec.needs]
-                    row["update_error"] = relative(codec.weighted_error(ready.state, *sketches), look.energy)
-                if codec.unbiased and not codec.stateful:
-                    errors = partial(self._errors, codec, size)
-                    lost = self._expected_loss(id(codec), index, np.array([expected.squared_error]), errors)
-                    if lost is not None:
-                        row.update(self._lost(float(lost[0])))
-                yield row, spent
+                yield self._expected_row(codec, index, look, own, ready.state, expected), spent
+
+    def _expected_row(self, codec: Codec, index: int, look: Seen, own: Row, state: State, expected: Expectation) -> Row:
+        """A row of closed forms."""
+        assert codec.needs is not None
+        optimum, grid = None, level_grid(codec)
+        if self._settings.optimal and grid is not None:
+            optimum = self._optimum(index, codec, grid.levels(state).size)
+        row = expected_columns(own, expected, optimum, self._job.dtype_bits)
+        if look.weighted is not None:
+            lost = codec.weighted_error(state, self._fits.sketches[codec.needs], look.weighted[codec.needs])
+            row["update_error"] = relative(lost, look.energy)
+        if codec.unbiased and not codec.stateful:
+            errors = partial(self._errors, codec, look.reference.size)
+            total = self._expected_loss(id(codec), index, np.array([expected.squared_error]), errors)
+            if total is not None:
+                row.update(self._lost(float(total[0])))
+        return row
 
     def _ending(self, index: int) -> Window | None:
         """The window that ends at a step; None also if the gradients of its steps have no sum."""

@@ -16,7 +16,7 @@ from gtrace.coding import ENVELOPE_BYTES
 from gtrace.fitting import alq_levels
 from gtrace.metrics import Comparison, ratio, relative, snr_db
 from gtrace.noise import noise_ratio
-from gtrace.sweep.schema import COLUMNS, EXPECTATION
+from gtrace.sweep.schema import EXPECTATION
 from gtrace.types import Expectation
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from gtrace.types import State, SummarySpec
 
 
-#: what a comparison measures: a new field of :class:`Comparison` needs a column of its name, and nothing else here
-_COMPARED = tuple(field.name for field in fields(Comparison) if field.name in COLUMNS)
+_COMPARED = tuple(field.name for field in fields(Comparison))
 #: relative doubt about a Wasserstein distance above which the row says so
 _DOUBTFUL = 1e-3
 

@@ -286,7 +286,7 @@ class _Sweep:
             shape = one.shape if one.sample is None else None
             bare.append((replace(job, sketched=bool(one.sketches), sample=sample_of(one), shape=shape), one))
         jobs = []
-        for job, info in bare:
+        for job, tensor_info in bare:
             if gradients.kind == "weight" and not job.sketched and job.sample is None:
                 # What is there already and what is added make one sweep. Gradients of outputs belong to other samples
                 # at each step, so they have no sum.
@@ -295,7 +295,7 @@ class _Sweep:
             for among in dict.fromkeys(item.among for item in self.asked[job.tensor]):
                 own = [item for item in self.asked[job.tensor] if item.among == among]
                 named = replace(job, among=among, names={str(item.codec): item.names for item in own})
-                kept = self._limits.keep([item.codec for item in own], info)
+                kept = self._limits.keep([item.codec for item in own], tensor_info)
                 for chunked, count, codecs in self._limits.split(job, kept):
                     part = replace(named, chunked=chunked)
                     jobs.append(_with_missing(part, self._steps, codecs, count, done, there[job.tensor]))

@@ -8,7 +8,10 @@ What was measured is in ``cells``, the times in ``spent``, with numbers in place
 # ruff: noqa: S608 - statements are put together from the names of columns above, from nothing that anyone gives
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
+
+from gtrace.metrics import Comparison
 
 if TYPE_CHECKING:
     import sqlite3
@@ -33,8 +36,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "params": ("TEXT", "JSON object of all parameters"),
     "n": ("INTEGER", "elements"),
     "energy": ("REAL", "||g||^2"),
-    "squared_error": ("REAL", "||Q(g) - g||^2, expected or realized"),
-    "relative_variance": ("REAL", "squared_error / energy"),
+    **{measure.name: ("REAL", measure.metadata["meaning"]) for measure in fields(Comparison)},
     "relative_variance_bound": ("REAL", "how far the expected one can be off (bins of the sketch)"),
     "optimal_variance": ("REAL", "least relative variance of any levels of the same number on this tensor"),
     "times_optimal": ("REAL", "relative_variance / optimal_variance"),
@@ -48,15 +50,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "squared error that averaging over workers shrinks / gradient noise: variance of Q(g) over tr Cov of one "
         "worker's gradient",
     ),
-    "update_error": ("REAL", "||(Q(g) - g) / sqrt(v)||^2 / ||g / sqrt(v)||^2 with Adam's second moments v"),
-    "mean_relative_error": ("REAL", "mean |Q(g) - g| / |g| over non-zero g"),
-    "mean_abs_error": ("REAL", "mean |Q(g) - g|"),
     "mean_abs": ("REAL", "mean |g|"),
-    "cosine": ("REAL", "cosine of Q(g) and g"),
-    "snr_db": ("REAL", "10 log10(energy / squared_error)"),
-    "w1": ("REAL", "Wasserstein-1 of the value distributions"),
-    "w1_normalized": ("REAL", "w1 / mean |g|"),
-    "w1_mcgq": ("REAL", "W1 of g/||g||_1 and Q/||Q||_1, MCGQ's d_t"),
     "w1_method": ("TEXT", "exact or sketch"),
     "bits_fixed": ("REAL", "bits per coordinate, fixed width, norms included"),
     "bits_entropy": ("REAL", "bits per coordinate at the entropy, norms included"),
@@ -76,7 +70,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "REAL",
         "fraction of zeros asked of this tensor; one draw scatters by up to sqrt(s (1 - s) / n)",
     ),
-    "sparsity": ("REAL", "fraction of zeros after decoding"),
     "saturated": ("REAL", "fraction clipped or saturated"),
     "flushed": ("REAL", "fraction of non-zeros that underflowed to zero"),
     "fitted_on": (

@@ -44,7 +44,7 @@ _DOMINATED = 0.5
 _UNEXPLAINED = 1.5
 
 
-class Look(NamedTuple):
+class Seen(NamedTuple):
     """What a source finds out about a tensor when a replay comes to a step.
 
     Attributes:
@@ -80,7 +80,7 @@ class Values:
         #: of the step that was looked at last
         self._looked: tuple[int, NDArray[np.float32], int] | None = None
 
-    def look(self, index: int, specs: Sequence[SummarySpec]) -> Look:
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
         """Go on to a step; other sketches than weighted ones are made when they are asked for."""
         # No two steps are held at a time.
         self._looked = None
@@ -90,9 +90,9 @@ class Values:
         weights = gradients.update_weights(self._tensor, self._steps[index], values) if gradients.moments else None
         reference = Reference(values, weights)
         if weights is None:
-            return Look(reference, bad)
+            return Seen(reference, bad)
         weighted = {spec: MomentSketch.from_spec(values, spec, weights=weights) for spec in specs}
-        return Look(reference, bad, energy=reference.weighted_energy, weighted=weighted)
+        return Seen(reference, bad, energy=reference.weighted_energy, weighted=weighted)
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
         """Sketches of a step, non-finite values taken as zero."""
@@ -111,11 +111,11 @@ class Values:
 class Chunks(Values):
     """A tensor that is too large to be held: sketches of a step in one pass over its chunks."""
 
-    def look(self, index: int, specs: Sequence[SummarySpec]) -> Look:
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
         """As of :class:`Values`."""
         found = self._gradients.scan(self._tensor, self._steps[index], specs)
         weighed = self._gradients.weigh(self._tensor, self._steps[index], specs)
-        return Look(*found) if weighed is None else Look(*found, *weighed)
+        return Seen(*found) if weighed is None else Seen(*found, *weighed)
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
         """As of :class:`Values`."""
@@ -125,10 +125,10 @@ class Chunks(Values):
 class Sketches(Values):
     """A tensor of which the trace keeps sketches: expectations from them, nothing that needs values."""
 
-    def look(self, index: int, specs: Sequence[SummarySpec]) -> Look:
+    def look(self, index: int, specs: Sequence[SummarySpec]) -> Seen:
         """As of :class:`Values`."""
         del specs
-        return Look(*self._gradients.totals(self._tensor, self._steps[index]))
+        return Seen(*self._gradients.totals(self._tensor, self._steps[index]))
 
     def sketches(self, index: int, specs: Sequence[SummarySpec]) -> Mapping[SummarySpec, MomentSketch]:
         """As of :class:`Values`."""

@@ -189,21 +189,21 @@ class TrainingHooks:
         self.modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._patch(torch.autograd, "backward", self._watch_backward)
-        self._patch(GradScaler, "scale", self._watch_scale)
+        self._patch_after(GradScaler, "scale", lambda scaler, result, loss: self._losses.scaled(scaler, loss, result))
         self._patch(GradScaler, "step", self._watch_scaler_step)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            self._patch(owner, "zero_grad", self._watch_zero)
+            self._patch_after(owner, "zero_grad", self._zeroed)
         self._patch(torch.nn.utils.clip_grad, "clip_grad_norm_", self._watch_clip)
         # The same function under its other name: pickle looks for it where it says that it is from.
         ours = torch.nn.utils.clip_grad.clip_grad_norm_
         self._replace(torch.nn.utils, "clip_grad_norm_", ours)
         if not self._reduced:
             self._local.wanted = self._chooses(0)
-            self._patch(DistributedDataParallel, "__init__", self._watch_wrapper)
+            self._patch_after(DistributedDataParallel, "__init__", self._watch_averaged)
         if self._micro_batches is not None:
             self._micro_batches.wanted = self._chooses(0)
         if not self._reduced or self._micro_batches is not None:
-            self._patch(torch.optim.Optimizer, "add_param_group", self._watch_group)
+            self._patch_after(torch.optim.Optimizer, "add_param_group", self._watch_group)
             for optimizer in self._only or ():
                 self._guarded(self._watch_parameters, optimizer.param_groups)
 
@@ -225,6 +225,20 @@ class TrainingHooks:
         original = vars(owner)[name]
         # Not traced itself, but where a compiled region calls it, that region goes straight to the original.
         self._replace(owner, name, functools.wraps(original)(not_compiled_itself(make(original))))
+
+    def _patch_after(self, owner: object, name: str, then: Callable[..., None]) -> None:
+        """Call ``then`` with the object, what its method returned, and what the method was given."""
+
+        def make(original: _Function) -> _Function:
+            def method(thing: object, *args: object, **kwargs: object) -> object:
+                result = original(thing, *args, **kwargs)
+                if not torch.compiler.is_compiling():
+                    self._guarded(then, thing, result, *args, *kwargs.values())
+                return result
+
+            return method
+
+        self._patch(owner, name, make)
 
     def _replace(self, owner: object, name: str, ours: _Function) -> None:
         self._patches.append((owner, name, vars(owner)[name], ours))
@@ -253,16 +267,6 @@ class TrainingHooks:
 
         return backward
 
-    def _watch_scale(self, original: _Function) -> _Function:
-        def scale(scaler: GradScaler, outputs: object) -> object:
-            result = original(scaler, outputs)
-            if torch.compiler.is_compiling():
-                return result
-            self._guarded(self._losses.scaled, scaler, outputs, result)
-            return result
-
-        return scale
-
     def _watch_scaler_step(self, original: _Function) -> _Function:
         def step(scaler: GradScaler, optimizer: object, *args: object, **kwargs: object) -> object:
             before = self._started
@@ -273,16 +277,7 @@ class TrainingHooks:
 
         return step
 
-    def _watch_zero(self, original: _Function) -> _Function:
-        def zero_grad(owner: Optimizer | torch.nn.Module, *args: object, **kwargs: object) -> object:
-            result = original(owner, *args, **kwargs)
-            if not torch.compiler.is_compiling():
-                self._guarded(self._zeroed, owner)
-            return result
-
-        return zero_grad
-
-    def _zeroed(self, owner: Optimizer | torch.nn.Module) -> None:
+    def _zeroed(self, owner: Optimizer | torch.nn.Module, *_: object) -> None:
         if isinstance(owner, torch.nn.Module):
             self._losses.zeroed(owner.parameters())
         else:
@@ -300,24 +295,12 @@ class TrainingHooks:
 
         return clip_grad_norm_
 
-    def _watch_wrapper(self, original: _Function) -> _Function:
-        def __init__(wrapper: DistributedDataParallel, *args: object, **kwargs: object) -> None:  # noqa: N807
-            original(wrapper, *args, **kwargs)
-            self._guarded(self._watch_averaged, wrapper)
-
-        return __init__
-
-    def _watch_averaged(self, wrapper: DistributedDataParallel) -> None:
+    def _watch_averaged(self, wrapper: DistributedDataParallel, *_: object) -> None:
         if wrapper.process_group.size() > 1:
             self._local.watch(wrapper.parameters(), strict=True)
 
-    def _watch_group(self, original: _Function) -> _Function:
-        def add_param_group(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
-            result = original(optimizer, *args, **kwargs)
-            self._guarded(self._watch_parameters, optimizer.param_groups)
-            return result
-
-        return add_param_group
+    def _watch_group(self, optimizer: Optimizer, *_: object) -> None:
+        self._watch_parameters(optimizer.param_groups)
 
     def _watch_parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
         local = not self._reduced and process_place().world_size > 1

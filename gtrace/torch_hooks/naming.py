@@ -289,23 +289,15 @@ def _owners(wanted: set[int], modules: list[nn.Module]) -> list[tuple[nn.Module,
 
 def _places(root: nn.Module) -> dict[int, _Place]:
     places: dict[int, _Place] = {}
-    for path, module, parameter in _walk(root, "", set()):
-        place = places.setdefault(id(parameter), _Place(parameter, module_type=class_name(module)))
-        if path not in place.paths:
-            place.paths.append(path)
+    for level, module in _paths(root, "", set()):
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            place = places.setdefault(id(parameter), _Place(parameter, module_type=class_name(module)))
+            path = f"{level}.{name}" if level else name
+            if path not in place.paths:
+                place.paths.append(path)
     return places
-
-
-def _walk(module: nn.Module, prefix: str, above: set[int]) -> Iterator[tuple[str, nn.Module, torch.nn.Parameter]]:
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + name, module, parameter
-    wrapped = wrapped_by(module)
-    for name, child in module._modules.items():
-        if child is None or id(child) in above:
-            continue
-        below = prefix if name in wrapped else f"{prefix}{name}."
-        yield from _walk(child, below, above | {id(module)})
 
 
 def _all_live_modules() -> list[nn.Module]:

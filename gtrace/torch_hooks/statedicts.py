@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gtrace.errors import TraceError, printable
-from gtrace.trace.io.foreign import Entry, join_name, reading
+from gtrace.trace.io.foreign import Entry, TensorFile, join_name, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ _DEEPEST = 32
 _SMALL = 64 * 1024 * 1024
 
 
-class StateDictFile:
+class StateDictFile(TensorFile):
     """The tensors of a ``.pt`` file: of a state dict, of nested dictionaries and lists, or a tensor alone.
 
     Loaded with ``weights_only=True``, so nothing in it is executed, and mapped.
@@ -82,9 +82,6 @@ class StateDictFile:
             first = printable(str(error).splitlines()[0])[:200]
             raise TraceError(f"{self._where}: tensor '{printable(entry.name)}' cannot be read ({first})") from error
         return values
-
-    def prepare_rows(self, folder: Path) -> None:
-        """Rows are mapped already."""
 
     def close(self) -> None:
         """Give the mapped file back."""

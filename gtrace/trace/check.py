@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gtrace.errors import TraceError, UsageError, printable
+from gtrace.errors import TraceError, UsageError
 from gtrace.trace import format as layout
 from gtrace.trace.files import beside, dead_leftovers, move_in, remove
-from gtrace.trace.finished import HeldRows, renumbered
-from gtrace.trace.format import SKETCH, Record
+from gtrace.trace.format import SKETCH
 from gtrace.trace.io.remote import is_hdf5, place_of
 from gtrace.trace.journal import NAME, being_written
-from gtrace.trace.reader import lengths, open_source
+from gtrace.trace.reader import open_source
 from gtrace.trace.rows import RowStatistics, checksum, checksum_bytes, row_statistics
 from gtrace.trace.sketches import SketchPlan, unpack_row
-from gtrace.trace.zarr_write import ZarrSink, start_folder
+from gtrace.trace.source import MemoryStream, TraceSource
+from gtrace.trace.zarr import write_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import Sink, StreamSource, TensorSpec, TraceSource
+    from gtrace.trace.format import TensorSpec
+    from gtrace.trace.source import Stream
 
+T = TypeVar("T")
 
 _NORM_TOLERANCE = 1e-6
 
@@ -50,29 +53,6 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamFindings:
-    """What of a stream can be used.
-
-    Attributes:
-        stream: where it is read from.
-        specs: all its tensors whose metadata are right, by index.
-        present: gradients that it says are there.
-        right: bool (rows, specs): present, and read back right.
-        statistics: (row, spec's place) -> statistics of the values that are right, and their lengths.
-        scalars: name -> (rows,), NaN where it could not be read.
-        extras: name -> (rows, tensors) of the further numbers that it has and that could be read.
-    """
-
-    stream: StreamSource
-    specs: Sequence[TensorSpec]
-    present: int
-    right: NDArray[np.bool_]
-    statistics: dict[tuple[int, int], dict[str, float]]
-    scalars: dict[str, NDArray[np.float64]]
-    extras: dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
 class CheckReport:
     """What a check found.
 
@@ -86,8 +66,6 @@ class CheckReport:
         gradients: gradients that it says are present.
         wrong: gradients among them that do not read back right.
         faults: everything that is wrong, in the order of the trace.
-        attrs: what the trace says about itself, without the status.
-        streams: what can be used.
     """
 
     path: Path | str
@@ -99,8 +77,6 @@ class CheckReport:
     gradients: int
     wrong: int
     faults: tuple[Fault, ...]
-    attrs: dict[str, Any] = field(repr=False)
-    streams: tuple[StreamFindings, ...] = field(repr=False)
 
     @property
     def clean(self) -> bool:
@@ -124,32 +100,42 @@ def check_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | 
     if isinstance(place, Path):
         place = Path(os.path.realpath(place))
     faults: list[Fault] = []
+    with closing(open_source(place, lambda error: faults.append(Fault(str(error))))) as source:
+        return _check(path, place, source, faults, progress)[0]
+
+
+def _check(
+    path: str | os.PathLike[str],
+    place: Path | str,
+    source: TraceSource,
+    faults: list[Fault],
+    progress: Callable[[int], None] | None,
+) -> tuple[CheckReport, list[MemoryStream]]:
+    """What is wrong with a trace that was opened with these faults, and its streams with all that is right."""
     live = being_written(place)
-    source = open_source(place, lambda error: faults.append(Fault(str(error))))
-    try:
-        findings = tuple(_examine(stream, faults, progress or (lambda count: None)) for stream in source.streams)
-        status = str(source.attrs.get("status", "interrupted"))
-        return CheckReport(
-            path=place_of(path),
-            status=status,
-            live=live,
-            unfinished=_unfinished(place, source),
-            leftovers=() if live else tuple(_leftovers(place)),
-            steps=sum(found.right.shape[0] for found in findings),
-            gradients=sum(found.present for found in findings),
-            wrong=sum(found.present - int(found.right.sum()) for found in findings),
-            faults=tuple(faults),
-            attrs={key: value for key, value in source.attrs.items() if key != "status"},
-            streams=findings,
-        )
-    finally:
-        source.close()
+    gradients = wrong = 0
+    streams = []
+    for stream in source.streams:
+        present, right = _examine(stream, faults, progress or (lambda count: None))
+        gradients += present
+        wrong += present - int(right.statistic("present").sum())
+        streams.append(right)
+    report = CheckReport(
+        path=place_of(path),
+        status=str(source.attrs.get("status", "interrupted")),
+        live=live,
+        unfinished=_unfinished(place, source),
+        leftovers=() if live else tuple(_leftovers(place)),
+        steps=sum(stream.steps.size for stream in source.streams),
+        gradients=gradients,
+        wrong=wrong,
+        faults=tuple(faults),
+    )
+    return report, streams
 
 
 def _unfinished(place: Path | str, source: TraceSource) -> bool:
-    if isinstance(place, str):
-        return False
-    if place.is_file():
+    if isinstance(place, str) or place.is_file():
         return False
     return is_hdf5(place) or any(os.path.lexists(place / _group(stream) / "step" / NAME) for stream in source.streams)
 
@@ -161,48 +147,40 @@ def _leftovers(place: Path | str) -> list[Path]:
     return dead_leftovers(place) + inside
 
 
-def _group(stream: StreamSource) -> str:
+def _group(stream: Stream) -> str:
     return f"{stream.key.rank_group}/{stream.key.group}"
-
-
-def _table(stream: StreamSource, name: str, faults: list[Fault]) -> NDArray[Any] | None:
-    try:
-        return stream.statistic(name)
-    except TraceError as error:
-        if name != "present":  # that one was told when the stream was opened
-            faults.append(Fault(str(error), _group(stream)))
-        return None
 
 
 def _presence(tables: dict[str, NDArray[Any] | None], rows: int, columns: int) -> NDArray[np.bool_]:
     """Where tensors are present; concluded from other tables where that one is damaged."""
     out = np.zeros((rows, columns), bool)
-
-    def mark(where: NDArray[np.bool_]) -> None:
-        width = min(columns, where.shape[1])
-        out[:, :width] |= where[:, :width]
-
-    present = tables["present"]
-    if present is not None:
-        mark(present != 0)
-        return out
-    for name, column in layout.STATISTICS.items():
+    told = layout.STATISTICS if tables["present"] is None else {"present": layout.STATISTICS["present"]}
+    for name, column in told.items():
         table = tables[name]
         if table is not None:
-            mark(~np.isnan(table) if math.isnan(column.fill) else table != column.fill)
+            there = ~np.isnan(table) if math.isnan(column.fill) else table != column.fill
+            out |= there[:, :columns]
     return out
 
 
-def _examine(stream: StreamSource, faults: list[Fault], progress: Callable[[int], None]) -> StreamFindings:
-    group = _group(stream)
-    specs = sorted(stream.specs, key=lambda spec: spec.index)
-    rows = stream.steps.size
-    tables = {name: _table(stream, name, faults) for name in layout.STATISTICS}
-    columns = max((spec.index + 1 for spec in specs), default=0)
+def _examine(stream: Stream, faults: list[Fault], progress: Callable[[int], None]) -> tuple[int, MemoryStream]:
+    """How many gradients a stream says are there, and the stream with those that are right."""
+    group, rows = _group(stream), stream.steps.size
+
+    def readable(read: Callable[[str], T], name: str) -> T | None:
+        try:
+            return read(name)
+        except TraceError as error:
+            if name != "present":  # that one was told when the stream was opened
+                faults.append(Fault(str(error), group))
+            return None
+
+    tables = {name: readable(stream.statistic, name) for name in layout.STATISTICS}
+    columns = max((spec.index + 1 for spec in stream.specs), default=0)
     present = _presence(tables, rows, columns)
-    right = np.zeros((rows, len(specs)), bool)
-    statistics: dict[tuple[int, int], dict[str, float]] = {}
-    for place, spec in enumerate(specs):
+    own = layout.statistics_of(stream.key.kind)
+    right = {name: np.full((rows, columns), column.fill, column.dtype) for name, column in own.items()}
+    for spec in stream.specs:
         block: tuple[int, NDArray[Any]] = (0, np.empty((0, 0), np.float32))
         for row in range(rows):
             step = int(stream.steps[row])
@@ -220,17 +198,31 @@ def _examine(stream: StreamSource, faults: list[Fault], progress: Callable[[int]
                 continue
             finally:
                 progress(1)
-            right[row, place] = True
-            statistics[row, place] = told
+            for name, value in {"present": 1, **told}.items():
+                right[name][row, spec.index] = value
             differing = _differing(told, tables, row, spec.index)
             if differing:
                 faults.append(Fault(f"stored {differing} is not that of the values", group, spec.name, step))
-    count = int(present[:, [spec.index for spec in specs]].sum())
-    return StreamFindings(stream, specs, count, right, statistics, _scalars(stream, faults), _extras(stream, faults))
+    count = int(present[:, [spec.index for spec in stream.specs]].sum())
+    scalars = {name: readable(stream.scalar, name) for name in layout.SCALARS}
+    extras = {name: readable(stream.optional, name) for name in layout.EXTRAS}
+    right |= {name: _only(right["present"], name, table) for name, table in extras.items() if table is not None}
+    unknown = np.full(rows, np.nan)
+    known = {name: unknown if values is None else values for name, values in scalars.items()}
+    return count, MemoryStream(stream.key, stream.steps, stream.specs, known, right, stream.read_rows)
+
+
+def _only(present: NDArray[Any], name: str, table: NDArray[Any]) -> NDArray[Any]:
+    """A table of the stream's extras where its tensors are right, empty elsewhere."""
+    column = layout.EXTRAS[name]
+    found = np.full(present.shape, column.fill, column.dtype)
+    kept = present != 0
+    found[kept] = table[:, : present.shape[1]][kept]
+    return found
 
 
 def _verified(
-    stream: StreamSource,
+    stream: Stream,
     spec: TensorSpec,
     row: int,
     stored: NDArray[Any],
@@ -241,11 +233,11 @@ def _verified(
     Raises:
         TraceError: they are not those that were committed.
     """
-    about = f"tensor '{printable(spec.name)}', step {stream.steps[row]}"
+    about = stream.about(spec, row)
     told: dict[str, float] = {}
     valid = spec.size
     if spec.sketched or stream.key.kind == "neural":
-        found = lengths(stream, spec, slice(row, row + 1))
+        found = stream.lengths(spec, slice(row, row + 1))
         valid = int(found["n_valid"][0])
         if stream.key.kind == "neural":
             told = {name: int(values[0]) for name, values in found.items()}
@@ -277,30 +269,6 @@ def _differing(told: dict[str, float], tables: dict[str, NDArray[Any] | None], r
     return ", ".join(out)
 
 
-def _extras(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[Any]]:
-    out = {}
-    for name in layout.EXTRAS:
-        try:
-            table = stream.further(name)
-        except TraceError as error:
-            faults.append(Fault(str(error), _group(stream)))
-            continue
-        if table is not None:
-            out[name] = table
-    return out
-
-
-def _scalars(stream: StreamSource, faults: list[Fault]) -> dict[str, NDArray[np.float64]]:
-    out = {}
-    for name in layout.SCALARS:
-        try:
-            out[name] = stream.scalar(name)
-        except TraceError as error:
-            faults.append(Fault(str(error), _group(stream)))
-            out[name] = np.full(stream.steps.size, np.nan)
-    return out
-
-
 #: Faults that the repaired trace remembers in words.
 _TOLD = 20
 
@@ -320,16 +288,6 @@ class Repair:
     backup: Path | None
 
 
-def _open_sink(place: Path, attrs: dict[str, Any], *, hdf5: bool) -> Sink:
-    """A new trace at a place that is free."""
-    if hdf5:
-        from gtrace.trace.hdf5 import Hdf5Sink
-
-        return Hdf5Sink(place, attrs, force=False)
-    start_folder(place, attrs, force=False)
-    return ZarrSink(place)
-
-
 def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Repair:
     """Check a trace and put one in its place that has every gradient that is right, and no other.
 
@@ -346,27 +304,28 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
     place = Path(os.path.realpath(place_of(path)))
     if place.exists() and being_written(place):
         raise UsageError(f"{path}: is being written; repair it when its run is over")
-    report = check_trace(path, progress)
-    if report.clean:
-        return Repair(report, changed=False, backup=None)
-    new = beside(place, "repair")
-    backup = _free_backup(place) if report.faults else None
-    try:
-        remove(new)
-        _rebuild(place, new, report)
-        if backup is not None:
-            os.rename(place, backup)
-            try:
-                os.rename(new, place)
-            except OSError:
-                os.rename(backup, place)
-                raise
-        else:
-            move_in(new, place, force=True)
-    except OSError as error:
-        raise TraceError(f"{path}: the repaired trace cannot be written ({error.strerror or error})") from error
-    finally:
-        remove(new)
+    faults: list[Fault] = []
+    with closing(open_source(place, lambda error: faults.append(Fault(str(error))))) as source:
+        report, streams = _check(path, place, source, faults, progress)
+        if report.clean:
+            return Repair(report, changed=False, backup=None)
+        new, backup = beside(place, "repair"), _free_backup(place) if faults else None
+        try:
+            remove(new)
+            _write(new, report, source, streams, hdf5=place.is_file() or is_hdf5(place))
+            if backup is not None:
+                os.rename(place, backup)
+                try:
+                    os.rename(new, place)
+                except OSError:
+                    os.rename(backup, place)
+                    raise
+            else:
+                move_in(new, place, force=True)
+        except OSError as error:
+            raise TraceError(f"{path}: the repaired trace cannot be written ({error.strerror or error})") from error
+        finally:
+            remove(new)
     for leftover in report.leftovers:
         # Those inside of a folder went with it.
         if os.path.lexists(leftover):
@@ -374,49 +333,22 @@ def repair_trace(path: str | os.PathLike[str], progress: Callable[[int], None] |
     return Repair(report, changed=True, backup=backup)
 
 
+def _write(new: Path, report: CheckReport, source: TraceSource, streams: list[MemoryStream], *, hdf5: bool) -> None:
+    attrs = {**source.attrs, "status": "complete" if report.status == "complete" else "interrupted"}
+    if report.faults:
+        attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
+    right = TraceSource(str(new), attrs, streams)
+    if hdf5:
+        # h5py takes long to load, and most repairs need none of it.
+        from gtrace.trace.hdf5 import write_hdf5
+
+        write_hdf5(right, new)
+    else:
+        write_zarr(right, str(new), sharded=False)
+
+
 def _free_backup(place: Path) -> Path:
     number, free = 2, place.with_name(f"{place.name}.damaged")
     while os.path.lexists(free):
         number, free = number + 1, place.with_name(f"{place.name}.damaged{number}")
     return free
-
-
-def _rebuild(place: Path, new: Path, report: CheckReport) -> None:
-    status = "complete" if report.status == "complete" else "interrupted"
-    attrs = dict(report.attrs)
-    if report.faults:
-        attrs["repaired"] = {"lost": report.wrong, "faults": [fault.what for fault in report.faults[:_TOLD]]}
-    source = open_source(place, lambda error: None)
-    sink = _open_sink(new, {**attrs, "status": "writing"}, hdf5=place.is_file() or is_hdf5(place))
-    try:
-        for found in report.streams:
-            stream = next(stream for stream in source.streams if stream.key == found.stream.key)
-            copy_right(replace(found, stream=stream), sink)
-        sink.close({**attrs, "status": status})
-    finally:
-        source.close()
-
-
-def copy_right(found: StreamFindings, sink: Sink) -> None:
-    """Write the gradients of a stream that are right, row by row, with numbers that were computed from them."""
-    stream = found.stream
-    kept = np.flatnonzero(found.right.any(axis=0)).tolist()
-    specs = [renumbered(found.specs[place], index) for index, place in enumerate(kept)]
-    for spec in specs:
-        sink.add_tensor(stream.key, spec)
-    extras = found.extras
-    columns = {**layout.statistics_of(stream.key.kind), **{name: layout.EXTRAS[name] for name in extras}}
-    blocks = HeldRows(stream)
-    for row, step in enumerate(stream.steps.tolist()):
-        statistics = {name: np.full(len(specs), column.fill, column.dtype) for name, column in columns.items()}
-        for index, place in enumerate(kept):
-            if found.right[row, place]:
-                sink.write_row(stream.key, specs[index], row, blocks.read(found.specs[place], row))
-                statistics["present"][index] = 1
-                for name, value in found.statistics[row, place].items():
-                    statistics[name][index] = value
-                for name, table in extras.items():
-                    if found.specs[place].index < table.shape[1]:
-                        statistics[name][index] = table[row, found.specs[place].index]
-        scalars = {name: float(values[row]) for name, values in found.scalars.items()}
-        sink.commit(stream.key, row, Record(step, scalars, statistics))

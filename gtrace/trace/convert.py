@@ -9,30 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gtrace.errors import OutputExistsError, TraceError, UsageError, suggest
-from gtrace.trace.chunks import CODEC, MOST_CHUNKS, write_shard
 from gtrace.trace.files import beside, check_place, move_in, remove
-from gtrace.trace.finished import WholeArray, arrays_of
 from gtrace.trace.format import SECOND_MOMENT, SKETCH
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
 from gtrace.trace.reader import Trace, open_source, open_trace
 from gtrace.trace.sketches import DEFAULT_SKETCHES, SketchPlan, SketchRow
 from gtrace.trace.writer import create_trace
-from gtrace.trace.zarr_read import is_gtrace_zarr
-from gtrace.trace.zarr_write import Array, group_document, make_group, write_root
+from gtrace.trace.zarr import is_gtrace_zarr, write_zarr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
-    from gtrace.trace.format import StreamKey, TraceSource
+    from gtrace.trace.format import StreamKey
     from gtrace.trace.reader import TensorInfo
     from gtrace.trace.writer import TraceWriter
-
-_SHARD_BYTES = 128 * 1024 * 1024
 
 
 def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:
@@ -75,7 +66,7 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
         try:
             remove(new)
             if not is_hdf5(target):
-                _write_shards(source, str(new))
+                write_zarr(source, str(new), sharded=True)
             else:
                 # The library takes long to load.
                 from gtrace.trace.hdf5 import write_hdf5
@@ -95,86 +86,6 @@ def pack_trace(path: str | os.PathLike[str], out: str | os.PathLike[str] | None 
     finally:
         source.close()
     return target if out is None else Path(out)
-
-
-def _write_shards(source: TraceSource, root: str) -> None:
-    make_group(root, source.attrs)
-    gathered: dict[str, Any] = {}
-    for stream in source.streams:
-        if not stream.steps.size:
-            continue
-        key = stream.key
-        rank, folder = os.path.join(root, key.rank_group), os.path.join(root, key.rank_group, key.group)
-        if not os.path.isdir(rank):
-            make_group(rank, {"rank": key.rank})
-        make_group(folder, key._asdict())
-        gathered[key.rank_group] = group_document({"rank": key.rank})
-        gathered[f"{key.rank_group}/{key.group}"] = group_document(key._asdict())
-        for array in arrays_of(stream):
-            sharded = _ShardedArray(folder, array)
-            sharded.write(array.blocks)
-            gathered[f"{key.rank_group}/{key.group}/{array.entry}"] = sharded.document
-    write_root(root, source.attrs, gathered)
-
-
-class _ShardedArray(Array):
-    """An array that is written once, in shards of at most 128 MiB or one row of chunks.
-
-    Args:
-        folder: of the stream.
-        whole: the array.
-    """
-
-    def __init__(self, folder: str, whole: WholeArray) -> None:
-        place = os.path.join(folder, whole.entry)
-        super().__init__(place, whole.column, whole.chunks, whole.dimensions, whole.attributes)
-        column, shape, chunks = whole.column, whole.shape, whole.chunks
-        parts = max(-(-shape[1] // chunks[1]), 1) if len(shape) == 2 else 1
-        band = math.prod(chunks) * parts * column.dtype.itemsize
-        most = min(_SHARD_BYTES // band, MOST_CHUNKS // parts, -(-shape[0] // chunks[0]))
-        self._bands, self._parts = max(most, 1), parts
-        codec = {
-            "chunk_shape": list(chunks),
-            "codecs": self.document["codecs"],
-            "index_codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "crc32c"},
-            ],
-            "index_location": "end",
-        }
-        self.document["codecs"] = [{"name": CODEC, "configuration": codec}]
-        outer = [self._bands * chunks[0], *(width * parts for width in chunks[1:])]
-        self.document["chunk_grid"]["configuration"]["chunk_shape"] = outer
-        self.set_shape(*shape)
-
-    def write(self, blocks: Iterable[NDArray[Any] | None]) -> None:
-        """Write all rows, given as in :class:`WholeArray`."""
-        shard: list[bytes | None] = []
-        number = 0
-        for block in blocks:
-            shard += [None] * self._parts if block is None else self._encode_block(block)
-            if len(shard) == self._bands * self._parts:
-                self._put_shard(number, shard)
-                number, shard = number + 1, []
-        if shard:
-            self._put_shard(number, shard + [None] * (self._bands * self._parts - len(shard)))
-
-    def _encode_block(self, block: NDArray[Any]) -> list[bytes | None]:
-        height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
-        block = block.reshape(len(block), -1)
-        out: list[bytes | None] = []
-        for part in range(self._parts):
-            piece = block[:, part * width : (part + 1) * width]
-            if piece.shape[1] == 0:
-                out.append(None)
-                continue
-            chunk = np.full((height, width), self.column.fill, self.column.dtype)
-            chunk[: piece.shape[0], : piece.shape[1]] = piece
-            out.append(b"".join(self.encode(chunk)))
-        return out
-
-    def _put_shard(self, number: int, chunks: list[bytes | None]) -> None:
-        write_shard(os.path.join(self.folder, f"c.{number}" + ".0" * (len(self.chunks) - 1)), chunks)
 
 
 #: Attributes of a trace that are about its own file.
@@ -255,7 +166,7 @@ def sketch_trace(
             if source.status != "complete":
                 writer.close("interrupted")
     sketched = sum(_keeps_sketches(info, plan) for info in infos)
-    before = RemoteFiles(place).size(place) if isinstance(place, str) else disk_bytes(place)
+    before = RemoteFiles(place).total(place) if isinstance(place, str) else disk_bytes(place)
     return SketchSummary(Path(output), plan, sketched, len(infos) - sketched, before, disk_bytes(Path(output)))
 
 

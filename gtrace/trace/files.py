@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import re
 import shutil
 import stat
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, Protocol
 
 from gtrace.errors import OutputExistsError, TraceError, UsageError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
 _PARTIAL = ".partial"
@@ -28,9 +27,8 @@ _HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 _LEFTOVER_SECONDS = 3600
 
-#: O_NONBLOCK: opening a named pipe would wait for its writer for ever.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_READ = os.O_RDONLY | os.O_CLOEXEC | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def write_file(path: str, *parts: bytes | memoryview) -> None:
@@ -74,139 +72,123 @@ def check_room(folder: str | os.PathLike[str], needed: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(folder))
 
 
-@dataclass(frozen=True, slots=True)
-class RegularFile:
-    """A regular file that is open."""
-
-    descriptor: int
-    size: int
-
-    def read(self, start: int, length: int) -> bytes:
-        """So many bytes, or those that there are."""
-        parts = []
-        while length > 0 and (part := os.pread(self.descriptor, length, start)):
-            parts.append(part)
-            start, length = start + len(part), length - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 @contextmanager
-def opened_regular(path: str) -> Iterator[RegularFile | None]:
-    """A regular file to be read, or None when there is none.
+def _regular(path: str) -> Iterator[BinaryIO]:
+    """A regular file to be read.
 
     Raises:
+        FileNotFoundError: there is none.
         TraceError: it is a link or no regular file, or it cannot be read.
     """
     try:
-        descriptor = os.open(path, _READ)
+        # Without the flag, opening a named pipe would wait for its writer for ever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW | _NO_WAIT)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise IsADirectoryError
+            yield file
     except FileNotFoundError:
-        yield None
-        return
+        raise
+    except IsADirectoryError:
+        raise TraceError(f"{path}: not a regular file") from None
     except OSError as error:
         if os.path.islink(path):
             raise TraceError(f"{path}: symbolic links inside a trace are not followed") from None
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise TraceError(f"{path}: not a regular file")
-        yield RegularFile(descriptor, status.st_size)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    finally:
-        os.close(descriptor)
-
-
-def read_regular(path: str, limit: int) -> bytes | None:
-    """The bytes of a regular file, or None when there is none.
-
-    Raises:
-        TraceError: it is a link or no regular file, it cannot be read, or it is larger than ``limit`` bytes.
-    """
-    with opened_regular(path) as file:
-        if file is None:
-            return None
-        if file.size > limit:
-            raise TraceError(f"{path}: {file.size} bytes where at most {limit} can belong; damaged or foreign")
-        return file.read(0, file.size)
-
-
-def read_range(path: str, start: int, length: int) -> bytes:
-    """A part of a regular file.
-
-    Raises:
-        TraceError: as of ``read_regular``, or the file is gone or ends before.
-    """
-    with opened_regular(path) as file:
-        if file is None or start + length > file.size:
-            raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
-        return file.read(start, length)
-
-
-def folders(path: str) -> list[str]:
-    """Names of the folders in a folder, sorted.
-
-    Raises:
-        TraceError: one of its entries is a symbolic link, or it cannot be read.
-    """
-    names = []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    raise TraceError(f"{entry.path}: symbolic links inside a trace are not followed")
-                if entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
-    return sorted(names)
-
-
-class File(Protocol):
-    """A file that is read in parts."""
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-
-    def read(self, start: int, length: int) -> bytes:
-        """So many bytes, or those that there are."""
-
-
-class Files(Protocol):
-    """How the files of a trace are read, wherever they are. Errors are TraceErrors that name the file."""
-
-    def read(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a file of at most ``limit``, or None where there is none."""
-
-    def read_range(self, path: str, start: int, length: int) -> bytes:
-        """A part of a file."""
-
-    def opened(self, path: str) -> AbstractContextManager[File | None]:
-        """A file to be read in parts, or None where there is none."""
-
-    def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder, sorted; links are refused."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is a file."""
-
-    def is_link(self, path: str) -> bool:
-        """Whether it is a symbolic link."""
 
 
 class LocalFiles:
     """Files of this machine."""
 
-    read = staticmethod(read_regular)
-    read_range = staticmethod(read_range)
-    opened = staticmethod(opened_regular)
-    folders = staticmethod(folders)
-    exists = staticmethod(os.path.lexists)
-    is_link = staticmethod(os.path.islink)
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The bytes of a regular file, or None when there is none.
+
+        Raises:
+            TraceError: it is a link or no regular file, it cannot be read, or it is larger than ``limit`` bytes.
+        """
+        try:
+            with _regular(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > limit:
+                    raise TraceError(f"{path}: {size} bytes where at most {limit} can belong; damaged or foreign")
+                return file.read(size)
+        except FileNotFoundError:
+            return None
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """A part of a regular file.
+
+        Raises:
+            TraceError: as of ``read``, or the file is gone or ends before.
+        """
+        try:
+            with _regular(path) as file:
+                if start + length <= os.fstat(file.fileno()).st_size:
+                    file.seek(start)
+                    return file.read(length)
+        except FileNotFoundError:
+            pass
+        raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
+
+    def size(self, path: str) -> int | None:
+        """Bytes of what has this name, or None when nothing has."""
+        try:
+            return os.lstat(path).st_size
+        except OSError:
+            return None
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder, sorted.
+
+        Raises:
+            TraceError: one of its entries is a symbolic link, or it cannot be read.
+        """
+        names = []
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        raise TraceError(f"{entry.path}: symbolic links inside a trace are not followed")
+                    if entry.is_dir(follow_symlinks=False):
+                        names.append(entry.name)
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+        return sorted(names)
 
 
-LOCAL: Files = LocalFiles()
+LOCAL = LocalFiles()
+
+
+class Files(Protocol):
+    """How the files of a trace are read, wherever they are; see :class:`LocalFiles`."""
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The bytes of a file of at most ``limit``, or None when there is none."""
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """A part of a file."""
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file, or None when there is none."""
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder, sorted; links are refused."""
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def parse_json(text: str | bytes, where: str) -> object:
+    """A JSON value; NaN and infinities, which JSON does not have, are refused.
+
+    Raises:
+        TraceError: it is none, or is nested too deep.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else printable(str(error))
+        raise TraceError(f"{where}: bad JSON ({reason}); damaged or foreign") from None
 
 
 def write_error(path: str | os.PathLike[str], error: Exception) -> TraceError:

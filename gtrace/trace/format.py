@@ -1,6 +1,6 @@
 """Version 1 of the trace format, as both backends lay it out; ``docs/trace-format.md`` tells it in prose.
 
-Also the one interface between traces and the backends that hold them: a sink that is written, a source that is read.
+Also the sink: where a writer puts rows, whatever holds them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import hashlib
 import re
 import string
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from gtrace.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -139,6 +139,26 @@ class StreamKey(NamedTuple):
         return cls(int(rank[1]), kind, int(stream[2] or 0))
 
 
+class ArrayForm(NamedTuple):
+    """How an array is stored whose first axis is the step.
+
+    Attributes:
+        entry: its name on disk.
+        column: type and fill value.
+        columns: length of the second axis; 1 if there is none.
+        chunks: shape of a chunk.
+        dimensions: names of the axes.
+        attributes: of the array.
+    """
+
+    entry: str
+    column: ColumnType
+    columns: int
+    chunks: tuple[int, ...]
+    dimensions: tuple[str, ...]
+    attributes: Mapping[str, Any] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """How one tensor is stored in its stream.
@@ -175,6 +195,12 @@ class TensorSpec:
     def parts(self) -> int:
         """Chunks that one row takes."""
         return -(-self.size // self.chunk_elements)
+
+    @property
+    def form(self) -> ArrayForm:
+        """How its array is stored."""
+        chunks, dimensions = (self.chunk_rows, self.chunk_elements), ("step", self.entry + DIMENSION_SUFFIX)
+        return ArrayForm(self.entry, self.column, self.size, chunks, dimensions, self.attrs)
 
 
 def column_of(attrs: Mapping[str, Any]) -> ColumnType:
@@ -218,6 +244,16 @@ def table_chunking(tensors: int) -> tuple[int, int]:
     return min(max(_TABLE_BYTES // (8 * columns) // 64, 1) * 64, STEP_ROWS), columns
 
 
+def table_forms(statistics: Iterable[str], tensors: int) -> list[ArrayForm]:
+    """How the arrays beside the tensors are stored: (step, tensor) arrays, numbers about steps, ``step`` last."""
+    chunks = table_chunking(tensors)
+    return [
+        *(ArrayForm(name, statistic_column(name), tensors, chunks, ("step", "tensor")) for name in statistics),
+        *(ArrayForm(name, SCALAR, 1, (STEP_ROWS,), ("step",)) for name in SCALARS),
+        ArrayForm("step", STEP, 1, (STEP_ROWS,), ("step",)),
+    ]
+
+
 class Record(NamedTuple):
     """What a commit says about one row of a stream.
 
@@ -233,113 +269,55 @@ class Record(NamedTuple):
     statistics: Mapping[str, NDArray[Any]]
 
 
-class Sink(Protocol):
-    """Where a writer puts rows. Row ``r`` of a stream counts from the call of ``commit`` on, not before."""
+class StreamSink(Protocol):
+    """Where a writer puts the rows of a stream. Row ``r`` counts from the call of ``commit`` on, not before."""
 
-    def add_tensor(self, stream: StreamKey, spec: TensorSpec) -> None:
+    def add_tensor(self, spec: TensorSpec) -> None:
         """Make room for a tensor; its index follows those that the stream has."""
 
-    def write_row(self, stream: StreamKey, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
-        """Take one row, float32 filled up with NaN where it is shorter, or bytes; copied or written on return."""
+    def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        """Take one row, float32 filled up with NaN if it is shorter, or bytes; copied or written on return."""
 
-    def discard(self, stream: StreamKey, row: int, specs: Sequence[TensorSpec]) -> None:
+    def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
         """Forget what was written of these tensors' rows: they will be absent from it, or written again."""
 
-    def commit(self, stream: StreamKey, row: int, record: Record) -> None:
+    def commit(self, row: int, record: Record) -> None:
         """Make the row durable and then, as the last thing, visible."""
+
+
+class TraceSink(Protocol):
+    """Where a writer puts a trace."""
+
+    def stream(self, key: StreamKey) -> StreamSink:
+        """A new stream; called once for each."""
 
     def close(self, attrs: Mapping[str, Any]) -> None:
         """Drop what was not committed and store the trace's final attributes."""
 
 
-class StreamSource(Protocol):
-    """The committed part of one stream, as it was when the trace was opened."""
-
-    @property
-    def key(self) -> StreamKey:
-        """Which stream this is."""
-
-    @property
-    def tensors(self) -> Sequence[TensorSpec]:
-        """Its tensors that are present at a committed step, by index."""
-
-    @property
-    def specs(self) -> Sequence[TensorSpec]:
-        """All its tensors, whether they were committed or not."""
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """Steps of the committed rows, rising."""
-
-    @property
-    def scalars(self) -> Mapping[str, NDArray[np.float64]]:
-        """name -> one value per committed row."""
-
-    def scalar(self, name: str) -> NDArray[np.float64]:
-        """One of ``format.SCALARS``: (committed rows,)."""
-
-    def statistic(self, name: str) -> NDArray[Any]:
-        """One of ``format.STATISTICS``: (committed rows, at least as many columns as the last tensor's index)."""
-
-    def lengths(self, name: str) -> NDArray[Any] | None:
-        """One of ``format.LENGTHS`` in the same form, None where the stream has none."""
-
-    def further(self, name: str) -> NDArray[Any] | None:
-        """One of ``format.EXTRAS`` in the same form, None where the stream has none."""
-
-    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
-        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
-
-        Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
-        """
-
-    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
-        """One row, part by part as it is stored; of a tensor that is not sketched."""
+def are_lengths(value: object, least: int = 0) -> TypeGuard[list[int]]:
+    """Whether a JSON value is a list of integers of at least this much."""
+    return isinstance(value, list) and all(type(n) is int and n >= least for n in value)
 
 
-class TraceSource(Protocol):
-    """A trace that can be read. Safe to use from several threads."""
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
-    @property
-    def path(self) -> str:
-        """Where it is, for messages."""
 
-    @property
-    def attrs(self) -> Mapping[str, Any]:
-        """What the trace says about itself."""
-
-    @property
-    def streams(self) -> Sequence[StreamSource]:
-        """Its streams, in the order of ``StreamKey.order``."""
-
-    def close(self) -> None:
-        """Give back what is held open."""
-
+#: Attributes of a tensor that readers rely on: what they have to be, and words for what they are else.
+ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda value: _is_text(value) and value != "", "no text"),
+    "index": (lambda value: type(value) is int and value >= 0, "no column number"),
+    "shape": (are_lengths, "no list of lengths"),
+    "aliases": (lambda value: isinstance(value, list) and all(map(_is_text, value)), "no list of names"),
+    "dtype": (_is_text, "no text"),
+    "module_type": (_is_text, "no text"),
+    "stage": (_is_text, "no text"),
+    "sample": (lambda value: value is None or isinstance(value, dict), "no object"),
+}
 
 #: Arrays of a group that are no tensors, and names kept free for the groups of later versions.
-RESERVED = frozenset(
-    (
-        "step",
-        "tensor",
-        "loss",
-        "lr",
-        "grad_scale",
-        "found_inf",
-        "clip_norm",
-        "micro_batches",
-        "time",
-        "present",
-        "norm2",
-        "absmax",
-        "zeros",
-        "nonfinite",
-        "crc32c",
-        "call",
-        "n_valid",
-        "n_total",
-        "zarr.json",
-    )
-)
+RESERVED = frozenset(("step", "tensor", "call", "zarr.json", *SCALARS, *STATISTICS, *LENGTHS))
 
 #: The element dimension of a tensor is its name on disk and this; no tensor's own name ends so.
 DIMENSION_SUFFIX = ".i"

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -18,23 +18,12 @@ import numpy as np
 
 from gtrace.errors import TraceError, printable
 from gtrace.trace import format as layout
-from gtrace.trace.files import beside, check_room, move_in, remove, write_error
-from gtrace.trace.finished import WholeArray, arrays_of
+from gtrace.trace.files import beside, check_room, move_in, parse_json, remove, write_error
 from gtrace.trace.format import DIMENSION_SUFFIX, StreamKey
 from gtrace.trace.journal import hold
 from gtrace.trace.sketches import stored_bytes
-from gtrace.trace.validate import (
-    check_indices,
-    check_root,
-    committed_steps,
-    known_columns,
-    parse_json,
-    present_tensors,
-    refuse,
-    tensor_spec,
-)
-from gtrace.trace.zarr_read import ZarrSource
-from gtrace.trace.zarr_write import ZarrSink, start_folder
+from gtrace.trace.source import Stream, TraceSource, WholeArray, arrays_of, check_root, refuse, tensor_spec
+from gtrace.trace.zarr import ZarrSink, open_zarr, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.trace.format import ColumnType, StreamSource, TensorSpec, TraceSource
+    from gtrace.trace.format import ColumnType, TensorSpec
 
 
 #: The filters that are read, all of them part of the library, and the most that each can inflate.
@@ -107,7 +96,6 @@ class _Dataset:
         self, node: object, where: str, column: ColumnType, ndim: int, *, most_bytes: int, file_bytes: int
     ) -> None:
         self.where = where
-        self._file_bytes = file_bytes
         if not isinstance(node, h5py.Dataset):
             self._reject("a group where a data set belongs")
         if node.dtype != column.dtype or len(node.shape) != ndim:
@@ -126,43 +114,39 @@ class _Dataset:
             self._reject(f"chunks of {chunk} bytes; at most {most_bytes} are read")
         self.node = node
         self.shape: tuple[int, ...] = node.shape
+        self._file_bytes = file_bytes
 
     def _reject(self, why: str) -> NoReturn:
         raise TraceError(f"{self.where}: {why}; damaged or foreign")
 
-    def read(self, start: int, stop: int, about: str, columns: int | None = None) -> NDArray[Any]:
-        """Rows ``start`` to ``stop``, all of them or their first ``columns``.
+    @cached_property
+    def _most(self) -> int:
+        """What the bytes of the data set, and of the file, can hold at most."""
+        return int(min(self.node.id.get_storage_size(), self._file_bytes)) * self._inflation
+
+    def read(self, rows: slice, about: str, columns: slice | None = None) -> NDArray[Any]:
+        """Some rows, all of them or some of their columns.
 
         Raises:
             TraceError: they do not fit into what the file holds of this data set, or cannot be read.
         """
-        shape = (stop - start, *self.shape[1:]) if columns is None else (stop - start, columns)
-        # A few hundred bytes of metadata can claim any shape: memory is asked for only where bytes stand
+        part = (rows,) if len(self.shape) == 1 else (rows, columns or slice(0, self.shape[1]))
+        shape = tuple(cut.stop - cut.start for cut in part)
+        # A few hundred bytes of metadata can claim any shape: memory is asked for only when bytes are
         # behind it. Columns of tensors that appeared late have no bytes for the rows before.
-        stored = shape if columns is None or self.node.chunks is None else (shape[0], min(columns, self.node.chunks[1]))
-        needed = math.prod(stored) * self.node.dtype.itemsize
+        least = shape
+        if columns is not None and self.node.chunks is not None:
+            least = shape[0], columns.start + min(shape[1], self.node.chunks[1])
         with _reported(f"{self.where}: {about}"):
-            stored_bytes = min(self.node.id.get_storage_size(), self._file_bytes)
-            if stop > self.shape[0] or needed > stored_bytes * self._inflation:
+            if rows.stop > self.shape[0] or math.prod(least) * self.node.dtype.itemsize > self._most:
                 raise TraceError(f"{self.where}: {about}: the rows are missing or truncated; the trace is damaged")
             out = np.empty(shape, self.node.dtype)
             if out.size:
-                self.node.read_direct(out, (slice(start, stop), *(slice(0, n) for n in shape[1:])))
-            return out
-
-    def piece(self, row: int, start: int, count: int, about: str) -> NDArray[Any]:
-        """At most ``count`` elements of one row from ``start``; errors as of :meth:`read`."""
-        stop = min(start + count, self.shape[1])
-        with _reported(f"{self.where}: {about}"):
-            stored = min(self.node.id.get_storage_size(), self._file_bytes) * self._inflation
-            if row >= self.shape[0] or start >= stop or stop * self.node.dtype.itemsize > stored:
-                raise TraceError(f"{self.where}: {about}: the row is missing or truncated; the trace is damaged")
-            out = np.empty(stop - start, self.node.dtype)
-            self.node.read_direct(out, (row, slice(start, stop)))
+                self.node.read_direct(out, part)
             return out
 
 
-class Hdf5Stream:
+class Hdf5Stream(Stream):
     """One stream's group, clipped to the rows that were committed when it was opened.
 
     Args:
@@ -170,7 +154,7 @@ class Hdf5Stream:
         where: its path, for messages.
         key: which stream it is.
         file_bytes: size of the file.
-        tolerate: is told of damage to single tensors and tables; by default it raises.
+        tolerate: called with damage to single tensors and tables; by default it raises.
     """
 
     def __init__(
@@ -181,171 +165,127 @@ class Hdf5Stream:
         file_bytes: int,
         tolerate: Callable[[TraceError], None] = refuse,
     ) -> None:
-        self.key = key
+        super().__init__(key, where, tolerate)
         self._file_bytes = file_bytes
         self._group = group
-        self._where = where
         self._tensors: dict[int, _Dataset] = {}
-        self._statistics: dict[str, NDArray[Any]] = {}
-        found: list[TensorSpec] = []
-        self.specs = found
         names = _children(group, where)
-        # Steps first: while the trace is being written, all that they refer to is there when it is looked at later.
-        self.steps = np.empty(0, np.int64)
         if "step" in names:
             steps = self._table("step", 1, layout.STEP)
-            self.steps = committed_steps(steps.where, steps.read(0, steps.shape[0], "steps"), steps.shape[0], tolerate)
-        for entry in names:
-            try:
-                self._find(entry, found)
-            except TraceError as error:
-                tolerate(error)
-        check_indices(where, found, tolerate)
-        # One column more than there are tensors, so that a lost one is noticed, whatever the shape claims.
-        self._columns = max((spec.index + 1 for spec in found), default=0) + 1
-        self.tensors = present_tensors(where, found, known_columns(self, tolerate), tolerate)
+            count = steps.shape[0]
+            self.steps = self._committed(steps.where, steps.read(slice(0, count), "steps"))
+        self._accept(self._find(names))
+        self._find_present()
 
-    def _find(self, entry: str, found: list[TensorSpec]) -> None:
-        place = f"{self._where}/{printable(entry)}"
-        with _reported(place):
-            node = self._group[entry]
-            if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
-                return
-            attrs = _read_json(node, layout.METADATA, place)
-            column = layout.column_of(attrs)
-            dataset = _Dataset(node, place, column, 2, most_bytes=layout.MAX_CHUNK_BYTES, file_bytes=self._file_bytes)
-            chunks = node.chunks or (1, dataset.shape[1])
-            spec = tensor_spec(place, entry, attrs, dataset.shape[1], chunks)
-            found.append(spec)
+    def _find(self, names: list[str]) -> Iterator[TensorSpec]:
+        for entry in names:
+            place = f"{self.where}/{printable(entry)}"
+            try:
+                with _reported(place):
+                    node = self._group[entry]
+                    if entry.endswith(DIMENSION_SUFFIX) or layout.METADATA not in node.attrs:
+                        continue
+                    attrs = _read_json(node, layout.METADATA, place)
+                    dataset = self._dataset(entry, 2, layout.column_of(attrs), layout.MAX_CHUNK_BYTES)
+                    spec = tensor_spec(place, entry, attrs, dataset.shape[1], node.chunks or (1, dataset.shape[1]))
+            except TraceError as error:
+                self.tolerate(error)
+                continue
             self._tensors[spec.index] = dataset
+            yield spec
+
+    def _dataset(self, entry: str, ndim: int, column: ColumnType, most_bytes: int) -> _Dataset:
+        where = f"{self.where}/{printable(entry)}"
+        with _reported(where):
+            if entry not in self._group:
+                raise TraceError(f"{where}: missing; the trace is damaged")
+            node = self._group[entry]
+            return _Dataset(node, where, column, ndim, most_bytes=most_bytes, file_bytes=self._file_bytes)
 
     def _table(self, name: str, ndim: int, column: ColumnType) -> _Dataset:
-        where = f"{self._where}/{name}"
-        with _reported(where):
-            if name not in self._group:
-                raise TraceError(f"{where}: missing; the trace is damaged")
-            return _Dataset(
-                self._group[name],
-                where,
-                column,
-                ndim,
-                most_bytes=layout.MAX_TABLE_CHUNK_BYTES,
-                file_bytes=self._file_bytes,
-            )
+        return self._dataset(name, ndim, column, layout.MAX_TABLE_CHUNK_BYTES)
 
-    @cached_property
-    def scalars(self) -> dict[str, NDArray[np.float64]]:
-        """name -> one float64 per committed row, NaN where nothing was said."""
-        return {name: self.scalar(name) for name in layout.SCALARS}
+    def has(self, name: str) -> bool:
+        """Whether it has this (step, tensor) array."""
+        return name in self._group
 
     def scalar(self, name: str) -> NDArray[np.float64]:
         """One of the numbers about the steps."""
-        rows = self.steps.size
-        return self._table(name, 1, layout.SCALAR).read(0, rows, "scalars") if rows else np.empty(0)
+        rows = slice(0, self.steps.size)
+        return self._table(name, 1, layout.SCALAR).read(rows, "scalars") if rows.stop else np.empty(0)
 
-    def statistic(self, name: str) -> NDArray[Any]:
+    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
         """(committed rows, tensors) of one of the statistics."""
-        if name not in self._statistics:
-            column = layout.statistic_column(name)
-            rows = self.steps.size
-            if rows == 0:
-                self._statistics[name] = np.empty((0, 0), column.dtype)
-            else:
-                table = self._table(name, 2, column)
-                columns = min(table.shape[1], self._columns)
-                self._statistics[name] = table.read(0, rows, "statistics", columns)
-        return self._statistics[name]
-
-    def lengths(self, name: str) -> NDArray[Any] | None:
-        """(committed rows, tensors) of one of the lengths, None where there is no such data set."""
-        return self.statistic(name) if self.key.kind == "neural" and name in self._group else None
-
-    def further(self, name: str) -> NDArray[Any] | None:
-        """(committed rows, tensors) of one of the further numbers, None where there is no such data set."""
-        return self.statistic(name) if name in self._group else None
+        rows = self.steps.size
+        if rows == 0:
+            return np.empty((0, 0), column.dtype)
+        table = self._table(name, 2, column)
+        return table.read(slice(0, rows), "statistics", slice(0, min(table.shape[1], self._columns)))
 
     def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
         """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
-        about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+        about = self.about(spec, row)
         if spec.sketched:
-            tensor, length = self._tensors[spec.index], spec.chunk_elements
-            return row, stored_bytes(lambda part: tensor.piece(row, part * length, length, about), spec, about)[None]
+            return row, stored_bytes(lambda part: self._read_part(spec, row, part), spec, about)[None]
         first, stop = row, row + 1
         if spec.parts == 1 and spec.chunk_rows > 1:
             first = row - row % spec.chunk_rows
             stop = min(first + spec.chunk_rows, self.steps.size)
-        return first, self._tensors[spec.index].read(first, stop, about)
+        return first, self._tensors[spec.index].read(slice(first, stop), about)
 
     def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
         """One row, chunk by chunk."""
-        about = f"tensor '{printable(spec.name)}', step {self.steps[row]}"
-        for start in range(0, spec.size, spec.chunk_elements):
-            yield self._tensors[spec.index].piece(row, start, spec.chunk_elements, about)
+        for part in range(spec.parts):
+            yield self._read_part(spec, row, part)
+
+    def _read_part(self, spec: TensorSpec, row: int, part: int) -> NDArray[Any]:
+        start = part * spec.chunk_elements
+        columns = slice(start, min(start + spec.chunk_elements, spec.size))
+        values: NDArray[Any] = self._tensors[spec.index].read(slice(row, row + 1), self.about(spec, row), columns)[0]
+        return values
 
 
-class Hdf5Source:
+def open_hdf5(
+    path: Path | str, tolerate: Callable[[TraceError], None] = refuse, stream: BinaryIO | None = None
+) -> TraceSource:
     """An HDF5 trace. The library serializes its calls itself, so several threads may read.
 
     Args:
         path: of the file, or its address.
-        tolerate: is told of damage to parts of it; by default it raises.
+        tolerate: called with damage to parts of it; by default it raises.
         stream: what is read of a file that is not on this machine.
+
+    Raises:
+        TraceError: it is no trace, or damage is not tolerated.
     """
-
-    def __init__(
-        self, path: Path | str, tolerate: Callable[[TraceError], None] = refuse, stream: BinaryIO | None = None
-    ) -> None:
-        self.path = str(path)
-        self._stream = stream
-        self._tolerate = tolerate
-        self._file = self._open_file()
+    with ExitStack() as held:
         try:
-            with _reported(self.path):
-                self.attrs = self._read_root()
-                self.streams = tuple(sorted(self._find_streams(), key=lambda stream: stream.key.order))
-        except TraceError:
-            self.close()
-            raise
-
-    def _read_root(self) -> dict[str, Any]:
-        attrs = _read_json(self._file, layout.METADATA, self.path)
-        check_root(self.path, attrs)
-        return attrs
-
-    def _open_file(self) -> h5py.File:
-        try:
-            if self._stream is not None:
-                return h5py.File(self._stream, "r")
-            return h5py.File(self.path, "r", locking=False)
+            if stream is None:
+                size = os.path.getsize(path)
+                file = h5py.File(path, "r", locking=False)
+            else:
+                held.enter_context(stream)
+                size = stream.seek(0, os.SEEK_END)
+                file = h5py.File(stream, "r")
         except (OSError, RuntimeError) as error:
-            reason = printable(str(error))
-            raise TraceError(f"{self.path}: no HDF5 file, truncated or damaged ({reason})") from None
-
-    def _bytes(self) -> int:
-        return os.path.getsize(self.path) if self._stream is None else self._stream.seek(0, os.SEEK_END)
-
-    def _find_streams(self) -> list[Hdf5Stream]:
-        streams = []
-        file_bytes = self._bytes()
-        for rank in _children(self._file, self.path):
-            if not rank.startswith("rank") or not isinstance(self._file[rank], h5py.Group):
-                continue
-            for group in _children(self._file[rank], f"{self.path}/{rank}"):
-                key = StreamKey.parse(rank, group)
-                node = self._file[rank][group]
-                if key is not None and isinstance(node, h5py.Group):
-                    where = f"{self.path}/{rank}/{group}"
+            raise TraceError(f"{path}: no HDF5 file, truncated or damaged ({printable(str(error))})") from None
+        held.enter_context(file)
+        with _reported(str(path)):
+            attrs = _read_json(file, layout.METADATA, str(path))
+            check_root(str(path), attrs)
+            streams = []
+            for rank in _children(file, str(path)):
+                if not rank.startswith("rank") or not isinstance(file[rank], h5py.Group):
+                    continue
+                for group in _children(file[rank], f"{path}/{rank}"):
+                    key, node = StreamKey.parse(rank, group), file[rank][group]
+                    if key is None or not isinstance(node, h5py.Group):
+                        continue
                     try:
-                        streams.append(Hdf5Stream(node, where, key, file_bytes, self._tolerate))
+                        streams.append(Hdf5Stream(node, f"{path}/{rank}/{group}", key, size, tolerate))
                     except TraceError as error:
-                        self._tolerate(error)
-        return streams
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        if self._stream is not None:
-            self._stream.close()
+                        tolerate(error)
+        return TraceSource(str(path), attrs, streams, held.pop_all())
 
 
 def _set_json(node: h5py.Group | h5py.Dataset, name: str, value: Mapping[str, Any]) -> None:
@@ -385,7 +325,7 @@ def write_hdf5(source: TraceSource, path: Path) -> None:
                 _write_stream(rank.create_group(stream.key.group), stream)
 
 
-def _stored_bytes(stream: StreamSource) -> int:
+def _stored_bytes(stream: Stream) -> int:
     """Bytes that a stream takes at most, but for what HDF5 needs for each array."""
     rows = stream.steps.size
     present = stream.statistic("present")
@@ -399,19 +339,19 @@ def _stored_bytes(stream: StreamSource) -> int:
     return values + tables * 8 * rows + _ARRAY_BYTES * len(stream.tensors)
 
 
-def _write_stream(group: h5py.Group, stream: StreamSource) -> None:
+def _write_stream(group: h5py.Group, stream: Stream) -> None:
     _set_attrs(group, stream.key._asdict())
     scales = {"tensor": _make_scale(group, "tensor", len(stream.tensors))}
     # The scales that the others refer to come first: ``step``, and of each tensor its elements.
-    for array in sorted(arrays_of(stream), key=lambda array: array.entry != "step"):
+    for array in sorted(arrays_of(stream), key=lambda array: array.form.entry != "step"):
         dataset = _write_array(group, array)
-        if array.entry == "step":
+        if array.form.entry == "step":
             dataset.make_scale("step")
             scales["step"] = dataset
             continue
-        for axis, dimension in enumerate(array.dimensions):
+        for axis, dimension in enumerate(array.form.dimensions):
             if dimension not in scales:
-                scales[dimension] = _make_scale(group, dimension, array.shape[axis])
+                scales[dimension] = _make_scale(group, dimension, dataset.shape[axis])
             dataset.dims[axis].attach_scale(scales[dimension])
 
 
@@ -423,24 +363,26 @@ def _make_scale(group: h5py.Group, name: str, length: int) -> h5py.Dataset:
 
 
 def _write_array(group: h5py.Group, array: WholeArray) -> h5py.Dataset:
+    form = array.form
+    height, ndim = form.chunks[0], len(form.chunks)
     dataset = group.create_dataset(
-        array.entry,
-        shape=array.shape,
+        form.entry,
+        shape=(array.rows, form.columns)[:ndim],
         # HDF5 has no chunks that are longer than an array that cannot grow.
-        maxshape=(None,) * len(array.shape),
-        chunks=array.chunks,
-        dtype=array.column.dtype,
-        fillvalue=array.column.fill,
+        maxshape=(None,) * ndim,
+        chunks=form.chunks,
+        dtype=form.column.dtype,
+        fillvalue=form.column.fill,
     )
-    if array.attributes:
-        _set_attrs(dataset, array.attributes)
+    if form.attributes:
+        _set_attrs(dataset, form.attributes)
     for number, block in enumerate(array.blocks):
-        start = number * array.chunks[0]
-        if len(array.shape) == 1:
+        start = number * height
+        if ndim == 1:
             # Readers ask for the bytes of tables, also of those that say nothing.
-            dataset[start : start + array.chunks[0]] = array.column.fill if block is None else block
+            dataset[start : start + height] = form.column.fill if block is None else block
         elif block is not None and block.size:
-            if block.shape == array.chunks:
+            if block.shape == form.chunks:
                 # Without a detour through the library's cache.
                 dataset.id.write_direct_chunk((start, 0), np.ascontiguousarray(block).data)
             else:
@@ -471,7 +413,7 @@ class Hdf5Sink(ZarrSink):
         new = beside(self._path, "partial")
         try:
             super().close(attrs)
-            write_hdf5(ZarrSource(self._path), new)
+            write_hdf5(open_zarr(self._path), new)
             move_in(new, self._path, force=True)
         except (OSError, RuntimeError) as error:
             told = write_error(self._path, error)

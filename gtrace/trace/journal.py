@@ -16,8 +16,7 @@ import fcntl
 import json
 import os
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -201,8 +200,7 @@ def refuse_living(place: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournalEntry(NamedTuple):
     """One row of a journal; its values are not verified yet.
 
     Attributes:
@@ -337,23 +335,6 @@ class JournalRows:
         return np.frombuffer(self.entries[row - self.base].values[start:stop], layout.VALUES)
 
     @property
-    def names(self) -> frozenset[str]:
-        """The (step, tensor) arrays that its rows have."""
-        return frozenset(self.entries[0].record.statistics) if self.entries else frozenset()
-
-    def steps(self) -> list[int]:
-        """Step of each row."""
-        return [entry.record.step for entry in self.entries]
-
-    def scalar(self, name: str) -> list[float]:
-        """One of the numbers about the step, for each row."""
-        return [entry.record.scalars[name] for entry in self.entries]
-
-    def statistic(self, name: str, column: layout.ColumnType) -> NDArray[Any]:
-        """(rows, tensors) of one of the statistics."""
-        width = max((entry.record.statistics[name].size for entry in self.entries if name in self.names), default=0)
-        table = np.full((len(self.entries), width), column.fill, column.dtype)
-        for row, entry in enumerate(self.entries if width else ()):
-            values = entry.record.statistics[name]
-            table[row, : values.size] = values
-        return table
+    def records(self) -> list[Record]:
+        """What the commits of these rows said."""
+        return [entry.record for entry in self.entries]

@@ -6,22 +6,24 @@ import hashlib
 import json
 import math
 import os
+import stat
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
 from gtrace.errors import TraceError, UsageError, printable, suggest
+from gtrace.trace.files import LOCAL
 from gtrace.trace.format import EXTRAS, SCALARS, SKETCH, STATISTICS, VALUES, VERSION, StreamKey, TensorSpec
 from gtrace.trace.io.remote import RemoteFiles, is_hdf5, place_of
-from gtrace.trace.ram import source_of
-from gtrace.trace.rows import BlockSample, checksum, checksum_bytes, rechunk
-from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row, values_of
-from gtrace.trace.validate import refuse
-from gtrace.trace.zarr_read import ZarrSource
+from gtrace.trace.rows import checksum, checksum_bytes, rechunk
+from gtrace.trace.sketches import SketchPlan, SketchRow, sketch_name, unpack_row
+from gtrace.trace.source import refuse
+from gtrace.trace.writer import source_of
+from gtrace.trace.zarr import open_zarr
 from gtrace.types import SummarySpec
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from gtrace.sketch import MomentSketch
-    from gtrace.trace.format import StreamSource, TraceSource
+    from gtrace.trace.files import Files
+    from gtrace.trace.source import Stream, TraceSource
     from gtrace.types import Norm
 
 
@@ -41,6 +44,14 @@ if TYPE_CHECKING:
 _Place: TypeAlias = "tuple[StreamKey, str]"
 
 _OWN_ATTRIBUTES = ("index", "name", "shape", "dtype", "aliases", "module_type", "stage", "sample", SKETCH)
+
+
+class Where(TypedDict, total=False):
+    """Which streams of a trace are meant; None, or nothing, for any."""
+
+    kind: str | None
+    optimizer: int | None
+    rank: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +143,6 @@ def shown_names(stored: Iterable[_Place]) -> dict[_Place, str]:
         first.add((kind, name))
         names[kind, optimizer, name] = shown
     return {(key, name): names[key.kind, key.optimizer, name] for key, name in places}
-
-
-def lengths(stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice) -> dict[str, NDArray[np.int64]]:
-    """``n_valid`` and ``n_total`` of a tensor at some rows at which it is present; its size where nothing was stored.
-
-    Raises:
-        TraceError: they are negative, or there are more valid elements than a row has or than there were.
-    """
-    stored = {name: stream.lengths(name) for name in ("n_valid", "n_total")}
-    if any(table is not None and table.shape[1] <= spec.index for table in stored.values()):
-        raise TraceError(f"tensor '{printable(spec.name)}': its numbers of elements are missing; the trace is damaged")
-    count = stream.steps[rows].size
-    whole = values_of(spec.attrs, stream.steps[rows]) if spec.sketched else np.full(count, spec.size, np.int64)
-    found = {
-        name: whole.copy() if table is None else table[rows, spec.index].astype(np.int64)
-        for name, table in stored.items()
-    }
-    valid, total = found["n_valid"], found["n_total"]
-    if stored["n_total"] is None:
-        sample = BlockSample.read(spec.attrs.get("sample"))
-        total[:] = valid if sample is None else sample.total
-    most = np.iinfo(np.int64).max if spec.sketched else spec.size
-    wrong = np.flatnonzero((valid < 0) | (valid > most) | (valid > total))
-    if wrong.size:
-        row = wrong[0]
-        raise TraceError(
-            f"tensor '{printable(spec.name)}', step {stream.steps[rows][row]}: {valid[row]} valid elements of "
-            f"{total[row]} in a row of {spec.size}; the trace is damaged"
-        )
-    return found
 
 
 #: Bytes of decoded chunks that a trace keeps for the next steps of the same tensors.
@@ -266,19 +247,17 @@ class Trace:
                 there = present[:, spec.index] != 0
                 digest.update(np.where(there, crc[:, spec.index], 0).astype("<u4").tobytes())
                 if key.kind == "neural":
-                    found = self._lengths(stream, spec, there)
+                    found = stream.lengths(spec, there)
                     digest.update(b"".join(found[which].astype("<i8").tobytes() for which in sorted(found)))
         return digest.hexdigest()
 
-    def steps(
-        self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
-    ) -> NDArray[np.int64]:
+    def steps(self, name: str, **where: Unpack[Where]) -> NDArray[np.int64]:
         """Committed steps at which the tensor is present, rising.
 
         Raises:
             UsageError: there is no such tensor.
         """
-        stream, spec = self._find(name, kind, optimizer, rank)
+        stream, spec = self._find(name, where)
         there: NDArray[np.int64] = stream.steps[stream.statistic("present")[:, spec.index] != 0]
         return there
 
@@ -286,10 +265,7 @@ class Trace:
         self,
         name: str,
         step: int,
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> NDArray[np.float32]:
         """The gradient as a new 1-D C-contiguous float32 array of ``size`` elements, a neural one of ``n_valid``.
 
@@ -299,14 +275,14 @@ class Trace:
             UsageError: there is no such tensor, it is absent at that step, or the trace was closed.
             TraceError: what is stored is damaged.
         """
-        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        stream, spec, row, about = self._locate(name, step, where)
         if spec.sketched:
             kept = ", ".join(sketch_name(own) for own in SketchPlan.read(spec.attrs[SKETCH]).specs)
             raise UsageError(
                 f"{about}: the trace keeps sketches of it ({kept}) and no values; capture without --sketch"
             )
         first, rows = self._rows(stream, spec, row)
-        valid = self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0]
+        valid = stream.lengths(spec, slice(row, row + 1))["n_valid"][0]
         # What comes alone was made for this call, and may be as large as memory: no second copy of it.
         fresh = len(rows) == 1 and rows.flags.writeable
         values = np.array(rows[row - first][:valid], np.float32, order="C", copy=None if fresh else True)
@@ -319,10 +295,7 @@ class Trace:
         name: str,
         step: int,
         chunk: int,
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> Iterator[NDArray[np.float32]]:
         """What :meth:`read` returns, in pieces of ``chunk`` elements, the last one shorter; never the whole in memory.
 
@@ -335,11 +308,11 @@ class Trace:
         """
         if chunk < 1:
             raise UsageError(f"chunk: {chunk} elements are too few; give at least 1")
-        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        stream, spec, row, about = self._locate(name, step, where)
         if spec.sketched or spec.parts < 2:
-            yield from rechunk([self.read(name, step, kind=kind, optimizer=optimizer, rank=rank)], chunk)
+            yield from rechunk([self.read(name, step, **where)], chunk)
             return
-        left = int(self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0])
+        left = int(stream.lengths(spec, slice(row, row + 1))["n_valid"][0])
         wanted, crc = int(stream.statistic("crc32c")[row, spec.index]), 0
         for piece in rechunk(stream.read_pieces(spec, row), chunk):
             piece = piece[:left]
@@ -357,10 +330,7 @@ class Trace:
         step: int,
         norm: Norm = "l2",
         bucket_size: int | None = None,
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> MomentSketch:
         """The moment sketch of one gradient: the stored one where the trace keeps sketches, else made from the values.
 
@@ -369,21 +339,18 @@ class Trace:
             TraceError: what is stored is damaged.
         """
         spec = SummarySpec(norm, bucket_size)
-        if self._find(name, kind, optimizer, rank)[1].sketched:
-            return self.sketch_row(name, step, [spec], kind=kind, optimizer=optimizer, rank=rank).sketches[0]
+        if self._find(name, where)[1].sketched:
+            return self.sketch_row(name, step, [spec], **where).sketches[0]
         from gtrace.sketch import MomentSketch
 
-        return MomentSketch.from_spec(self.read(name, step, kind=kind, optimizer=optimizer, rank=rank), spec)
+        return MomentSketch.from_spec(self.read(name, step, **where), spec)
 
     def sketch_row(
         self,
         name: str,
         step: int,
         specs: Sequence[SummarySpec],
-        *,
-        kind: str | None = None,
-        optimizer: int | None = None,
-        rank: int | None = None,
+        **where: Unpack[Where],
     ) -> SketchRow:
         """Some of the sketches that are stored of a tensor at a step, with the numbers beside them.
 
@@ -391,15 +358,13 @@ class Trace:
             name: as in :meth:`read`.
             step: as in :meth:`read`.
             specs: which of the tensor's ``sketches``; none for the numbers alone.
-            kind: as in :meth:`read`.
-            optimizer: as in :meth:`read`.
-            rank: as in :meth:`read`.
+            **where: as in :meth:`read`.
 
         Raises:
             UsageError: as of :meth:`read`, or one of the sketches is not stored.
             TraceError: what is stored is damaged.
         """
-        stream, spec, row, about = self._locate(name, step, kind, optimizer, rank)
+        stream, spec, row, about = self._locate(name, step, where)
         there = SketchPlan.read(spec.attrs[SKETCH]).specs if spec.sketched else ()
         missing = [sketch_name(wanted) for wanted in specs if wanted not in there]
         if missing or not spec.sketched:
@@ -408,16 +373,14 @@ class Trace:
         data = stream.read_rows(spec, row)[1][0]
         if checksum_bytes(data) != stream.statistic("crc32c")[row, spec.index]:
             raise TraceError(f"{about}: checksum mismatch with the commit record; the trace is damaged")
-        size = int(self._lengths(stream, spec, slice(row, row + 1))["n_valid"][0])
+        size = int(stream.lengths(spec, slice(row, row + 1))["n_valid"][0])
         norm1, sketches = unpack_row(data, spec.attrs, specs, size, about)
         norm2, absmax, zeros, nonfinite = (
             stream.statistic(name)[row, spec.index].item() for name in ("norm2", "absmax", "zeros", "nonfinite")
         )
         return SketchRow(sketches, norm1, norm2, absmax, zeros, nonfinite, size)
 
-    def scalars(
-        self, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
-    ) -> dict[str, NDArray[Any]]:
+    def scalars(self, **where: Unpack[Where]) -> dict[str, NDArray[Any]]:
         """Numbers about the steps, arrays of one length; no gradient is read.
 
         Returns:
@@ -428,14 +391,12 @@ class Trace:
         Raises:
             UsageError: no stream of the trace is selected.
         """
-        if not self._streams and (kind, optimizer, rank) == (None, None, None):
+        if not self._streams and not any(value is not None for value in where.values()):
             return {"step": np.empty(0, np.int64), **{name: np.empty(0) for name in SCALARS}}
-        stream = self._select(kind, optimizer, rank)[0]
+        stream = self._select(where)[0]
         return {"step": stream.steps.copy(), **{name: values.copy() for name, values in stream.scalars.items()}}
 
-    def statistics(
-        self, name: str, *, kind: str | None = None, optimizer: int | None = None, rank: int | None = None
-    ) -> dict[str, NDArray[Any]]:
+    def statistics(self, name: str, **where: Unpack[Where]) -> dict[str, NDArray[Any]]:
         """Numbers about one tensor at the steps where it is present, arrays of one length; no gradient is read.
 
         Returns:
@@ -453,17 +414,17 @@ class Trace:
             UsageError: there is no such tensor.
             TraceError: the stored lengths are impossible.
         """
-        stream, spec = self._find(name, kind, optimizer, rank)
+        stream, spec = self._find(name, where)
         there = stream.statistic("present")[:, spec.index] != 0
         out: dict[str, NDArray[Any]] = {"step": stream.steps[there]}
         for statistic in STATISTICS:
             if statistic != "present":
                 out[statistic] = stream.statistic(statistic)[there, spec.index]
         for extra in EXTRAS:
-            table = stream.further(extra)
-            if table is not None and spec.index < table.shape[1]:
+            table = stream.optional(extra)
+            if table is not None:
                 out[extra] = table[there, spec.index]
-        return out | self._lengths(stream, spec, there)
+        return out | stream.lengths(spec, there)
 
     def close(self) -> None:
         """Give back what is held open; the trace cannot be read any more."""
@@ -484,26 +445,26 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace {self.path}: {len(self.tensors)} tensors, {self.status}>"
 
-    def _select(self, kind: str | None, optimizer: int | None, rank: int | None) -> list[StreamSource]:
+    def _select(self, where: Where) -> list[Stream]:
         """The streams that the keywords leave, at least one."""
+        asked = {what: value for what, value in where.items() if value is not None}
+        if unknown := asked.keys() - StreamKey._fields:
+            raise TypeError(f"unexpected keyword '{min(unknown)}'")
         chosen = [
             stream
             for key, stream in self._streams.items()
-            if kind in (None, key.kind) and optimizer in (None, key.optimizer) and rank in (None, key.rank)
+            if all(getattr(key, what) == value for what, value in asked.items())
         ]
         if not chosen:
             there = [f"{key.kind} gradients of optimizer {key.optimizer} on rank {key.rank}" for key in self._streams]
-            given = {"kind": kind, "optimizer": optimizer, "rank": rank}
-            asked = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
+            told = ", ".join(f"{what} {asked[what]}" for what in ("kind", "optimizer", "rank") if what in asked)
             raise UsageError(
-                f"{self.path}: nothing of {asked or 'any kind'}; it holds {'; '.join(there[:4]) or 'no step'}"
+                f"{self.path}: nothing of {told or 'any kind'}; it holds {'; '.join(there[:4]) or 'no step'}"
             )
         return chosen
 
-    def _find(
-        self, name: str, kind: str | None, optimizer: int | None, rank: int | None
-    ) -> tuple[StreamSource, TensorSpec]:
-        chosen = self._select(kind, optimizer, rank)
+    def _find(self, name: str, where: Where) -> tuple[Stream, TensorSpec]:
+        chosen = self._select(where)
         for stream in chosen:
             spec = self._specs.get((stream.key, name))
             if spec is not None:
@@ -512,13 +473,11 @@ class Trace:
         shown = printable(name)
         raise UsageError(f"{self.path}: no tensor '{shown}'; {suggest(shown, known)}")
 
-    def _locate(
-        self, name: str, step: int, kind: str | None, optimizer: int | None, rank: int | None
-    ) -> tuple[StreamSource, TensorSpec, int, str]:
+    def _locate(self, name: str, step: int, where: Where) -> tuple[Stream, TensorSpec, int, str]:
         """Where a gradient is: stream, tensor and row, and words for messages."""
         if self._closed:
             raise UsageError(f"{self.path}: the trace was closed; open it again")
-        stream, spec = self._find(name, kind, optimizer, rank)
+        stream, spec = self._find(name, where)
         about = f"{self.path}: tensor '{printable(name)}'"
         row = int(np.searchsorted(stream.steps, step))
         if row == stream.steps.size or stream.steps[row] != step or not stream.statistic("present")[row, spec.index]:
@@ -527,15 +486,7 @@ class Trace:
             raise UsageError(f"{about} has no gradient at step {step}; did you mean {' or '.join(map(str, near))}?")
         return stream, spec, row, f"{about}, step {step}"
 
-    def _lengths(
-        self, stream: StreamSource, spec: TensorSpec, rows: NDArray[Any] | slice
-    ) -> dict[str, NDArray[np.int64]]:
-        try:
-            return lengths(stream, spec, rows)
-        except TraceError as error:
-            raise TraceError(f"{self.path}: {error}") from None
-
-    def _rows(self, stream: StreamSource, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
+    def _rows(self, stream: Stream, spec: TensorSpec, row: int) -> tuple[int, NDArray[np.float32]]:
         """The rows of the chunk around ``row``, from the cache where they are there."""
         place = (stream.key, spec.index)
         with self._lock:
@@ -584,29 +535,28 @@ def open_source(place: Path | str, tolerate: Callable[[TraceError], None] = refu
         UsageError: what reads such addresses is not installed.
         TraceError: as of :func:`gtrace.open_trace`, as far as it is not tolerated.
     """
+    files: Files = LOCAL
+    stream = None
     if isinstance(place, str):
-        return _open_remote(place, tolerate)
-    try:
-        there = place.exists()
-    except OSError as error:
-        raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
-    if not there:
-        raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one")
-    if place.is_dir():
-        return ZarrSource(place, tolerate)
-    if place.is_file():
-        from gtrace.trace.hdf5 import Hdf5Source
+        files = remote = RemoteFiles(place)
+        folder = not is_hdf5(place)
+        if not folder:
+            stream = remote.stream(place)
+        elif not remote.read_root(place):
+            raise TraceError(f"{place}: no such trace; a Zarr trace has a zarr.json there")
+    else:
+        try:
+            kind = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            raise TraceError(f"{place}: no such trace; `gtrace capture SCRIPT` makes one") from None
+        except OSError as error:
+            raise TraceError(f"{place}: cannot be read ({error.strerror})") from None
+        folder = stat.S_ISDIR(kind)
+        if not folder and not stat.S_ISREG(kind):
+            raise TraceError(f"{place}: neither a file nor a folder, so no trace")
+    if folder:
+        return open_zarr(place, tolerate, files)
+    # h5py takes long to load, and many traces need none of it.
+    from gtrace.trace.hdf5 import open_hdf5
 
-        return Hdf5Source(place, tolerate)
-    raise TraceError(f"{place}: neither a file nor a folder, so no trace")
-
-
-def _open_remote(address: str, tolerate: Callable[[TraceError], None]) -> TraceSource:
-    files = RemoteFiles(address)
-    if is_hdf5(address):
-        from gtrace.trace.hdf5 import Hdf5Source
-
-        return Hdf5Source(address, tolerate, files.stream(address))
-    if not files.read_root(address):
-        raise TraceError(f"{address}: no such trace; a Zarr trace has a zarr.json there")
-    return ZarrSource(address, tolerate, files)
+    return open_hdf5(place, tolerate, stream)

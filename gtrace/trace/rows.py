@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 from numcodecs.checksum32 import CRC32C
 
 from gtrace.errors import UsageError, printable
-from gtrace.trace.format import VALUES
+from gtrace.trace.format import VALUES, are_lengths
 from gtrace.types import Key
 
 if TYPE_CHECKING:
@@ -167,20 +168,16 @@ class BlockSample(NamedTuple):
         """What the attribute ``sample`` says, None where it does not tell blocks or is none.
 
         Raises:
-            ValueError: it contradicts itself.
+            UsageError: it contradicts itself.
         """
         if not isinstance(value, dict) or value.get("kind") != BLOCKS or "block" not in value:
             return None
-        offsets, total, block = value.get("offsets"), value.get("total"), value.get("block")
-        if type(total) is not int or type(block) is not int or block < 1 or not isinstance(offsets, list):
-            raise ValueError("no list of offsets with 'total' and 'block'")
-        last = -1
-        for offset in offsets:
-            if type(offset) is not int or not last < offset < total or offset % block:
-                raise ValueError("offsets that are not rising multiples of 'block' below 'total'")
-            last = offset
-        if not offsets:
-            raise ValueError("no block")
+        offsets, total, block = value.get("offsets"), value.get("total", 0), value["block"]
+        whole = are_lengths([total]) and are_lengths([block], 1) and are_lengths(offsets)
+        if not whole or not offsets or offsets[-1] >= total:
+            raise UsageError("no list of offsets with 'total' and 'block'")
+        if any(offset % block for offset in offsets) or any(a >= b for a, b in itertools.pairwise(offsets)):
+            raise UsageError("offsets that are not rising multiples of 'block'")
         return cls(tuple(offsets), total, block)
 
     def describe(self) -> dict[str, Any]:

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gtrace.errors import TraceError, UsageError
-from gtrace.trace.files import folders, read_regular, write_error
-from gtrace.trace.format import MAX_METADATA_BYTES, StreamKey
+from gtrace.trace.files import LOCAL, write_error
+from gtrace.trace.format import StreamKey
 from gtrace.trace.journal import refuse_living
-from gtrace.trace.validate import parse_json
 from gtrace.trace.writer import TraceWriter, root_attrs
-from gtrace.trace.zarr_write import ZarrSink, group_document, make_group, prepare_documents, start_folder, write_json
-from gtrace.trace.zarr_write import write_root as write_whole_root
+from gtrace.trace.zarr import (
+    ZarrSink,
+    group_document,
+    make_group,
+    prepare_documents,
+    read_group,
+    read_node,
+    start_folder,
+    write_json,
+    write_root,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -119,7 +127,7 @@ def settle(path: Path, run: str, status: Literal["complete", "interrupted"] | No
 
 def parts(path: Path) -> list[dict[str, Any]]:
     """What each process told about its part, by rank; ``status`` is ``writing`` until it has finished."""
-    names = [name for name in folders(str(path)) if name.startswith("rank")]
+    names = [name for name in LOCAL.folders(str(path)) if name.startswith("rank")]
     found = [_attributes(path / name) for name in names]
     return [attrs for attrs in found if attrs is not None]
 
@@ -157,19 +165,11 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _document(folder: Path) -> dict[str, Any] | None:
-    data = read_regular(str(folder / "zarr.json"), MAX_METADATA_BYTES)
-    document = None if data is None else parse_json(data, str(folder))
-    return document if isinstance(document, dict) else None
-
-
 def _attributes(folder: Path) -> dict[str, Any] | None:
     try:
-        document = _document(folder)
+        return read_group(LOCAL, str(folder))
     except TraceError:
         return None
-    attrs = None if document is None else document.get("attributes")
-    return attrs if isinstance(attrs, dict) else None
 
 
 def _launchers(attrs: Mapping[str, Any]) -> list[Any]:
@@ -196,7 +196,7 @@ def _reopen(path: Path, writers: int, launcher: str | None) -> None:
 
 
 def _free_rank(path: Path, rank: int | None, writers: int) -> int:
-    taken = {name for name in folders(str(path)) if name.startswith("rank")}
+    taken = {name for name in LOCAL.folders(str(path)) if name.startswith("rank")}
     number = rank or 0
     while StreamKey(number).rank_group in taken:
         # Numbers below ``writers`` belong to processes that may still come.
@@ -218,7 +218,7 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
     final = {**attrs, **(told[0] if told else {}), **shared, "status": worst}
     final.pop("rank", None)
     if done:
-        write_whole_root(str(path), final, _gathered(path))
+        write_root(str(path), final, _gathered(path))
     else:
         # A process was killed, or outlives the one that started it: its metadata may still change.
         write_json(str(path), group_document(final))
@@ -227,13 +227,12 @@ def _settle(path: Path, run: str, status: Literal["complete", "interrupted"] | N
 def _gathered(path: Path) -> dict[str, Any]:
     """The metadata of every group and array below the root, by path."""
     found: dict[str, Any] = {}
-    for rank in folders(str(path)):
-        pending = [rank]
-        while pending:
-            entry = pending.pop(0)
-            document = _document(path / entry)
-            if document is not None:
-                found[entry] = document
-                if document.get("node_type") == "group":
-                    pending += [f"{entry}/{name}" for name in folders(str(path / entry))]
+    pending = LOCAL.folders(str(path))
+    while pending:
+        entry = pending.pop(0)
+        document = read_node(LOCAL, str(path / entry))
+        if document is not None:
+            found[entry] = document
+            if document.get("node_type") == "group":
+                pending += [f"{entry}/{name}" for name in LOCAL.folders(str(path / entry))]
     return found

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,6 +20,7 @@ from gtrace.trace.format import (
     EXTRAS,
     FORMAT,
     KINDS,
+    SCALARS,
     SKETCH,
     VALUES,
     VERSION,
@@ -29,8 +34,8 @@ from gtrace.trace.format import (
 from gtrace.trace.journal import refuse_living
 from gtrace.trace.rows import SAMPLE, checksum_bytes, row_statistics, row_width, subsample
 from gtrace.trace.sketches import SketchPlan, SketchRow, values_of
-from gtrace.trace.validate import attribute_fault, attributes, extras_of, float32_values, scalars_of
-from gtrace.trace.zarr_write import ZarrSink, start_folder
+from gtrace.trace.source import MemoryStream, TraceSource, attribute_fault, table_of
+from gtrace.trace.zarr import ZarrSink, start_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +44,102 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from gtrace.trace.format import ColumnType, Sink
+    from gtrace.trace.format import ColumnType, StreamSink, TraceSink
 
 
 #: Bytes of unfinished chunks that a writer holds at most; tensors that would exceed them get chunks of one
 #: row.
 _OPEN_CHUNK_BYTES = 256 * 1024 * 1024
+
+
+def _from_numpy(value: object) -> object:
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def attributes(given: Mapping[str, object], what: str) -> dict[str, Any]:
+    """The attributes as they will be read back.
+
+    Raises:
+        UsageError: JSON has no word for one of them.
+    """
+    out = {}
+    for key, value in given.items():
+        if not key or not key.isprintable():
+            raise UsageError(f"{what}: attribute name {key!r} is no printable text")
+        try:
+            out[key] = json.loads(json.dumps(value, allow_nan=False, default=_from_numpy))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{what}: attribute '{key}' cannot be stored ({error}); use text, finite numbers, lists, objects"
+            ) from None
+    return out
+
+
+def float32_values(array: ArrayLike, name: str) -> tuple[NDArray[np.float32], list[int], str]:
+    """Flat float32 values, the shape and the type that they came with.
+
+    Raises:
+        UsageError: no real numbers.
+    """
+    array, kind = _of_torch(array)
+    try:
+        given = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"tensor '{printable(name)}': numpy cannot take it ({error}); pass an array") from error
+    if given.dtype.kind not in "fiub":
+        raise UsageError(f"tensor '{printable(name)}': {given.dtype} values; a trace takes real numbers")
+    if given.dtype == np.float32:
+        values = np.ascontiguousarray(given).reshape(-1)
+    else:
+        # A float64 beyond float32 becomes infinite here, and is counted as such.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.ascontiguousarray(given, np.float32).reshape(-1)
+    return values, list(given.shape), kind or _dtype_name(given.dtype)
+
+
+def _of_torch(array: Any) -> tuple[Any, str]:
+    """A tensor of torch as numpy can take it, and its type; anything else as it is. Nothing here needs torch."""
+    if not (hasattr(array, "detach") and hasattr(array, "to_dense")):
+        return array, ""
+    tensor, kind = array.detach().to_dense().cpu(), str(array.dtype).removeprefix("torch.")
+    # numpy has no bfloat16 and no 8-bit floats, and all of their values are values of float32.
+    return (tensor.float() if "float" in kind and kind not in ("float32", "float64") else tensor), kind
+
+
+@functools.cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
+
+
+def extras_of(given: Mapping[str, float], name: str) -> dict[str, float]:
+    """Further numbers about a gradient.
+
+    Raises:
+        UsageError: there is no such number.
+    """
+    for what in given:
+        if what not in EXTRAS:
+            raise UsageError(f"tensor '{printable(name)}': no number '{what}' of a gradient; {suggest(what, EXTRAS)}")
+    return {what: float(value) for what, value in given.items()}
+
+
+def scalars_of(given: Mapping[str, float | None]) -> dict[str, float]:
+    """Every number about a step, NaN where it is not given; the time now.
+
+    Raises:
+        UsageError: a step has no such number.
+    """
+    numbers = dict.fromkeys(SCALARS, math.nan) | {"time": time.time()}
+    for name, value in given.items():
+        if name not in numbers:
+            raise UsageError(f"commit: no number '{name}' of a step; {suggest(name, SCALARS)}")
+        if value is not None:
+            numbers[name] = float(value)
+    return numbers
 
 
 class StreamState:
@@ -57,6 +152,8 @@ class StreamState:
         self.last_step = -1
         self.pending: int | None = None
         self.values: dict[int, dict[str, float]] = {}
+        #: Made at its first step.
+        self.sink: StreamSink | None = None
 
     def add(self, index: int, name: str, statistics: dict[str, float]) -> None:
         """Note the numbers of a tensor of the pending row.
@@ -155,7 +252,7 @@ class TraceWriter:
     block, an exception leaves out the step that was not committed and marks the trace as interrupted.
     """
 
-    def __init__(self, sink: Sink, path: str, attrs: Mapping[str, Any]) -> None:
+    def __init__(self, sink: TraceSink, path: str, attrs: Mapping[str, Any]) -> None:
         self.path = path
         #: Bytes of values and sketches that were written so far, without what compression saves.
         self.stored = 0
@@ -341,12 +438,13 @@ class TraceWriter:
             TraceError: the files cannot be changed.
         """
         with self._lock:
-            for key, stream in self._streams.items():
+            for stream in self._streams.values():
                 if stream.pending is not None:
                     begun = [spec for spec in stream.specs.values() if spec.index in stream.values]
                     stream.pending, stream.values = None, {}
-                    with self._storing:
-                        self._sink.discard(key, stream.rows, begun)
+                    if stream.sink is not None:
+                        with self._storing:
+                            stream.sink.discard(stream.rows, begun)
 
     def set_attrs(self, **attrs: object) -> None:
         """Set attributes of the trace that are known only later; ``close`` stores them.
@@ -438,6 +536,11 @@ class TraceWriter:
             self._commit(key, stream, scalars_of({}))
         stream.pending = int(step)
 
+    def _sink_of(self, key: StreamKey, stream: StreamState) -> StreamSink:
+        if stream.sink is None:
+            stream.sink = self._sink.stream(key)
+        return stream.sink
+
     def _append_row(
         self,
         key: StreamKey,
@@ -473,11 +576,11 @@ class TraceWriter:
         self._begin(key, stream, step)
         if spec.name not in stream.specs:
             with self._storing:
-                self._sink.add_tensor(key, spec)
+                self._sink_of(key, stream).add_tensor(spec)
             stream.specs[spec.name] = spec
             self._open_bytes += open_chunk_bytes(spec)
         with self._storing:
-            self._sink.write_row(key, spec, stream.rows, values)
+            self._sink_of(key, stream).write_row(spec, stream.rows, values)
         self.stored += values.nbytes
         stream.add(spec.index, spec.name, statistics)
 
@@ -485,10 +588,88 @@ class TraceWriter:
         assert stream.pending is not None
         record = Record(stream.pending, scalars, stream.statistics())
         with self._storing:
-            self._sink.commit(key, stream.rows, record)
+            self._sink_of(key, stream).commit(stream.rows, record)
         stream.last_step, stream.pending = stream.pending, None
         stream.rows += 1
         stream.values = {}
+
+
+class _MemoryStreamSink:
+    """The rows of a stream as copies."""
+
+    def __init__(self) -> None:
+        self.specs: list[TensorSpec] = []
+        self.records: list[Record] = []
+        self.rows: dict[tuple[int, int], NDArray[Any]] = {}
+
+    def add_tensor(self, spec: TensorSpec) -> None:
+        self.specs.append(spec)
+
+    def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        self.rows[spec.index, row] = values.copy()
+        self.rows[spec.index, row].flags.writeable = False
+
+    def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
+        for spec in specs:
+            self.rows.pop((spec.index, row), None)
+
+    def commit(self, row: int, record: Record) -> None:
+        self.records.append(record)
+
+    def source(self, key: StreamKey) -> MemoryStream:
+        records = self.records
+        names = records[0].statistics if records else statistics_of(key.kind)
+        tables = {name: table_of(records, name, len(self.specs)) for name in names}
+        return MemoryStream(
+            key,
+            np.array([record.step for record in records], np.int64),
+            self.specs,
+            {name: np.array([record.scalars[name] for record in records], np.float64) for name in SCALARS},
+            tables,
+            lambda spec, row: (row, self.rows[spec.index, row][None]),
+        )
+
+
+class MemorySink:
+    """A trace that stays in memory: for sweeps over arrays and for tests."""
+
+    def __init__(self, attrs: Mapping[str, Any]) -> None:
+        self._attrs = attrs
+        self._streams: dict[StreamKey, _MemoryStreamSink] = {}
+
+    def stream(self, key: StreamKey) -> StreamSink:
+        """A new stream."""
+        return self._streams.setdefault(key, _MemoryStreamSink())
+
+    def close(self, attrs: Mapping[str, Any]) -> None:
+        """Keep the final attributes."""
+        self._attrs = attrs
+
+    def source(self) -> TraceSource:
+        """What is committed so far, to be read."""
+        return TraceSource("(in memory)", self._attrs, [sink.source(key) for key, sink in self._streams.items()])
+
+
+def source_of(
+    tensors: Mapping[str, ArrayLike | Mapping[int, ArrayLike]],
+    scalars: Mapping[int, Mapping[str, Any]],
+    attrs: Mapping[str, Any],
+    kind: str,
+) -> TraceSource:
+    """A finished trace of arrays; see :meth:`gtrace.trace.Trace.from_arrays`."""
+    by_step: dict[int, dict[str, ArrayLike]] = {step: {} for step in scalars}
+    for name, given in tensors.items():
+        rows = given if hasattr(given, "items") else {0: given}
+        for step, array in rows.items():
+            by_step.setdefault(step, {})[name] = array
+    start = root_attrs(attrs)
+    sink = MemorySink(start)
+    with TraceWriter(sink, "(in memory)", start) as writer:
+        for step in sorted(by_step):
+            for name, array in by_step[step].items():
+                writer.append(step, name, array, kind=kind)
+            writer.commit(step, kind=kind, **scalars.get(step, {}))
+    return sink.source()
 
 
 def create_trace(
@@ -521,7 +702,7 @@ def create_trace(
     if force:
         refuse_living(place)
     start = root_attrs({**(attrs or {}), **({} if plan is None else {SKETCH: plan.describe()})})
-    sink: Sink
+    sink: TraceSink
     try:
         if place.suffix == ".zarr":
             start_folder(place, start, force=force)

@@ -20,81 +20,58 @@ from typing import TYPE_CHECKING, Any
 from gtrace.training.tasks import require_torch
 
 if TYPE_CHECKING:
-    from gtrace.codecs.assignment import CodecTable
-    from gtrace.schedule import RefitSchedule
-    from gtrace.training.comparison import Study, train
-    from gtrace.training.compression import Compression, compress
-    from gtrace.training.ddp import RankOptions, State, ddp_comm_hook
-    from gtrace.training.exchange import Exchange, Exchanged, NonfiniteGradientError, Tally
-    from gtrace.training.mqgrad import MQGrad
-    from gtrace.training.plain import PlainTraining
-    from gtrace.training.policies import ParameterServerClock
-    from gtrace.training.run import RunResult
-    from gtrace.training.settings import StudyOptions
-    from gtrace.training.tasks import Evaluation, Recipe, Task, load_task, task_names
+    from gtrace.codecs.assignment import CodecTable as CodecTable
+    from gtrace.schedule import RefitSchedule as RefitSchedule
+    from gtrace.training.comparison import Study as Study
+    from gtrace.training.comparison import train as train
+    from gtrace.training.compression import Compression as Compression
+    from gtrace.training.compression import compress as compress
+    from gtrace.training.ddp import RankExchange as RankExchange
+    from gtrace.training.ddp import RankOptions as RankOptions
+    from gtrace.training.ddp import State as State
+    from gtrace.training.ddp import ddp_comm_hook as ddp_comm_hook
+    from gtrace.training.exchange import Exchange as Exchange
+    from gtrace.training.exchange import Exchanged as Exchanged
+    from gtrace.training.exchange import NonfiniteGradientError as NonfiniteGradientError
+    from gtrace.training.exchange import Tally as Tally
+    from gtrace.training.mqgrad import MQGrad as MQGrad
+    from gtrace.training.plain import PlainTraining as PlainTraining
+    from gtrace.training.policies import ParameterServerClock as ParameterServerClock
+    from gtrace.training.run import RunResult as RunResult
+    from gtrace.training.settings import StudyOptions as StudyOptions
+    from gtrace.training.tasks import Evaluation as Evaluation
+    from gtrace.training.tasks import Recipe as Recipe
+    from gtrace.training.tasks import Task as Task
+    from gtrace.training.tasks import load_task as load_task
+    from gtrace.training.tasks import task_names as task_names
 
+#: module -> what comes from it
 _HOMES = {
-    "CodecTable": "gtrace.codecs.assignment",
-    "Evaluation": "tasks",
-    "Exchange": "exchange",
-    "Exchanged": "exchange",
-    "MQGrad": "mqgrad",
-    "NonfiniteGradientError": "exchange",
-    "ParameterServerClock": "policies",
-    "Recipe": "tasks",
-    "RefitSchedule": "gtrace.schedule",
-    "StudyOptions": "settings",
-    "Tally": "exchange",
-    "Task": "tasks",
-    "load_task": "tasks",
-    "task_names": "tasks",
+    "gtrace.codecs.assignment": ("CodecTable",),
+    "gtrace.schedule": ("RefitSchedule",),
+    "gtrace.training.comparison": ("Study", "train"),
+    "gtrace.training.compression": ("Compression", "compress"),
+    "gtrace.training.ddp": ("RankExchange", "RankOptions", "State", "ddp_comm_hook"),
+    "gtrace.training.exchange": ("Exchange", "Exchanged", "NonfiniteGradientError", "Tally"),
+    "gtrace.training.mqgrad": ("MQGrad",),
+    "gtrace.training.plain": ("PlainTraining",),
+    "gtrace.training.policies": ("ParameterServerClock",),
+    "gtrace.training.run": ("RunResult",),
+    "gtrace.training.settings": ("StudyOptions",),
+    "gtrace.training.tasks": ("Evaluation", "Recipe", "Task", "load_task", "task_names"),
 }
-_TORCH_HOMES = {
-    "Compression": "compression",
-    "PlainTraining": "plain",
-    "RankOptions": "ddp",
-    "RunResult": "run",
-    "State": "ddp",
-    "Study": "comparison",
-    "compress": "compression",
-    "ddp_comm_hook": "ddp",
-    "train": "comparison",
-}
+_NEED_TORCH = ("comparison", "compression", "ddp", "plain", "run")
 
-__all__ = [
-    "CodecTable",
-    "Compression",
-    "Evaluation",
-    "Exchange",
-    "Exchanged",
-    "MQGrad",
-    "NonfiniteGradientError",
-    "ParameterServerClock",
-    "PlainTraining",
-    "RankOptions",
-    "Recipe",
-    "RefitSchedule",
-    "RunResult",
-    "State",
-    "Study",
-    "StudyOptions",
-    "Tally",
-    "Task",
-    "compress",
-    "ddp_comm_hook",
-    "load_task",
-    "task_names",
-    "train",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name) or _TORCH_HOMES.get(name)
+    home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'gtrace.training' has no attribute {name!r}")
-    if name in _TORCH_HOMES:
+    if home.endswith(_NEED_TORCH):
         require_torch()
-    return getattr(importlib.import_module(home if "gtrace." in home else f"gtrace.training.{home}"), name)
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,3 @@ def load(path: Path) -> dict[str, Any]:
 def path_of(log: Path) -> Path:
     """Where the checkpoint of a study with this log lies."""
     return log.with_name(log.name + ".checkpoint")
-
-
-def plain(record: dict[str, Any]) -> Any:
-    """A record as it comes back from the log."""
-    return json.loads(json.dumps(record))

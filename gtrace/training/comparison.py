@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from gtrace.codecs.assignment import CodecTable, coding_of
 from gtrace.errors import TraceError, UsageError
 from gtrace.runlog import VERSION, RunLogWriter, read_runlog
 from gtrace.training import checkpoint
-from gtrace.training.exchange import Exchange, Tally
+from gtrace.training.exchange import Exchange
 from gtrace.training.plain import one_thread
 from gtrace.training.run import RunResult, TrainingRun, warning
 from gtrace.training.settings import StudyOptions, plan_runs, repeat_command, run_name
@@ -138,7 +139,7 @@ class Study:
         if self.settings.kind != "weight" or not (log.exists() and checkpoint.path_of(log).exists()):
             return False
         own = {"type": "study", "version": VERSION, **self.describe()}
-        return bool(checkpoint.plain(read_runlog(log)[0]) == checkpoint.plain(own))
+        return json.dumps(read_runlog(log)[0], sort_keys=True) == json.dumps(own, sort_keys=True)
 
     def _writer(self, log: Path, *, force: bool) -> RunLogWriter:
         if not force and self.can_resume(log):
@@ -159,23 +160,20 @@ class Study:
         return writer
 
     def _save(self, writer: RunLogWriter) -> None:
-        done = [dataclasses.asdict(result) for result in self._done]
-        for result in done:
-            del result["shadow"]
         checkpoint.save(
             checkpoint.path_of(writer.path),
             {
                 "log_bytes": writer.size,
                 "seed": self._seed,
                 "step": self._step,
-                "done": done,
+                "done": [result.to_plain() for result in self._done],
                 "runs": [run.state_dict() for run in self._runs],
                 "warnings": list(self.warnings),
             },
         )
 
     def _load(self, saved: dict[str, Any]) -> None:
-        self._done = [RunResult(**{**one, "tally": Tally(**one["tally"])}) for one in saved["done"]]
+        self._done = [RunResult.from_plain(one) for one in saved["done"]]
         self._seed, self._step = saved["seed"], saved["step"]
         self._runs = self._begin(self._seed)
         for run, state in zip(self._runs, saved["runs"], strict=True):

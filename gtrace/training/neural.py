@@ -126,7 +126,7 @@ class LayerCodecs:
         sender, values = self._tensor(name, array).sender, array.reshape(-1)
         if not self._encodes:
             return values
-        return self._codec.decode(self._codec.shared(sender.state), sender.encode(values, step), values.size)
+        return self._codec.decode(self._codec.shared(sender.state), sender.payload(values, step), values.size)
 
     def settle(self, step: int, tally: Tally) -> None:
         """The batch is over: fit what needs all of its tensors."""

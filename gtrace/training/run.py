@@ -5,6 +5,7 @@ The workers share one model, since all of them step with the same aggregated gra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -102,6 +103,15 @@ class RunResult:
     first_loss: float = math.nan
     diverged: str = ""
     finished: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """For checkpoints, which runs with shadow passes do not have."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "shadow"}
+
+    @classmethod
+    def from_plain(cls, saved: Mapping[str, Any]) -> RunResult:
+        """Undo :meth:`to_plain`."""
+        return cls(**{**saved, "tally": Tally(**saved["tally"])})
 
 
 class TrainingRun:
@@ -264,16 +274,8 @@ class TrainingRun:
             record["down_bits"] = tally.down_bits
         if self.weights.levels is not None:
             record["weight_error"] = result.weight_error = self.weights.error
-        network = self._settings.network
-        if network is not None:
-            exact = self._codec == Identity()
-            linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
-            workers = self._settings.workers
-            simulated = simulated_step(network, workers, tally, seconds, exact=exact, linear=linear)
-            result.sim_seconds = simulated + (0.0 if math.isnan(result.sim_seconds) else result.sim_seconds)
-            record["sim_seconds"] = simulated
-            if self._control is not None:
-                self._control.seconds = simulated
+        if self._settings.network is not None:
+            record["sim_seconds"] = self._simulated(self._settings.network, tally, seconds)
         yield record
         if measurement is not None:
             yield {"type": "measure", **self.label, "step": step, **measurement.fields()}
@@ -288,27 +290,33 @@ class TrainingRun:
         losses, gradients = [], []
         errors: list[ShadowError] = []
         for worker in range(settings.workers):
-            with seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch:
-                if self._neural is None:
-                    loss = self._task.loss(self._model, batch)
-                    self._backward(loss)
-                else:
-                    with self._neural.batch(step, worker) as layers:
-                        loss = self._task.loss(self._model, batch)
-                        shadowed = worker == 0 and self._has_shadow(step)
-                        self._backward(loss, retain_graph=shadowed)
-                        if shadowed:
-                            start = time.process_time()
-                            errors = shadow(layers, loss, dict(self._named), self._neural.owners)
-                            self.result.shadow.add(errors)
-                            self.result.shadow.seconds += time.process_time() - start
+            with (
+                seeded_batch(self._task, settings.seed, step, worker, settings.batch_size) as batch,
+                contextlib.nullcontext() if self._neural is None else self._neural.batch(step, worker) as layers,
+            ):
+                loss = self._task.loss(self._model, batch)
+                shadowed = worker == 0 and self._has_shadow(step)
+                self._optimizer.zero_grad(set_to_none=True)
+                loss.backward(retain_graph=shadowed)  # type: ignore[no-untyped-call]
+                if shadowed and self._neural is not None and layers is not None:
+                    start = time.process_time()
+                    errors = shadow(layers, loss, dict(self._named), self._neural.owners)
+                    self.result.shadow.add(errors)
+                    self.result.shadow.seconds += time.process_time() - start
             losses.append(loss.item())
             gradients.append({name: p.grad.numpy() for name, p in self._named if p.grad is not None})
         return losses, gradients, errors
 
-    def _backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    def _simulated(self, network: Network, tally: Tally, seconds: float) -> float:
+        """Duration of a step over the network, which the result adds up and the policy sees at its next choice."""
+        exact = self._codec == Identity()
+        linear = not self._settings.down and all(one.linear for one in self._exchange.rules.codecs)
+        simulated = simulated_step(network, self._settings.workers, tally, seconds, exact=exact, linear=linear)
+        before = self.result.sim_seconds
+        self.result.sim_seconds = simulated + (0.0 if math.isnan(before) else before)
+        if self._control is not None:
+            self._control.seconds = simulated
+        return simulated
 
     def _has_shadow(self, step: int) -> bool:
         every = self._settings.shadow
@@ -330,15 +338,13 @@ class TrainingRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps depend on, and the result so far; for runs on weight gradients."""
-        result = dataclasses.asdict(self.result)
-        del result["shadow"]
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "control": None if self._control is None else as_tensors(self._control.state_dict()),
             "exchange": as_tensors(self._exchange.to_arrays()),
             "weights": as_tensors(self.weights.to_arrays()),
-            "result": result,
+            "result": self.result.to_plain(),
             "variances": [list(seen) for seen in self._variances],
             "bad": [[item.tensor, item.worker, item.count] for item in self._bad],
             "bad_steps": self._bad_steps,
@@ -353,7 +359,7 @@ class TrainingRun:
             self._control.load_state_dict(as_arrays(saved["control"]))
         self._exchange.load_arrays(as_arrays(saved["exchange"]))
         self.weights.load_arrays(as_arrays(saved["weights"]))
-        self.result = RunResult(**{**saved["result"], "tally": Tally(**saved["result"]["tally"])})
+        self.result = RunResult.from_plain(saved["result"])
         for seen, values in zip(self._variances, saved["variances"], strict=True):
             seen[:] = values
         self._bad = [Bad(*item) for item in saved["bad"]]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gtrace.buckets import as_values
+from gtrace.codecs.link import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +45,8 @@ def on_host(values: Vector) -> NDArray[np.float32]:
     return array
 
 
-class TensorEngine:
-    """The :class:`~gtrace.codecs.link.Engine` of links whose values may be tensors."""
+class TensorEngine(Engine):
+    """The engine of links whose values may be tensors."""
 
     def on_host(self, values: Vector) -> NDArray[np.float32]:
         """The values as an array."""

@@ -50,12 +50,10 @@ class LateStream:
 class LateRuntime:
     def __init__(self):
         self.waits = 0
-        self._computing, self._copying = LateStream(), LateStream()
+        self._computing, self.copying = LateStream(), LateStream()
 
-    def block(self, elements):
+    def block(self, elements, *, locked=False):
         return torch.full((elements,), torch.nan)
-
-    locked_block = block
 
     def event(self):
         return LateEvent(self)
@@ -63,11 +61,8 @@ class LateRuntime:
     def computing(self):
         return self._computing
 
-    def copying(self):
-        return self._copying
-
     def copy(self, target, source):
-        self._copying.work.append(lambda: target.copy_(source))
+        self.copying.work.append(lambda: target.copy_(source))
 
 
 SHAPES = [(2, 3), (4,)]

@@ -1,15 +1,19 @@
-"""``docs/capture.md`` says what the code does."""
+"""``docs/capture.md`` says what the code does, and ``docs/capture-matrix.md`` every case that a test is marked with."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from helpers_styles import STYLES
+from matrix import PAGE as MATRIX
+
 import gtrace
 from gtrace.capture.neural import _ROW_BYTES, MOST_CALLS
 from gtrace.capture.options import MAX_ELEMENTS
 from gtrace.cli.capture import command
 
+MARK = re.compile(r'capture_case\(\s*"([^"]+)"')
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capture.md").read_text()
 
 
@@ -37,3 +41,12 @@ def test_its_numbers_are_those_of_the_code():
     assert f"up to {MOST_CALLS};" in PAGE
     assert f"by default {MAX_ELEMENTS} " in PAGE
     assert f"at most\n{_ROW_BYTES >> 30} GiB while" in PAGE
+
+
+def test_the_matrix_tells_every_marked_case():
+    tests = Path(__file__).parent.parent
+    marked = {name for path in tests.rglob("test_*.py") for name in MARK.findall(path.read_text())}
+    rows = [line.split(" | ") for line in MATRIX.read_text().splitlines() if line.startswith("| ")]
+    assert {row[0].removeprefix("| ") for row in rows[1:]} == marked | set(STYLES)
+    assert {row[-1] for row in rows[1:]} == {"works |"}
+    assert all(row[1].startswith("torch ") for row in rows[1:])

@@ -8,6 +8,7 @@ import gtrace
 from gtrace.sweep.gradient_noise import NOISE
 
 SAMPLES, FEATURES, PARTS, BATCH, STEPS = 40, 30, 4, 3, 400
+FEW = 40
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def problem():
     return torch.from_numpy(x), torch.from_numpy(y), one / (PARTS * BATCH), float(mean @ mean)
 
 
-def captured(problem, path, *, clip=None):
+def captured(problem, path, *, clip=None, steps=STEPS):
     """A trace of steps that stay at weights 0, each the mean of PARTS micro-batches."""
     x, y, *_ = problem
     model = torch.nn.Linear(FEATURES, 1, bias=False)
@@ -30,7 +31,7 @@ def captured(problem, path, *, clip=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
     generator = torch.Generator().manual_seed(1)
     with gtrace.capture.record(model, optimizer, path, noise=True):
-        for _ in range(STEPS):
+        for _ in range(steps):
             optimizer.zero_grad()
             for _ in range(PARTS):
                 chosen = torch.randint(SAMPLES, (BATCH,), generator=generator)
@@ -41,16 +42,23 @@ def captured(problem, path, *, clip=None):
     return path
 
 
+@pytest.fixture(scope="module")
+def plain(problem, tmp_path_factory):
+    """The trace, and a sweep of it."""
+    path = captured(problem, tmp_path_factory.mktemp("noise") / "run.zarr")
+    return path, gtrace.run_sweep(path, ["qsgdinf:bits=4"], draws=0)
+
+
 def noises(result):
     found = [told for (*_, what), told in result.details.items() if what == NOISE]
-    assert len(found) == STEPS
     return np.array([told["variance"] for told in found]), np.array([told["signal"] for told in found])
 
 
-def test_accumulated_micro_batches_tell_the_noise_of_the_step(problem, tmp_path):
-    result = gtrace.run_sweep(captured(problem, tmp_path / "run.zarr"), ["qsgdinf:bits=4"], draws=0)
+def test_accumulated_micro_batches_tell_the_noise_of_the_step(problem, plain):
+    result = plain[1]
     assert result.provenance["noise"] == {"from": ["micro-batches"]}
     for values, expected in zip(noises(result), problem[2:], strict=True):
+        assert values.size == STEPS
         error = values.std(ddof=1) / np.sqrt(STEPS)
         assert abs(values.mean() - expected) < 4.2 * error
         assert 4.2 * error < expected / PARTS
@@ -59,28 +67,26 @@ def test_accumulated_micro_batches_tell_the_noise_of_the_step(problem, tmp_path)
     )
 
 
-def test_clipping_scales_the_noise_as_it_scales_the_gradient(problem, tmp_path):
-    clip = 0.5
-    plain = gtrace.run_sweep(captured(problem, tmp_path / "plain.zarr"), ["qsgdinf:bits=4"], draws=0)
-    clipped = gtrace.run_sweep(captured(problem, tmp_path / "clip.zarr", clip=clip), ["qsgdinf:bits=4"], draws=0)
+def test_clipping_scales_the_noise_as_it_scales_the_gradient(problem, plain, tmp_path):
+    clip, plain = 0.5, plain[1]
+    path = captured(problem, tmp_path / "clip.zarr", clip=clip, steps=FEW)
+    clipped = gtrace.run_sweep(path, ["qsgdinf:bits=4"], draws=0)
+    assert len(clipped["energy"]) == FEW
     np.testing.assert_allclose(clipped["energy"], clip**2, rtol=1e-5)
-    np.testing.assert_allclose(noises(clipped)[0], noises(plain)[0] * clip**2 / plain["energy"], rtol=1e-5)
-    np.testing.assert_allclose(clipped["noise_ratio"], plain["noise_ratio"], rtol=1e-4)
+    np.testing.assert_allclose(noises(clipped)[0], noises(plain)[0][:FEW] * clip**2 / plain["energy"][:FEW], rtol=1e-5)
+    np.testing.assert_allclose(clipped["noise_ratio"], plain["noise_ratio"][:FEW], rtol=1e-4)
 
 
-def test_an_average_over_ranks_has_their_noise_divided(problem, tmp_path):
+def test_an_average_over_ranks_has_their_noise_divided(plain, tmp_path):
     """Averages of four ranks, each of which told of its own micro-batches."""
-    local = captured(problem, tmp_path / "local.zarr")
-    with gtrace.open_trace(local) as trace:
-        numbers = trace.statistics("weight")
-        steps = trace.steps("weight").tolist()
-        values = [trace.read("weight", step) for step in steps]
     path = tmp_path / "reduced.zarr"
-    with gtrace.create_trace(path, attrs={"world_size": 4}) as writer:
-        for k, step in enumerate(steps):
+    with gtrace.open_trace(plain[0]) as trace, gtrace.create_trace(path, attrs={"world_size": 4}) as writer:
+        numbers = trace.statistics("weight")
+        for k, step in enumerate(trace.steps("weight").tolist()[:FEW]):
             told = {name: numbers[name][k] for name in ("replicas", "replicas_norm2", "replicas_sum_norm2")}
-            writer.append(step, "weight", values[k], stage="reduced", numbers=told)
+            writer.append(step, "weight", trace.read("weight", step), stage="reduced", numbers=told)
             writer.commit(step)
-    one, four = (gtrace.run_sweep(trace, ["qsgdinf:bits=4"], draws=0) for trace in (local, path))
-    np.testing.assert_allclose(noises(four)[0], noises(one)[0] / 4, rtol=1e-5)
-    np.testing.assert_allclose(noises(four)[1], noises(one)[1], rtol=1e-4)
+    four, one = noises(gtrace.run_sweep(path, ["qsgdinf:bits=4"], draws=0)), noises(plain[1])
+    assert four[0].size == FEW
+    np.testing.assert_allclose(four[0], one[0][:FEW] / 4, rtol=1e-5)
+    np.testing.assert_allclose(four[1], one[1][:FEW], rtol=1e-4)

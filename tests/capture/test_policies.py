@@ -146,7 +146,7 @@ def test_micro_batches(batches, to_none, tmp_path):
     summary = session.finish("complete")
     assert summary.without == ()
     # The time of the looks counts, not only that of the copies.
-    assert session._hooks.seconds > 0
+    assert session._recorder.hooks.seconds > 0
     trace = gtrace.open_trace(tmp_path / "run.zarr")
     for place, (name, _) in enumerate(model.named_parameters()):
         numbers = trace.statistics(name)

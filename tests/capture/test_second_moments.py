@@ -86,8 +86,8 @@ def test_update_errors_of_a_sweep_against_the_optimizers_own_numbers(tmp_path):
     names, found, _ = train(path)
     specs = ["qsgdinf:bits=2,bucket_size=64", "alq:bits=3,bucket_size=64", "signsgd", "topk:ratio=0.1", "fp:e3m0"]
     with gtrace.open_trace(path) as trace:
-        rows = run_sweep(trace, specs, draws=6, refit="previous").columns
-        again = run_sweep(trace, specs, draws=6, refit="previous", jobs=3, chunk=128).columns
+        rows = run_sweep(trace, specs, draws=6, steps=[0, 3, 4], refit="previous").columns
+        again = run_sweep(trace, specs, draws=6, steps=[0, 3, 4], refit="previous", jobs=3, chunk=128).columns
         assert np.isnan(rows["update_error"][rows["step"] == 0]).all()
         for k, name in enumerate(names):
             step = 4

@@ -13,8 +13,8 @@ import pytest
 from helpers_trace import SHAPES, STEPS, SUFFIXES, edit_json, gradient, present, write_trace
 from rich.console import Console
 
-from gtrace.cli.info import TensorHistory, show, sparkline
 from gtrace.cli.info import _row as row_of
+from gtrace.cli.info import show, sparkline
 from gtrace.trace import Trace, create_trace, open_trace
 
 
@@ -224,12 +224,6 @@ def test_errors_are_one_line_and_exit_3(as_json, info, tmp_path):
         assert err.count("\n") == 1
 
 
-def test_help_has_an_example(info):
-    code, out, _ = info("--help")
-    assert code == 0
-    assert "Example: gtrace info run.zarr" in out
-
-
 def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
     path = write_trace(tmp_path / "run.zarr")
     program = (
@@ -239,12 +233,6 @@ def test_it_loads_neither_zarr_nor_torch_nor_numba(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "set()"
-
-
-def test_rows_are_made_of_stored_numbers():
-    trace = Trace.from_arrays({"w": {2: [3.0, 4.0], 7: [0.0, 1.0]}})
-    row = row_of(trace, trace.tensors[0])
-    assert row == TensorHistory(trace.tensors[0], 2, 2, 7, [5.0, 1.0], 4.0, 0.25, 0, 2, 2, 2)
 
 
 def test_info_says_whether_ranks_agree(info, tmp_path):

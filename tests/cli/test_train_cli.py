@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from gtrace.cli import main
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
 from gtrace.training import task_names
@@ -16,23 +15,9 @@ from gtrace.training import task_names
 SMALL = ["--task", "digits-mlp", "--steps", "4", "--batch-size", "2", "--workers", "2"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
-
-
-def gtrace_train(*arguments):
-    """Exit code of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main(["train", *arguments])
-    return ended.value.code
-
-
-def test_a_table_a_log_and_the_next_command(folder, capsys):
-    assert gtrace_train("--codec", "qsgdinf", "--bits", "3", *SMALL) == 0
-    out, err = capsys.readouterr()
+def test_a_table_a_log_and_the_next_command(folder, call):
+    code, out, err = call("train", "--codec", "qsgdinf", "--bits", "3", *SMALL)
+    assert code == 0
     assert err == ""
     lines = out.splitlines()
     assert lines[0].split() == ["codec", "accuracy", "loss", "bits", "sent", "smaller", "variance", "codec", "CPU"]
@@ -44,8 +29,8 @@ def test_a_table_a_log_and_the_next_command(folder, capsys):
     assert os.listdir(folder) == ["digits-mlp-qsgdinf-bits3.jsonl"]
 
 
-def test_the_report_reads_the_log(folder):
-    assert gtrace_train("--codec", "qsgdinf:bits=3", *SMALL, "-o", "a.jsonl") == 0
+def test_the_report_reads_the_log(folder, call):
+    assert call("train", "--codec", "qsgdinf:bits=3", *SMALL, "-o", "a.jsonl").returncode == 0
     analysis = analyze_runs(read_runlog(folder / "a.jsonl"), "a")
     assert [run.spec for run in analysis.runs] == ["none", "qsgdinf:bits=3"]
     assert all(run.finished and len(run.steps) == 4 for run in analysis.runs)
@@ -53,11 +38,16 @@ def test_the_report_reads_the_log(folder):
     assert analysis.workers == 2
 
 
-def test_the_command_in_the_log_repeats_the_run(folder):
-    assert gtrace_train("--codec", "nuqsgd", "--bits", "3", *SMALL, "--lr", "0.01", "--seed", "5", "-o", "a.jsonl") == 0
+def test_the_command_in_the_log_repeats_the_run(folder, call):
+    assert (
+        call(
+            "train", "--codec", "nuqsgd", "--bits", "3", *SMALL, "--lr", "0.01", "--seed", "5", "-o", "a.jsonl"
+        ).returncode
+        == 0
+    )
     command = read_runlog(folder / "a.jsonl")[0]["command"].split()
     assert command[:2] == ["gtrace", "train"]
-    assert gtrace_train(*command[2:], "-o", "b.jsonl") == 0
+    assert call("train", *command[2:], "-o", "b.jsonl").returncode == 0
 
     def timeless(name):
         return re.sub(r'("\w*seconds": )[0-9.e-]+', r"\1-", (folder / name).read_text())
@@ -66,9 +56,9 @@ def test_the_command_in_the_log_repeats_the_run(folder):
     assert '"fit_seconds": -' in timeless("a.jsonl")
 
 
-def test_json(folder, capsys):
-    assert gtrace_train("--codec", "terngrad", *SMALL, "--json") == 0
-    out, err = capsys.readouterr()
+def test_json(folder, call):
+    code, out, err = call("train", "--codec", "terngrad", *SMALL, "--json")
+    assert code == 0
     assert err == ""
     said = json.loads(out)
     assert said["output"] == "digits-mlp-terngrad.jsonl"
@@ -82,26 +72,28 @@ def test_json(folder, capsys):
     assert coded["bits_per_worker_and_step"] == coded["bits"] / 8
 
 
-def test_a_task_without_accuracy(capsys):
-    assert gtrace_train("--codec", "none", "--task", "char-lstm", "--steps", "1", "--workers", "1") == 0
-    head = capsys.readouterr().out.splitlines()[:2]
+def test_a_task_without_accuracy(call):
+    code, out, _ = call("train", "--codec", "none", "--task", "char-lstm", "--steps", "1", "--workers", "1")
+    assert code == 0
+    head = out.splitlines()[:2]
     assert "accuracy" not in head[0]
     assert re.match(r"none +\d\.\d{4}  32\.00", head[1])
 
 
-def test_long_specs_break_at_their_commas(capsys):
-    assert gtrace_train("--codec", "qsgdinf:bits=3,bucket_size=512", *SMALL) == 0
-    out = capsys.readouterr().out
+def test_long_specs_break_at_their_commas(call):
+    code, out, _ = call("train", "--codec", "qsgdinf:bits=3,bucket_size=512", *SMALL)
+    assert code == 0
     assert re.search(r"\nqsgdinf:bits=3, .*x .*%\nbucket_size=512 *\n", out)
     assert "digits-mlp-qsgdinf-bits3-bucket_size512.jsonl" in out
 
 
-def test_an_existing_log_stays_without_force(folder, capsys):
+def test_an_existing_log_stays_without_force(folder, call):
     (folder / "a.jsonl").write_text("mine")
-    assert gtrace_train("--codec", "qsgd", *SMALL, "-o", "a.jsonl") == 4
-    assert "a.jsonl: exists already and was left untouched; pass --force" in capsys.readouterr().err
+    code, _, err = call("train", "--codec", "qsgd", *SMALL, "-o", "a.jsonl")
+    assert code == 4
+    assert "a.jsonl: exists already and was left untouched; pass --force" in err
     assert (folder / "a.jsonl").read_text() == "mine"
-    assert gtrace_train("--codec", "qsgd", *SMALL, "-o", "a.jsonl", "--force") == 0
+    assert call("train", "--codec", "qsgd", *SMALL, "-o", "a.jsonl", "--force").returncode == 0
     assert read_runlog(folder / "a.jsonl")[-1]["type"] == "end"
 
 
@@ -120,9 +112,9 @@ def test_an_existing_log_stays_without_force(folder, capsys):
         ([], "gtrace: --codec, --compare or --plan: give one of them"),
     ],
 )
-def test_wrong_usage_is_one_line_and_leaves_nothing(folder, capsys, arguments, message):
-    assert gtrace_train(*arguments) == 2
-    out, err = capsys.readouterr()
+def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, call):
+    code, out, err = call("train", *arguments)
+    assert code == 2
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
@@ -145,30 +137,31 @@ def test_wrong_usage_is_found_without_torch(folder):
     assert os.listdir(folder) == []
 
 
-def test_bits_of_a_codec_without_bits_are_ignored_aloud(capsys):
-    assert gtrace_train("--codec", "terngrad", "--bits", "3", *SMALL) == 0
-    assert capsys.readouterr().err == "gtrace: terngrad has no bits to choose; --bits 3 is ignored\n"
+def test_bits_of_a_codec_without_bits_are_ignored_aloud(call):
+    done = call("train", "--codec", "terngrad", "--bits", "3", *SMALL)
+    assert (done.returncode, done.stderr) == (0, "gtrace: terngrad has no bits to choose; --bits 3 is ignored\n")
 
 
-def test_bits_reach_the_codec_inside_a_wrapper(folder, capsys):
-    assert gtrace_train("--codec", "ef:qsgdinf:bucket_size=64", "--bits", "3", *SMALL) == 0
+def test_bits_reach_the_codec_inside_a_wrapper(folder, call):
+    assert call("train", "--codec", "ef:qsgdinf:bucket_size=64", "--bits", "3", *SMALL).returncode == 0
     assert os.listdir(folder) == ["digits-mlp-ef-qsgdinf-bits3-bucket_size64.jsonl"]
-    assert gtrace_train("--codec", "ef:qsgdinf:bits=3", "--bits", "3", *SMALL) == 2
-    assert "names its bits already" in capsys.readouterr().err
+    code, _, err = call("train", "--codec", "ef:qsgdinf:bits=3", "--bits", "3", *SMALL)
+    assert code == 2
+    assert "names its bits already" in err
 
 
-def test_divergence_is_said(capsys):
-    assert gtrace_train("--codec", "qsgd", "--lr", "1e20", "--steps", "3", "--workers", "1") == 0
-    out, err = capsys.readouterr()
+def test_divergence_is_said(call):
+    code, out, err = call("train", "--codec", "qsgd", "--lr", "1e20", "--steps", "3", "--workers", "1")
+    assert code == 0
     assert "gtrace: warning: qsgd:bits=4: diverged; no worker's training loss is finite at step 1" in err
     assert "gtrace: warning: none: step 1, worker 0, conv1.weight: " in err
     assert re.search(r"\nqsgd:bits=4 .* - ", out)
 
 
-def test_gradients_that_are_not_finite_can_end_the_run(folder, capsys):
+def test_gradients_that_are_not_finite_can_end_the_run(folder, call):
     arguments = ["--codec", "qsgd", "--lr", "1e20", "--steps", "3", "--workers", "1", "--nonfinite", "error"]
-    assert gtrace_train(*arguments) == 3
-    err = capsys.readouterr().err
+    code, _, err = call("train", *arguments)
+    assert code == 3
     assert re.fullmatch(r"gtrace: step 1, worker 0, conv1\.weight: \d+ of 288 gradient values are not finite.*\n", err)
     steps = [r for r in read_runlog(folder / "digits-cnn-qsgd-bits4.jsonl") if r["type"] == "step"]
     assert [r["step"] for r in steps] == [0, 0]
@@ -207,9 +200,9 @@ def test_ctrl_c_keeps_what_is_done(folder):
     )
 
 
-def test_help_names_the_tasks(capsys):
-    assert gtrace_train("--help") == 0
-    out = capsys.readouterr().out
+def test_help_names_the_tasks(call):
+    code, out, _ = call("train", "--help")
+    assert code == 0
     for name in task_names():
         assert re.search(rf"\n +{name} ", out)
     assert "gtrace train --codec qsgdinf --bits 3 --workers 4 --task digits-cnn" in out

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from gtrace.cli import main
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.runlog import read_runlog
 
@@ -12,22 +11,13 @@ SMALL = ["--kind", "neural", "--task", "digits-mlp", "--steps", "4", "--batch-si
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def wide(folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    return tmp_path
 
 
-def gtrace(*arguments):
-    """Exit code of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments])
-    return ended.value.code
-
-
-def test_a_table_with_the_cosines_and_a_log(folder, capsys):
-    assert gtrace("train", "--codec", "qsgdinf", "--bits", "3", "--shadow", "2", *SMALL) == 0
-    out, err = capsys.readouterr()
+def test_a_table_with_the_cosines_and_a_log(folder, call):
+    code, out, err = call("train", "--codec", "qsgdinf", "--bits", "3", "--shadow", "2", *SMALL)
+    assert code == 0
     assert err == ""
     lines = out.splitlines()
     assert re.split(r"  +", lines[0].strip()) == [
@@ -52,11 +42,11 @@ def test_a_table_with_the_cosines_and_a_log(folder, capsys):
     assert run.spec == "qsgdinf:bits=3"
 
 
-def test_the_command_in_the_log_repeats_the_run(folder):
-    assert gtrace("train", "--codec", "nuqsgd", "--bits", "3", *SMALL, "--shadow", "3", "-o", "a.jsonl") == 0
+def test_the_command_in_the_log_repeats_the_run(folder, call):
+    assert call("train", "--codec", "nuqsgd", "--bits", "3", *SMALL, "--shadow", "3", "-o", "a.jsonl").returncode == 0
     command = read_runlog(folder / "a.jsonl")[0]["command"].split()
     assert command[-6:] == ["--kind", "neural", "--layers", "inner", "--shadow", "3"]
-    assert gtrace(*command[1:], "-o", "b.jsonl") == 0
+    assert call(*command[1:], "-o", "b.jsonl").returncode == 0
 
     def timeless(name):
         return re.sub(r'("\w*seconds": )[0-9.e-]+', r"\1-", (folder / name).read_text())
@@ -64,9 +54,10 @@ def test_the_command_in_the_log_repeats_the_run(folder):
     assert timeless("a.jsonl") == timeless("b.jsonl")
 
 
-def test_json_carries_the_shadow(folder, capsys):
-    assert gtrace("train", "--codec", "terngrad", *SMALL, "--shadow", "1", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+def test_json_carries_the_shadow(folder, call):
+    code, out, _ = call("train", "--codec", "terngrad", *SMALL, "--shadow", "1", "--json")
+    assert code == 0
+    said = json.loads(out)
     none, coded = said["runs"]
     assert said["kind"] == "neural"
     assert none["shadow"] is None
@@ -78,11 +69,10 @@ def test_json_carries_the_shadow(folder, capsys):
     assert shadow["cosine"] == pytest.approx(sum(r["cosine"] for r in own) / len(own))
 
 
-def test_the_report_shows_the_weight_gradients(capsys):
-    assert gtrace("train", "--codec", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl") == 0
-    capsys.readouterr()
-    assert gtrace("report", "a.jsonl") == 0
-    out = capsys.readouterr().out
+def test_the_report_shows_the_weight_gradients(call):
+    assert call("train", "--codec", "int8", *SMALL, "--shadow", "2", "-o", "a.jsonl").returncode == 0
+    code, out, _ = call("report", "a.jsonl", "-o", "a.md")
+    assert code == 0
     assert "Weight gradients under compressed neural gradients" in out
     assert re.search(r"\nfc1\.weight +(0\.99\d\d|1\.0000)", out)
 
@@ -97,26 +87,31 @@ def test_the_report_shows_the_weight_gradients(capsys):
         (["--codec", "qsgd", *SMALL, "--shadow", "0"], "gtrace: Invalid value for '--shadow'"),
     ],
 )
-def test_wrong_usage_is_one_line_and_leaves_nothing(folder, capsys, arguments, message):
-    assert gtrace("train", *arguments) == 2
-    out, err = capsys.readouterr()
+def test_wrong_usage_is_one_line_and_leaves_nothing(folder, arguments, message, call):
+    code, out, err = call("train", *arguments)
+    assert code == 2
     assert out == ""
     assert err.startswith(message)
     assert err.count("\n") == 1
     assert os.listdir(folder) == []
 
 
-def test_sparsity(folder, capsys):
-    assert gtrace("train", "--codec", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+def test_sparsity(folder, call):
+    code, out, _ = call("train", "--codec", "prune", "--sparsity", "0.9", *SMALL, "--steps", "8", "--json")
+    assert code == 0
+    said = json.loads(out)
     assert said["output"] == "digits-mlp-neural-prune-sparsity0.9.jsonl"
     none, coded = said["runs"]
     assert none["sparsity"] < 0.75
     assert coded["sparsity"] == pytest.approx(0.9, abs=0.05)
-    assert gtrace("train", "--codec", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL) == 2
-    assert "the codec 'prune:sparsity=0.9' names its sparsity already; give it once" in capsys.readouterr().err
+    code, _, err = call("train", "--codec", "prune:sparsity=0.9", "--sparsity", "0.9", *SMALL)
+    assert code == 2
+    assert "the codec 'prune:sparsity=0.9' names its sparsity already; give it once" in err
 
 
-def test_sparsity_of_a_codec_without_it_is_ignored_aloud(capsys):
-    assert gtrace("train", "--codec", "terngrad", "--sparsity", "0.8", *SMALL) == 0
-    assert capsys.readouterr().err == "gtrace: terngrad has no sparsity to choose; --sparsity 0.8 is ignored\n"
+def test_sparsity_of_a_codec_without_it_is_ignored_aloud(call):
+    done = call("train", "--codec", "terngrad", "--sparsity", "0.8", *SMALL)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "gtrace: terngrad has no sparsity to choose; --sparsity 0.8 is ignored\n",
+    )

@@ -2,31 +2,16 @@
 
 import json
 
-import pytest
-
-from gtrace.cli import main
 from gtrace.runlog import read_runlog
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def gtrace(*arguments):
-    """Exit code of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return ended.value.code
-
-
-def test_the_command_says_what_was_chosen(tmp_path, capsys):
+def test_the_command_says_what_was_chosen(tmp_path, call):
     words = "train --codec minmax:bits=4 --task digits-mlp --steps 12 --batch-size 2 --workers 2 --down same"
     words += " --min-size 500"
     words += " --network 1MB/s --topology ps --compute-time 0.5s --policy fixed --policy schedule:0=2,6=3"
-    assert gtrace(*words.split(), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    code, out, _ = call(*words.split(), "--json")
+    assert code == 0
+    told = json.loads(out)
     assert [run["run"] for run in told["runs"]] == ["none", "minmax:bits=4", "minmax@schedule:0=2,6=3"]
     assert [run["codec_bits"] for run in told["runs"]] == [[], [], [[0, 2], [6, 3]]]
     assert told["runs"][1]["down_bits"] > 0 == told["runs"][0]["down_bits"]
@@ -38,17 +23,19 @@ def test_the_command_says_what_was_chosen(tmp_path, capsys):
         "--network 8000000bit/s --latency 0s --topology ps --compute-time 0.5s --min-size 500 --down same "
         "--policy fixed --policy schedule:0=2,6=3"
     )
-    assert gtrace(*head["command"].split()[1:], "--force") == 0
-    out = capsys.readouterr().out
+    code, out, _ = call(*head["command"].split()[1:], "--force")
+    assert code == 0
     assert "bits of minmax@schedule:0=2,6=3: 2, 3 from 6" in out
     assert "to loss: simulated time to a training loss of" in out
     assert "sent:" not in out
 
 
-def test_scripts_are_refused_in_one_line(tmp_path, capsys):
+def test_scripts_are_refused_in_one_line(tmp_path, call):
     (tmp_path / "s.py").write_text("")
-    assert gtrace("train", "--codec", "minmax", "--policy", "mqgrad", str(tmp_path / "s.py")) == 2
-    assert "gtrace.training.MQGrad" in capsys.readouterr().err
-    assert gtrace("train", "--codec", "minmax", "--down", "same", str(tmp_path / "s.py")) == 2
-    assert gtrace("train", "--codec", "minmax", "--compute-time", "5s") == 2
-    assert "--network" in capsys.readouterr().err
+    code, _, err = call("train", "--codec", "minmax", "--policy", "mqgrad", str(tmp_path / "s.py"))
+    assert code == 2
+    assert "gtrace.training.MQGrad" in err
+    assert call("train", "--codec", "minmax", "--down", "same", str(tmp_path / "s.py")).returncode == 2
+    code, _, err = call("train", "--codec", "minmax", "--compute-time", "5s")
+    assert code == 2
+    assert "--network" in err

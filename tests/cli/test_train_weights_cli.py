@@ -2,29 +2,14 @@ import json
 
 import pytest
 
-from gtrace.cli import main
 from gtrace.runlog import read_runlog
 
 SMALL = ["--task", "digits-mlp", "--steps", "4", "--batch-size", "2", "--workers", "2"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
-
-
-def gtrace_train(*arguments):
-    """Exit code of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main(["train", *arguments])
-    return ended.value.code
-
-
-def test_a_table_with_the_error_of_the_weights(capsys):
-    assert gtrace_train("--quantize", "model", "--levels", "optimal,uniform", "--weight-levels", "5", *SMALL) == 0
-    out, err = capsys.readouterr()
+def test_a_table_with_the_error_of_the_weights(call):
+    code, out, err = call("train", "--quantize", "model", "--levels", "optimal,uniform", "--weight-levels", "5", *SMALL)
+    assert code == 0
     lines = out.splitlines()
     assert "warning" not in err
     assert lines[0].split() == ["codec", "accuracy", "loss", "bits", "sent", "variance", "weights"]
@@ -35,23 +20,25 @@ def test_a_table_with_the_error_of_the_weights(capsys):
     assert "digits-mlp-weights-optimal5-uniform5.jsonl" in out
 
 
-def test_json_and_the_command_of_the_log(folder, capsys):
+def test_json_and_the_command_of_the_log(folder, call):
     arguments = ["--codec", "alq:bits=4", "--quantize", "model", "--bits", "3", *SMALL]
-    assert gtrace_train(*arguments, "-o", "a.jsonl", "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
+    code, out, _ = call("train", *arguments, "-o", "a.jsonl", "--json")
+    assert code == 0
+    summary = json.loads(out)
     assert [run["run"] for run in summary["runs"]] == ["none", "alq:bits=4 weights=optimal7"]
     assert summary["weights"][0]["tensors"] == ["fc2.weight"]
     assert summary["runs"][0]["weight_error"] is None
     assert 0 < summary["runs"][1]["weight_error"] < 1
     command = read_runlog(folder / "a.jsonl")[0]["command"].split()
-    assert gtrace_train(*command[2:], "-o", "b.jsonl", "--json") == 0
-    again = json.loads(capsys.readouterr().out)
+    code, out, _ = call("train", *command[2:], "-o", "b.jsonl", "--json")
+    assert code == 0
+    again = json.loads(out)
     assert again["runs"][1]["loss"] == summary["runs"][1]["loss"]
 
 
-def test_seeds_show_the_error_of_the_weights(capsys):
-    assert gtrace_train("--quantize", "model", "--bits", "2", "--seeds", "2", *SMALL) == 0
-    out = capsys.readouterr().out
+def test_seeds_show_the_error_of_the_weights(call):
+    code, out, _ = call("train", "--quantize", "model", "--bits", "2", "--seeds", "2", *SMALL)
+    assert code == 0
     assert out.splitlines()[0].split()[-1] == "weights"
     assert "1.58 bits each" in out
 
@@ -72,8 +59,8 @@ def test_seeds_show_the_error_of_the_weights(capsys):
         (["--codec", "none", "--levels", "optimal", "x.py"], "choose own or common"),
     ],
 )
-def test_one_line_says_what_cannot_be(arguments, said, capsys):
-    assert gtrace_train(*arguments) == 2
-    err = capsys.readouterr().err
+def test_one_line_says_what_cannot_be(arguments, said, call):
+    code, _, err = call("train", *arguments)
+    assert code == 2
     assert said in err
     assert err.count("\n") == 1

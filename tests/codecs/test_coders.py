@@ -68,31 +68,26 @@ def test_one_value_unlike_all_before_does_not_cost_the_code(spec):
 
 @pytest.mark.parametrize("spec", LEVELS)
 def test_bits_are_expected_whatever_comes_after_the_fit(spec):
-    c = gtrace.codec(spec)
+    c, size = gtrace.codec(spec), 10_000
     rng = np.random.default_rng(1)
-    state, _ = fitted(c, gradient())
-    for x in (rng.normal(0, 1, SIZE), np.where(np.arange(SIZE) % 500, 0, 3.0), rng.uniform(-1, 1, SIZE)):
+    state, _ = fitted(c, gradient(size=size))
+    for x in (rng.normal(0, 1, size), np.where(np.arange(size) % 500, 0, 3.0), rng.uniform(-1, 1, size)):
         values = x.astype(np.float32)
         expected = c.expect(state, MomentSketch.from_spec(values, c.needs))
         assert np.isfinite(expected.bits_payload)
         if c.coder in ("huffman", "fixed"):
             assert expected.bits_payload <= expected.bits_fixed
-        lengths = []
-        for draw in range(6):
-            sign = np.float32(1 - 2 * (draw % 2))
-            key = Key.derive(0, tensor="later", draw=draw)
-            payload = c.encode(state, sign * values, key)
-            lengths.append(body_bits(payload))
-            assert c.decode(c.shared(state), payload, SIZE).size == SIZE
+        keys = [Key.derive(0, tensor="later", draw=draw) for draw in range(6)]
+        lengths = [body_bits(c.encode(state, values * np.float32(1 - 2 * (k % 2)), key)) for k, key in enumerate(keys)]
         error = np.std(lengths, ddof=1) / np.sqrt(6)
         # Codes of a symbol and its opposite differ by a bit, and a sketch does not know which sign comes more often.
-        signs = 0.0 if c.parts.grid.zero else np.sqrt(SIZE / 6)
-        assert abs(np.mean(lengths) - expected.bits_payload * SIZE) < 6 * error + signs + 32
+        signs = 0.0 if c.parts.grid.zero else np.sqrt(size / 6)
+        assert abs(np.mean(lengths) - expected.bits_payload * size) < 6 * error + signs + 32
 
 
 @pytest.mark.parametrize("spec", VARIANTS)
 def test_every_codec_says_its_bits_under_each_coder(spec):
-    c, x = gtrace.codec(spec), gradient(2, 20_000)
+    c, x = gtrace.codec(spec), gradient(2, 10_000)
     state, _ = fitted(c, x)
     payload = c.encode(state, x, KEY)
     bits = body_bits(payload) / x.size
@@ -204,16 +199,17 @@ def test_amq_of_two_levels_has_nothing_to_send():
 
 @pytest.mark.parametrize("spec", [*OWN, "topk:ratio=0.1", "mem-sgd:ratio=0.1", "qsgd:bits=4"])
 def test_coded_payloads_that_are_wrong_are_refused(spec):
-    c, x = gtrace.codec(spec), gradient(7)
+    size = 10_000
+    c, x = gtrace.codec(spec), gradient(7, size)
     state, _ = fitted(c, x)
     shared, payload = c.shared(state), c.encode(state, x, KEY)
-    body, flags = open_envelope(payload, codec=c.name, size=SIZE, shared=shared)
+    body, flags = open_envelope(payload, codec=c.name, size=size, shared=shared)
     body = bytes(body)
 
     def decoded(data, flags=flags):
-        return c.decode(shared, seal(data, codec=c.name, size=SIZE, shared=shared, flags=flags), SIZE)
+        return c.decode(shared, seal(data, codec=c.name, size=size, shared=shared, flags=flags), size)
 
-    assert decoded(body).size == SIZE
+    assert decoded(body).size == size
     for data in (body[:-1], body + b"\0", body[: len(body) // 2], body[:3], b""):
         with pytest.raises(PayloadError):
             decoded(data)
@@ -226,7 +222,7 @@ def test_coded_payloads_that_are_wrong_are_refused(spec):
         for at in rng.integers(0, min(len(body), 400), 3):
             damaged[at] ^= 1 << int(rng.integers(8))
         with contextlib.suppress(PayloadError):
-            assert decoded(bytes(damaged)).size == SIZE
+            assert decoded(bytes(damaged)).size == size
 
 
 def test_values_of_sparse_codecs_are_coded_where_there_are_enough():

@@ -7,30 +7,14 @@ import gtrace
 from gtrace import testing
 from gtrace.codecs.sparse import AdaComp, Dgc, Dropping, MemSgd, RandomK, TopK, kept, largest, magnitudes
 from gtrace.coding import ENVELOPE_BYTES, Floats, seal
-from gtrace.coding.sparse import encode_positions, encode_sparse
+from gtrace.coding.sparse import encode_positions
 from gtrace.errors import PayloadError
 from gtrace.kernels import elementwise
 from gtrace.types import Key
 
-VARIANTS = [
-    TopK(),
-    TopK(coder="fixed"),
-    TopK(ratio=0.5),
-    TopK(ratio=1),
-    MemSgd(),
-    MemSgd(ratio=0.1, coder="fixed"),
-    Dropping(),
-    Dropping(ratio=0.1, sample=0.05),
-    RandomK(ratio=0.25),
-    RandomK(ratio=0.5),
-    RandomK(ratio=0.25, scale=False),
-    RandomK(ratio=1),
-    Dgc(),
-    Dgc(ratio=0.01, warmup=8, clip=1.0),
-    Dgc(masking=False, momentum=0.0),
-    AdaComp(),
-    AdaComp(bin_size=7),
-]
+
+def encode_sparse(positions, values, size):
+    return encode_positions(positions, size) + np.asarray(values, "<f4").tobytes()
 
 
 def once(c, values, state=None, key=(1, 2)):
@@ -52,11 +36,6 @@ def gradients(steps, size=400, seed=0):
 def naive_largest(x, count):
     """Positions of the largest magnitudes, of equal ones the first."""
     return sorted(sorted(range(len(x)), key=lambda i: (-abs(float(x[i])), i))[:count])
-
-
-@pytest.mark.parametrize("c", VARIANTS, ids=str)
-def test_laws(c):
-    testing.check_codec(c, spike=False)
 
 
 def test_a_random_choice_keeps_a_mean_that_is_right():
@@ -322,7 +301,9 @@ def test_a_sealed_body_that_says_nonsense_is_refused(c, data):
         c.decode(b"", sealed(c, data, 20), 20)
 
 
-@pytest.mark.parametrize("c", [*VARIANTS[:3], Dropping(), RandomK(), Dgc(), AdaComp()], ids=str)
+@pytest.mark.parametrize(
+    "c", [TopK(), TopK(coder="fixed"), TopK(ratio=0.5), Dropping(), RandomK(), Dgc(), AdaComp()], ids=str
+)
 def test_random_bodies_are_refused_or_have_the_right_shape(c):
     rng = np.random.default_rng(7)
     refused = 0

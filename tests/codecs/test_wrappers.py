@@ -57,13 +57,6 @@ def played(c, gradients, start=0, state=None):
     return arrived, state
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_laws(spec):
-    c = gtrace.codec(spec)
-    assert str(c) == spec
-    testing.check_codec(c, spike=False)
-
-
 def test_a_rotation_keeps_a_mean_that_is_right():
     testing.check_spike(gtrace.codec("rotate:qsgdinf:bits=3"))
 

@@ -5,35 +5,17 @@ from __future__ import annotations
 import io
 import re
 import sqlite3
-import subprocess
-import sys
-from contextlib import chdir, closing, redirect_stderr, redirect_stdout
+from contextlib import chdir, closing, redirect_stdout
 
 import pytest
-from helpers_docs import DOCS, OTHERS, PAGES, ROOT, blocks, differs, gtrace_words, provide
+from helpers_docs import DOCS, OTHERS, PAGES, ROOT, blocks, differs, gtrace_words, provide, run_command
 
-from gtrace.cli import gtrace, main
+from gtrace.cli import gtrace
 from gtrace.codecs import split_specs
 
 BLOCKS = {page: blocks(page) for page in PAGES}
 RUNNABLE = [page for page, found in BLOCKS.items() if any(b.is_shell or b.language in ("python", "sql") for b in found)]
 KNOWN = ("not run: ", "run by: ", "with: ", "file: ", "numbers differ", "generated: ")
-
-
-def run_command(words, folder):
-    """What a command of gtrace prints; what patches torch or registers codecs gets a process of its own."""
-    if words[0] == "capture" or any(word.endswith(".py") for word in words):
-        command = [sys.executable, "-m", "gtrace", *words]
-        done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
-        assert done.returncode == 0, f"gtrace {' '.join(words)}\n{done.stdout}"
-        return done.stdout
-    both = io.StringIO()
-    with redirect_stdout(both), redirect_stderr(both), pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 0, f"gtrace {' '.join(words)}\n{both.getvalue()}"
-    return both.getvalue()
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
@@ -69,7 +51,7 @@ def test_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
             elif block.is_shell:
                 for words, shown in block.commands:
                     assert words[0] == "gtrace", f"{where}: {words[0]} is not run; say why in a comment"
-                    printed = run_command(words[1:], tmp_path)
+                    printed = run_command(words[1:])
                     if any(line.strip() for line in shown):
                         wrong = differs(shown, printed.splitlines(), numbers=numbers)
                         assert wrong is None, f"{where}: {' '.join(words)} does not print:\n{wrong}\nbut:\n{printed}"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
-import shlex
-import subprocess
-import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from pathlib import Path
+from contextlib import chdir
 
 import pytest
 import yaml
+from helpers_docs import ROOT, blocks, run_command
 
-from gtrace.cli import main
+from gtrace.fitting.magnitudes import LAWS
+from gtrace.report.analysis.traces import law_sections, mean_over_layers
+from gtrace.trace import open_trace
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "neural-gradients.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = blocks("docs/neural-gradients.md")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|[▁▂▃▄▅▆▇█]+")
 
 
@@ -27,49 +23,28 @@ def shape(line):
     return " ".join(_NUMBER.sub("N", line).split())
 
 
-def output_of(arguments, folder):
-    """What ``gtrace`` prints; only a capture, which patches torch, needs a process of its own."""
-    if arguments[0] == "capture":
-        command = [sys.executable, "-m", "gtrace", *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        code, printed = done.returncode, done.stdout + done.stderr
-    else:
-        both = io.StringIO()
-        with chdir(folder), redirect_stdout(both), redirect_stderr(both), pytest.raises(SystemExit) as ended:
-            main(arguments)
-        code, printed = ended.value.code, both.getvalue()
-    assert code == 0, f"{arguments}\n{printed}"
-    return printed
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Every command of the page in a folder of its own: command -> what it printed."""
+    """The folder in which every command of the page ran; what is shown below each, and what it printed."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "samples").symlink_to(ROOT / "samples")
-    found = {}
-    for block in BLOCKS:
-        for line in block.splitlines():
-            if line.startswith("$ gtrace "):
-                arguments = shlex.split(line.removeprefix("$ gtrace "))
-                found[line] = output_of(arguments, folder)
-    return folder, found
+    with chdir(folder):
+        commands = [command for block in BLOCKS if block.language == "console" for command in block.commands]
+        return folder, [(shown, run_command(words[1:])) for words, shown in commands]
 
 
 def test_commands_print_what_the_page_shows(ran):
     _, found = ran
     assert len(found) == 6
-    for block in BLOCKS:
-        command, printed = "", set()
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                command, printed = line, {shape(out) for out in found[line].splitlines()}
-            elif line and line != "..." and not line.startswith(("Nearest law", "The lognormal law's mean", "Mind:")):
-                assert shape(line) in printed, f"{command} does not print: {line}"
+    for shown, printed in found:
+        there = {shape(line) for line in printed.splitlines()}
+        for line in shown:
+            if line and line != "..." and not line.startswith(("Nearest law", "The lognormal law's mean", "Mind:")):
+                assert shape(line) in there, f"not printed: {line}"
 
 
 def test_the_recipe_has_what_the_page_shows(ran):
-    (shown,) = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])
+    ((shown,),) = (yaml.safe_load(block.text) for block in BLOCKS if block.language == "yaml")
     layers = yaml.safe_load((ran[0] / "recipe.yaml").read_text())["layers"]
     (layer,) = [layer for layer in layers if layer["tensor"] == shown["tensor"]]
     assert set(shown) <= set(layer)
@@ -78,11 +53,6 @@ def test_the_recipe_has_what_the_page_shows(ran):
 
 
 def test_what_is_said_to_reproduce_does(ran):
-    from gtrace.fitting.magnitudes import LAWS
-    from gtrace.report.analysis.traces import law_sections
-    from gtrace.report.analysis.traces import mean_over_layers
-    from gtrace.trace import open_trace
-
     with open_trace(ran[0] / "cnn.zarr") as trace:
         (section,) = law_sections(trace)
     steps, means = mean_over_layers(section)

@@ -95,14 +95,14 @@ def test_the_optimum_is_stationary(name, zero):
 
 def test_signed_levels_of_a_law_that_is_not_even():
     law = MIXTURES["shifted"]
-    levels = alq_levels(law, 3, symmetric=False)
+    levels = alq_levels(law, 3, None)
     assert levels.size == 8
     assert (levels[0], levels[-1]) == (-1.0, 1.0)
-    free = expected_variance(law, levels, symmetric=False)
+    free = expected_variance(law, levels, None)
     mirrored = expected_variance(law, alq_levels(law, 3, zero=False), zero=False)
     assert free < mirrored
     nonnegative = MIXTURES["half"]
-    assert alq_levels(nonnegative, 3, symmetric=False) == pytest.approx(alq_levels(nonnegative, 4), rel=1e-9)
+    assert alq_levels(nonnegative, 3, None) == pytest.approx(alq_levels(nonnegative, 4), rel=1e-9)
 
 
 @pytest.mark.parametrize("start", ["uniform", "exponential"])
@@ -304,7 +304,7 @@ def test_one_free_level_and_none():
         ({"bits": 3, "start": [0.0, 0.1, 0.1, 1.0]}, "ascending"),
         ({"bits": 3, "start": [0.1, 0.2, 0.3, 1.0]}, "first 0"),
         ({"bits": 3, "start": [0.0, 0.2, 0.3, 1.0], "zero": False}, "first one above 0"),
-        ({"bits": 2, "start": [0.0, 0.2, 0.3, 1.0], "symmetric": False}, "first -1"),
+        ({"bits": 2, "start": [0.0, 0.2, 0.3, 1.0], "zero": None}, "first -1"),
         ({"bits": 3, "sweeps": -1}, "negative"),
     ],
 )

@@ -327,9 +327,9 @@ def test_variance_asks_for_levels_that_cover_the_law():
     with pytest.raises(UsageError, match="cover"):
         expected_variance(law, [0.0, 0.5])
     with pytest.raises(UsageError, match="cover"):
-        expected_variance(law, [0.0, 1.0], symmetric=False)
+        expected_variance(law, [0.0, 1.0], None)
     with pytest.raises(UsageError, match="two ascending"):
-        expected_variance(law, [1.0, -1.0], symmetric=False)
+        expected_variance(law, [1.0, -1.0], None)
     with pytest.raises(UsageError, match="first level must be 0"):
         expected_variance(law, [0.5, 1.0])
     inner = TruncatedNormalMixture([0.0], [0.1], [1.0], support=(-0.25, 0.5))

@@ -134,7 +134,7 @@ def test_matches_the_quadratic_recursion(case):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", sorted(laws(8, 0)))
 def test_matches_twins_on_laws(name, weighted):
-    n = 400 if name in WIDE else 12_000
+    n = 400 if name in WIDE else 4_000
     x = laws(n, 3)[name]
     weights = rng(4).lognormal(0, 2, x.size) * (rng(5).random(x.size) < 0.8) if weighted else None
     twin = quadratic_optimum if name in WIDE else monotone_optimum
@@ -228,12 +228,12 @@ def test_a_second_level_in_a_cell_never_lowers_a_bound(name, monkeypatch):
 @pytest.mark.parametrize("name", ["normal", "t1", "lognormal3", "spiked", "clusters", "rounded"])
 def test_certificate_holds_at_two_million_points(name):
     x = laws(2_000_000, 9)[name]
-    for s in (2, 5, 16):
+    points = np.unique(x)
+    for s in (2, 16):
         levels, value, bound = certified_levels(x, s)
         assert levels.size == s
         assert 0 < bound <= value <= bound * (1 + 1e-9)
         # no level can be moved to a neighbouring point with profit
-        points = np.unique(x)
         for k in range(1, s - 1):
             at = np.searchsorted(points, levels[k])
             for other in points[[at - 1, at + 1]]:

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 from helpers_report import LAYERS, METHODS, STEPS, result_of, row, rows_of
 
-from gtrace.report.analysis.families import label
+from gtrace.report.analysis.families import MEASURES, SUMMED, label
 from gtrace.report.analysis.sweep import analyze
+from gtrace.report.section import flat
+from gtrace.report.sections.sweep_tables import configuration_table
+from gtrace.sweep import COLUMNS
 
 
 def by_spec(analysis):
@@ -240,3 +243,14 @@ def test_an_amount_is_not_named_beside_the_budget_that_takes_its_place():
     found = label(specs, ["mcgq", "mcgq", "powersgd"], parameters)
     assert found.families == ("mcgq", "mcgq", "powersgd")
     assert found.settings == ("amount 0.1", "b4", "rank 2")
+
+
+def test_a_metric_is_declared_once():
+    assert set(SUMMED) <= set(COLUMNS)
+    analysis = analyze(result_of({**r, "update_error": 0.25, "optimal_variance": 0.1} for r in rows_of(bits=[2])))
+    headings = [column.heading for column in configuration_table(analysis).columns]
+    known = {name: m.column.heading for name, m in MEASURES.items() if name != "model_variance"}
+    assert headings == ["configuration", "", *known.values()]
+    for c in analysis.configurations:
+        assert flat(c).keys() >= known.keys()
+        assert c.update_error == pytest.approx(0.25)

@@ -1,39 +1,56 @@
-import io
+import dataclasses
 import math
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import numpy as np
 import pytest
-from helpers_report import EVIL, LAYERS, METHODS, result_of, row, rows_of, write_runs
+from helpers_laws import write_laws
+from helpers_report import (
+    EVIL,
+    LAYERS,
+    METHODS,
+    fit_details,
+    fitted_rows,
+    result_of,
+    row,
+    rows_of,
+    write_runs,
+    write_sweep,
+)
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from gtrace.errors import UsageError
+from gtrace.report import draw, figure_names, load_report, make_report
+from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.analysis.run_logs import analyze_runs
 from gtrace.report.analysis.runs import running_mean
 from gtrace.report.analysis.sweep import analyze
-from gtrace.report.figures import heatmap, training
+from gtrace.report.figures import FIGURES, heatmap, training
 from gtrace.report.figures import sweep as figures
+from gtrace.report.figures.charts import draw_chart
 from gtrace.report.figures.style import _METHODS, DARK, look
 from gtrace.report.figures.svg import render
 from gtrace.report.names import shorten_all
+from gtrace.report.section import Chart, Curve, Panel
 from gtrace.report.sections.sweep import sweep_figures
 from gtrace.report.sections.training import run_figures
 from gtrace.runlog import read_runlog
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    return analyze(result_of(rows_of()))
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return analyze_runs(read_runlog(write_runs(tmp_path_factory.mktemp("runs") / "a.jsonl")))
+def runs(run_report):
+    return run_report.runs[0]
 
 
 def curves(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def every_line(axes):
+    return {line.get_label(): line for line in axes.lines}
 
 
 def words(figure):
@@ -107,8 +124,8 @@ def test_many_methods_are_listed_beside_the_axes_on_a_logarithmic_axis():
     analysis = with_everything()
     assert [f.label for f in analysis.families if f.label.endswith("topk")] == ["ef:topk", "topk"]
     assert {c.setting for c in analysis.configurations if c.method == "ef:topk"} == {"ratio 0.001", "ratio 0.1"}
-    for draw in (figures.rate_distortion, figures.variance_over_steps):
-        figure = draw(analysis)
+    for make in (figures.rate_distortion, figures.variance_over_steps):
+        figure = make(analysis)
         (legend,) = figure.legends
         assert len(legend.get_texts()) == len(analysis.families)
         assert not boxes(figure.axes[0])
@@ -135,7 +152,10 @@ def test_heat_map_has_a_cell_for_every_layer_and_configuration(sweep):
 
 
 def test_training_curves_hold_every_step_and_every_test(runs):
-    for figure, x in ((training.training_over_steps(runs), "steps"), (training.training_over_bits(runs), "sent")):
+    for figure, x in (
+        (training.training_curves(runs, "steps"), "steps"),
+        (training.training_curves(runs, "bits"), "sent"),
+    ):
         loss, test = figure.axes
         for run, name in zip(runs.runs, ("uncompressed", "qsgdinf b3"), strict=True):
             raw = curves(loss)[f"every step of {name}"]
@@ -210,18 +230,17 @@ def odd_sweeps():
 def test_every_figure_survives_odd_input(case):
     analysis = analyze(result_of(odd_sweeps()[case]))
     empty = {"no rows", "no numbers", "no error"}
-    for draw, lacking in (
+    for make, lacking in (
         (figures.rate_distortion, {"no bits"}),
         (figures.variance_over_steps, {"no bits"}),
         (figures.bits_over_steps, {"no bits"}),
         (figures.wasserstein, {"no bits", "200 layers"}),
         (heatmap.layer_heatmap, set()),
     ):
-        svg = render(draw(analysis), "svg", text_as_paths=False)
-        ET.fromstring(svg)
         # The uncompressed gradient has bits, if no error.
-        assert (b"nothing to draw" in svg) == (
-            case in empty - ({"no error"} if draw is figures.bits_over_steps else set()) | lacking
+        said = {text.get_text() for text in make(analysis).findobj(Text)}
+        assert ("nothing to draw" in said) == (
+            case in empty - ({"no error"} if make is figures.bits_over_steps else set()) | lacking
         )
 
 
@@ -234,8 +253,8 @@ def test_names_are_drawn_literally():
     # Mathematics would be typeset: the dollars would not reach the file.
     rows = rows_of(methods=("qsgd",), bits=[2, 3], layers=("w",))
     rows = [{**r, "method": "$x^2$", "codec": f"{r['bits']}"} for r in rows]
-    for draw in (figures.rate_distortion, figures.variance_over_steps, heatmap.layer_heatmap):
-        svg = render(draw(analyze(result_of(rows))), "svg", text_as_paths=False).decode()
+    for make in (figures.rate_distortion, figures.variance_over_steps, heatmap.layer_heatmap):
+        svg = render(make(analyze(result_of(rows))), "svg", text_as_paths=False).decode()
         assert "$x^2$" in "".join(ET.fromstring(svg).itertext())
 
 
@@ -273,26 +292,16 @@ def test_no_word_of_a_heat_map_is_cut_off(layers):
         assert frame.y0 <= box.y0 <= box.y1 <= frame.y1, text.get_text()
 
 
-def test_files_are_the_same_every_time(sweep):
-    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        first = render(figures.rate_distortion(sweep), kind)
-        assert first.startswith(start)
-        assert first == render(figures.rate_distortion(sweep), kind)
-
-
-def test_the_callers_settings_are_left_alone(sweep):
+def test_files_are_the_same_every_time_and_the_callers_settings_are_left_alone(sweep):
     before = dict(mpl.rcParams)
+    drawn = figures.rate_distortion(sweep)
+    files = {kind: render(drawn, kind) for kind in ("png", "svg", "pdf")}
+    assert [files[kind][:4] for kind in files] == [b"\x89PNG", b"<?xm", b"%PDF"]
     with mpl.rc_context({"font.size": 30.0, "axes.grid": False}):
-        styled = render(figures.rate_distortion(sweep), "svg")
+        again = figures.rate_distortion(sweep)
+        assert {kind: render(again, kind) for kind in files} == files
         assert mpl.rcParams["font.size"] == 30.0
-    assert styled == render(figures.rate_distortion(sweep), "svg")
     assert dict(mpl.rcParams) == before
-
-
-def test_figures_save_outside_of_the_package_too(sweep):
-    buffer = io.BytesIO()
-    figures.rate_distortion(sweep).savefig(buffer, format="pdf")
-    assert buffer.getvalue().startswith(b"%PDF")
 
 
 def luminance(colour):
@@ -325,3 +334,214 @@ def test_methods_look_different_always_the_same_and_legible():
         assert contrast(DARK[x.text], DARK["#ffffff"]) >= 4.5
         assert contrast(DARK[x.line], DARK["#ffffff"]) >= 3.0
     assert math.isclose(contrast("#000000", "#ffffff"), 21)
+
+
+# Steps, bits over training, many layers, simulated time
+
+
+@pytest.fixture(scope="module")
+def refitted(whole):
+    return analyze(dataclasses.replace(whole, provenance={"refit": [0, 20, 21]}))
+
+
+@pytest.fixture(scope="module")
+def records(log):
+    found = read_runlog(log)
+    for record in found:
+        if record["type"] == "step":
+            record["sim_seconds"] = 0.5
+            record["fit_seconds"] = 0.01 if record["run"] != "none" and record["step"] in (0, 50) else 0.0
+    return found
+
+
+def test_error_bars_span_the_middle_of_the_steps(refitted):
+    axes = figures.rate_distortion(refitted).axes[0]
+    bars = {c.get_label().lstrip("_"): c for c in axes.collections}
+    (family,) = [f for f in refitted.families if f.label == "qsgdinf"]
+    for i, segment in zip(family.members, bars["qsgdinf"].get_segments(), strict=True):
+        expected = np.quantile(refitted.per_step[i], [0.1, 0.9])
+        np.testing.assert_allclose(segment[:, 1], expected)
+        np.testing.assert_allclose(segment[:, 0], refitted.configurations[i].bits)
+    # Two steps have no middle.
+    low, high = figures.middle_of_steps(np.array([[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]]))
+    assert np.isnan(low[0])
+    assert np.isnan(high[0])
+    assert (low[1], high[1]) == pytest.approx((1.2, 2.8))
+
+
+def test_bits_over_steps_by_hand():
+    rows = [
+        row(layer, step, bits=3, n=n, squared_error=0.1, bits_total=bits)
+        for layer, n, values in (("w", 300, (1.0, 2.0)), ("v", 100, (3.0, None)))
+        for step, bits in zip((0, 10), values, strict=True)
+    ]
+    analysis = analyze(result_of(rows))
+    np.testing.assert_allclose(analysis.bits_per_step, [[1.5, np.nan]])
+
+
+def test_bits_over_steps_with_the_steps_of_updates(refitted):
+    axes = figures.bits_over_steps(refitted).axes[0]
+    chosen = refitted.nearest(next(f for f in refitted.families if f.label == "qsgdinf"), 3.0)
+    np.testing.assert_allclose(every_line(axes)["qsgdinf"].get_ydata(), refitted.bits_per_step[chosen])
+    # Step 21 was asked for and not recorded.
+    assert every_line(axes)["updates"].get_xdata().tolist() == [0, 20]
+    plain = analyze(result_of(rows_of(bits=[2, 3]), provenance={"refit": "previous"}))
+    assert "updates" not in every_line(figures.bits_over_steps(plain).axes[0])
+
+
+def test_bits_of_a_run_with_its_updates(records):
+    analysis = analyze_runs(records)
+    found = every_line(training.bits_over_steps(analysis).axes[0])
+    assert found["uncompressed"].get_ydata().tolist() == [32.0] * 120
+    assert found["qsgdinf b3"].get_ydata().tolist() == [3.0] * 120
+    assert found["updates of qsgdinf b3"].get_xdata().tolist() == [0, 50]
+    assert found["updates of uncompressed"].get_xdata().tolist() == []
+
+
+def test_training_against_simulated_time_where_it_is_logged(records):
+    analysis = analyze_runs(records)
+    assert "training-over-time" in [plate.name for plate in run_figures(analysis)]
+    loss, test = training.training_curves(analysis, "time").axes
+    assert every_line(loss)["every step of uncompressed"].get_xdata()[[0, -1]].tolist() == [0.5, 60.0]
+    assert every_line(test)["qsgdinf b3"].get_xdata()[0] == 10.0
+    assert loss.get_xlabel() == "simulated time (s)"
+    without = [{k: v for k, v in r.items() if k != "sim_seconds"} for r in records]
+    assert "training-over-time" not in [plate.name for plate in run_figures(analyze_runs(without))]
+
+
+def test_wasserstein_has_every_configuration(refitted):
+    axes = figures.wasserstein(refitted).axes[0]
+    for family in refitted.families:
+        expected = sorted(
+            (refitted.configurations[i].relative_variance, refitted.configurations[i].w1_normalized)
+            for i in family.members
+        )
+        assert every_line(axes)[family.label].get_xydata().tolist() == [list(point) for point in expected]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([f"w{k}" for k in range(5)], [(k, f"w{k}") for k in range(5)]),
+        (
+            [f"layers.{k}.{part}" for k in range(40) for part in ("attention.0.weight", "attention.1.weight", "norm")],
+            [(3 * k + 1, f"layers.{k}") for k in range(40)],
+        ),
+        ([f"w{k}" for k in range(200)], [(k, f"w{k}") for k in range(0, 200, 4)]),
+        ([f"a.{'x' * k}" for k in range(1, 71)], None),
+    ],
+)
+def test_rows_of_a_heat_map_are_named_one_by_one_by_block_or_every_few(names, expected):
+    found = heatmap.row_names(names)
+    assert len(found) <= MOST_NAMED
+    if expected is not None:
+        assert found == expected
+
+
+def test_names_of_many_rows_do_not_touch():
+    rows = rows_of(("qsgd",), [3], [f"model.layers.{k}.attention.weight" for k in range(200)], (0,), draws=0)
+    figure = heatmap.layer_heatmap(analyze(result_of(rows)))
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].get_yticklabels()]
+    assert len(boxes) == 50
+    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+    assert figure.get_figheight() < 14
+
+
+# Charts: bars and points by category, marks, ticks
+
+
+def axes_of(panel):
+    return draw_chart(Chart((panel,), "")).axes[0]
+
+
+def test_curves_that_share_no_category_stand_on_their_own_and_others_side_by_side():
+    alone = axes_of(Panel((Curve("a", ("x",), (1.0,)), Curve("b", ("y",), (2.0,))), bars=True))
+    assert [bar.get_x() + bar.get_width() / 2 for bar in alone.patches] == pytest.approx([0, 1])
+    beside = axes_of(Panel((Curve("a", ("x", "y"), (1.0, 2.0)), Curve("b", ("y",), (2.0,))), bars=True))
+    assert [bar.get_x() + bar.get_width() / 2 for bar in beside.patches] == pytest.approx([-0.2, 0.8, 1.2])
+
+
+def test_points_stand_in_the_place_of_bars_with_their_interval():
+    axes = axes_of(Panel((Curve("a", ("x",), (91.0,), (90.0,), (93.0,), form="points"),), bars=True))
+    assert not axes.patches
+    assert axes.lines[0].get_linestyle() == "None"
+    assert axes.lines[0].get_xydata().tolist() == [[0.0, 91.0]]
+    low, high = axes.collections[0].get_segments()[0]
+    assert (low[1], high[1]) == (90.0, 93.0)
+    assert axes.get_ylim()[0] > 50  # such an axis need not begin at 0
+
+
+def test_variants_of_a_method_are_paler_bars():
+    curves = (Curve("ALQ", ("x",), (1.0,), method="alq"), Curve("ALQ-N", ("x",), (1.0,), method="alq-n"))
+    plain, variant = axes_of(Panel(curves, bars=True)).patches
+    assert plain.get_facecolor()[:3] == variant.get_facecolor()[:3]
+    assert (plain.get_alpha(), variant.get_alpha()) == (1.0, 0.5)
+
+
+def test_a_mark_is_a_named_vertical_line():
+    axes = axes_of(Panel((Curve("a", (0.0, 9.5), (1.0, 2.0)),), marks=(("drop", 4.0),)))
+    assert axes.lines[-1].get_xdata() == [4.0, 4.0]
+    assert [text.get_text() for text in axes.texts] == ["drop"]
+
+
+@pytest.mark.parametrize(("places", "whole"), [((2, 3, 4), True), ((2.0, 3.0, 4.5), False)])
+def test_whole_numbers_have_ticks_at_whole_numbers(places, whole):
+    ticks = axes_of(Panel((Curve("a", places, (1.0, 2.0, 3.0)),))).get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks) == whole
+
+
+# Figures by their names
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gallery")
+    trace = write_laws(folder / "t.zarr", kinds=("weight",), steps=(0,))
+    sweep = result_of(fitted_rows(), details=fit_details())
+    return make_report([sweep], [write_runs(folder / "a.jsonl", steps=20)], [trace])
+
+
+def test_every_figure_of_a_report_is_in_the_register(report):
+    own = {name.removeprefix("weight-") if name != "weight-gradients" else name for name in figure_names(report)}
+    assert own < set(figure_names())
+    assert set(figure_names()) == set(FIGURES)
+    # What this report lacks; other tests draw those.
+    assert set(FIGURES) - own == {
+        "equivalent-batch",
+        "neural-gradients",
+        "weight-gradients",
+        "training-over-time",
+        "wasserstein",
+        "savings",
+        "plan-frontier",
+        "plan-bits",
+        "plan-budgets",
+    }
+
+
+def test_a_figure_is_drawn_by_its_name(report):
+    figure = draw(report, "rate-distortion")
+    assert isinstance(figure, Figure)
+    assert figure.axes[0].get_xlabel() == "measured bits per coordinate"
+    # The kind of gradient may be left out where there is one.
+    assert draw(report, "mu-and-sigma").axes[0].get_title() == draw(report, "weight-mu-and-sigma").axes[0].get_title()
+
+
+def test_names_that_say_nothing_are_refused(report):
+    with pytest.raises(UsageError, match="'rate-distorsion': no such figure; did you mean rate-distortion"):
+        draw(report, "rate-distorsion")
+    with pytest.raises(UsageError, match="'neural-gradients': these results have nothing for it; they have rate-"):
+        draw(report, "neural-gradients")
+    with pytest.raises(UsageError, match="these results have nothing to draw"):
+        draw(make_report([result_of([])]), "layers")
+
+
+def test_of_several_inputs_the_name_says_which(tmp_path):
+    rows = list(rows_of(bits=[3], layers=("w",), steps=(0,), methods=("qsgd",)))
+    report = load_report([write_sweep(tmp_path / f"{name}.sweep.db", rows) for name in ("a b", "c")])
+    assert {"a_b-layers", "c-layers"} <= set(figure_names(report))
+    assert isinstance(draw(report, "c-layers"), Figure)
+    with pytest.raises(UsageError, match="choose a_b-layers, c-layers"):
+        draw(report, "layers")

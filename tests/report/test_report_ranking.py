@@ -5,13 +5,15 @@ import math
 
 import numpy as np
 import pytest
-from helpers_report import result_of, row
+from helpers_report import result_of, row, rows_of
 
-from gtrace.report.analysis.equal_bits import OUTCOMES, all_at_bits, at_bits, choose_targets
+from gtrace.report.analysis.equal_bits import all_at_bits, at_bits, choose_targets, pareto_front
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.section import PARETO
 from gtrace.report.sections.sweep_tables import comparison_table, configuration_table, equal_bits_table, layer_tables
-from gtrace.report.sections.sweep_words import sweep_verdict
+from gtrace.report.sections.sweep_words import off_target, sweep_verdict
+
+NAN = math.nan
 
 
 def curve(method, points, bias=0.0, **values):
@@ -54,31 +56,19 @@ def test_a_codec_that_ends_below_a_target_without_the_least_error_is_not_ranked_
     assert [at.outcome for at in found] == ["all-below", "interpolated"]
 
 
-def test_more_bits_never_make_a_method_worse():
-    found = at_bits([1.0, 1.9, 2.3], [0.5, 0.01, 0.3], 2.2)
-    assert (found.variance, found.outcome, found.bits, found.lower) == (0.01, "fewer", 1.9, 1)
-
-
 # Brackets
 
 
 def test_wide_brackets_are_refused_and_said():
-    points = [(2.1, 0.2), (3.9, 0.01)]
-    found = at_bits(*zip(*points, strict=True), 3.0)
-    assert (found.outcome, math.isnan(found.variance)) == ("wide", True)
-    rows = curve("alq", points) + curve("qsgd", [(2.5, 0.3), (3.5, 0.1)]) + curve("zipml", [(2.5, 0.2), (3.5, 0.1)])
+    rows = (
+        curve("alq", [(2.1, 0.2), (3.9, 0.01)])
+        + curve("qsgd", [(2.5, 0.3), (3.5, 0.1)])
+        + curve("zipml", [(2.5, 0.2), (3.5, 0.1)])
+    )
     table = equal_bits_table(analyze(result_of(rows), targets=[3]))
     (cells,) = [cells for cells in table.rows if cells[0].text == "alq"]
     assert cells[1].hint == "not measured near 3 bits: neighbours at 2.10 and 3.90 bits"
     assert any("alq (neighbours at 2.10 and 3.90 bits) near 3 bits" in note for note in table.notes)
-
-
-def test_neighbours_one_bit_apart_and_their_fitted_levels_are_interpolated():
-    assert at_bits([2.05, 3.1], [0.4, 0.1], 2.5).outcome == "interpolated"
-
-
-def test_every_outcome_has_words():
-    assert all(OUTCOMES.values())
 
 
 # Targets
@@ -89,37 +79,28 @@ def steps_of_one(low, high, error=1.0):
     return bits.tolist(), (error * 4.0**-bits).tolist()
 
 
-def test_targets_are_where_three_methods_overlap():
-    curves = [steps_of_one(1.5, 6), steps_of_one(2, 5.5), steps_of_one(2.5, 9), steps_of_one(7, 9)]
-    assert choose_targets(curves) == (3.0, 4.0, 5.0)
-
-
-def test_at_most_four_targets_around_three_bits():
-    assert choose_targets([steps_of_one(0.5, 9)] * 3) == (1.0, 2.0, 3.0, 4.0)
-
-
-def test_halves_beside_a_single_whole_number():
-    curves = [steps_of_one(1.5, 2), steps_of_one(1.5, 2.2), steps_of_one(1.5, 2), steps_of_one(1.3, 1.8)]
-    assert choose_targets(curves) == (1.5, 2.0)
-
-
-def test_two_methods_are_enough_when_there_are_two():
-    assert choose_targets([steps_of_one(2, 3), steps_of_one(2.5, 4)]) == (2.5, 3.0)
-
-
-def test_sparse_methods_are_compared_where_they_are():
-    curves = [([0.05 * k, 0.05 * k + 0.3], [0.5, 0.1]) for k in (1, 2, 3)]
-    assert choose_targets(curves) == (0.2,)
+@pytest.mark.parametrize(
+    ("curves", "targets"),
+    [
+        ([steps_of_one(1.5, 6), steps_of_one(2, 5.5), steps_of_one(2.5, 9), steps_of_one(7, 9)], (3.0, 4.0, 5.0)),
+        # At most four, around three bits.
+        ([steps_of_one(0.5, 9)] * 3, (1.0, 2.0, 3.0, 4.0)),
+        # Halves beside a single whole number.
+        ([steps_of_one(1.5, 2), steps_of_one(1.5, 2.2), steps_of_one(1.5, 2), steps_of_one(1.3, 1.8)], (1.5, 2.0)),
+        ([steps_of_one(2, 3), steps_of_one(2.5, 4)], (2.5, 3.0)),
+        ([([0.05 * k, 0.05 * k + 0.3], [0.5, 0.1]) for k in (1, 2, 3)], (0.2,)),
+        # Single points are targets of their own.
+        ([([0.62], [5.0])], (0.62,)),
+        ([([math.nan], [1.0])], ()),
+    ],
+)
+def test_targets_are_where_most_methods_overlap(curves, targets):
+    assert choose_targets(curves) == targets
 
 
 def test_a_rate_where_everybody_loses_more_than_the_gradient_is_of_no_use():
     curves = [([1.0, 1.5, 2.0], [29.0, 3.0, 0.1 * k]) for k in (1, 2, 3)]
     assert 1.0 not in choose_targets(curves)
-
-
-def test_single_points_are_targets_of_their_own():
-    assert choose_targets([([0.62], [5.0])]) == (0.62,)
-    assert choose_targets([([math.nan], [1.0])]) == ()
 
 
 def test_a_sweep_of_three_nominal_bits_finds_something_to_compare():
@@ -399,3 +380,143 @@ def test_layers_rank_methods_at_equal_bits_or_not_at_all():
     for table, remark in alone.tables:
         assert "least" not in remark
         assert table.columns[-1].heading != "times least"
+
+
+# Words
+
+
+def test_the_least_error_at_the_bits_most_methods_reach():
+    rows = (
+        curve("qsgd", [(1, 0.4), (2, 0.2), (3, 0.1)])
+        + curve("nuqsgd", [(1, 1.6), (2, 0.8), (3, 0.4)])
+        + curve("alq", [(1.5, 0.1), (2.5, 0.1)])
+    )
+    analysis = analyze(result_of(rows), targets=[1, 2, 3])
+    assert analysis.targets[analysis.decisive] == 2
+    assert sweep_verdict(analysis) == [
+        "At 2 bits per value, alq loses least (10% of gradient energy), then qsgd (20%) and nuqsgd (80%).",
+        (
+            "alq has 0.50 times the error of qsgd and less in 100% of training, but 1 step is too few for a "
+            "confidence interval, which needs 12."
+        ),
+        "qsgd leads at 1 and 3 bits.",
+    ]
+
+
+def test_of_equally_covered_bits_three_are_asked_about():
+    points = [(0.5 + k, 0.5**k) for k in range(5)]
+    rows = curve("qsgd", points) + curve("nuqsgd", [(bits, 0.9 * error) for bits, error in points])
+    sentences = sweep_verdict(analyze(result_of(rows)))
+    assert sentences[0].startswith("At 3 bits per value, nuqsgd loses least")
+    assert sentences[2:] == ["nuqsgd leads at 1, 2 and 4 bits as well."]
+
+
+def test_methods_within_two_percent_are_too_close_to_call():
+    rows = curve("qsgd", [(2, 0.1), (3, 0.1)]) + curve("nuqsgd", [(2, 0.1015), (3, 0.1015)])
+    sentences = sweep_verdict(analyze(result_of(rows)))
+    assert sentences[0].endswith("qsgd loses least (10% of gradient energy), then nuqsgd (10%).")
+    assert sentences[1] == "qsgd and nuqsgd are too close to call: their errors are nearly the same."
+
+
+def test_one_method_is_compared_with_nothing():
+    assert sweep_verdict(analyze(result_of(curve("qsgd", [(2, 0.4), (3, 0.1)])))) == [
+        "At 3 bits per value, qsgd loses 10% of gradient energy; no other method was measured there."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "the sweep has no rows"),
+        ([row(squared_error=None)], "no row holds an error"),
+        (
+            [row(method="terngrad", squared_error=2.0, bits_total=0.6)],
+            "terngrad loses 200% of gradient energy; no other",
+        ),
+        ([row(squared_error=2.0)], "no method has both an error and a known number of bits"),
+    ],
+)
+def test_nothing_to_compare_is_said(rows, words):
+    (sentence,) = sweep_verdict(analyze(result_of(rows)))
+    assert words in sentence
+
+
+def test_methods_that_no_column_reaches_are_named_with_their_own_bits():
+    rows = [row(method="none", squared_error=0.0, bits_total=32.0), *rows_of()]
+    found = off_target(analyze(result_of(rows)))
+    assert [line.split()[0] for line in found] == ["terngrad", "natural"]
+    assert all(" at " in line and line.endswith(" bits") for line in found)
+
+
+def test_methods_that_are_too_close_to_call_lead_together():
+    rows = curve("qsgd", [(1, 0.4), (2, 0.1), (3, 0.045), (4, 0.02)])
+    rows += curve("alq", [(1, 0.8), (2, 0.101), (3, 0.03), (4, 0.01)])
+    rows += curve("amq", [(1.5, 0.9), (2.5, 0.9)])
+    assert sweep_verdict(analyze(result_of(rows), targets=[1, 2, 3, 4]))[3:] == [
+        "qsgd leads at 1 bit as well.",
+        "alq leads at 3 and 4 bits as well.",
+    ]
+
+
+# Equal bits: error at a target, how it was found, and between which configurations
+
+AT_BITS = [
+    # A quarter of the way from 8 to 0.5: 8 * (1/16)^(1/4) = 4.
+    ([1.0, 2.0], [8.0, 0.5], 1.25, 4.0, "interpolated", 0, 1),
+    # Only the two neighbors by measured bits count, also on a curve that turns.
+    ([5.0, 1.0, 3.0, 2.0], [0.001, 100.0, 0.25, 1.0], 2.5, 0.5, "interpolated", 3, 2),
+    ([2.2, 1.8, 2.6], [1.0, 4.0, 0.1], 2.0, 2.0, "interpolated", 1, 0),
+    # One bit apart, with fitted levels that are sent apart.
+    ([2.05, 3.1], [0.4, 0.1], 2.5, 0.4 * 0.25 ** (0.45 / 1.05), "interpolated", 0, 1),
+    # Of equal bits the smaller error brackets.
+    ([1.0, 1.0, 2.0, 2.0], [9.0, 4.0, 1.0, 2.0], 1.5, 2.0, "interpolated", 1, 2),
+    ([2.0, 3.0], [0.5, 0.1], 2.0, 0.5, "exact", 0, 0),
+    # Nothing is extrapolated.
+    ([1.1, 3.9], [0.5, 0.1], 1.0, NAN, "all-above", -1, -1),
+    ([1.1, 3.9], [0.5, 0.1], 4.0, NAN, "all-below", -1, -1),
+    # A single configuration stands for bits within 2%.
+    ([1.98], [0.3], 2.0, 0.3, "near", 0, 0),
+    ([2.03], [0.3], 2.0, 0.3, "near", 0, 0),
+    ([1.95], [0.3], 2.0, NAN, "all-below", -1, -1),
+    ([2.05], [0.3], 2.0, NAN, "all-above", -1, -1),
+    # Without error there is no logarithm.
+    ([1.0, 2.0], [0.5, 0.0], 1.5, NAN, "lossless", 0, 1),
+    # Missing numbers are no points.
+    ([], [], 2.0, NAN, "unmeasured", -1, -1),
+    ([NAN, 1.0], [0.5, NAN], 2.0, NAN, "unmeasured", -1, -1),
+    ([1.0, NAN, 1.5, 2.0], [4.0, 1.0, NAN, 1.0], 1.5, 2.0, "interpolated", 0, 3),
+    # More bits never make a method worse.
+    ([1.0, 1.9, 2.3], [0.5, 0.01, 0.3], 2.2, 0.01, "fewer", 1, 1),
+    ([2.1, 3.9], [0.2, 0.01], 3.0, NAN, "wide", 0, 1),
+]
+
+
+@pytest.mark.parametrize(("bits", "errors", "target", "error", "outcome", "lower", "upper"), AT_BITS)
+def test_error_at_equal_bits(bits, errors, target, error, outcome, lower, upper):
+    found = at_bits(bits, errors, target)
+    assert found.variance == pytest.approx(error, rel=1e-12, nan_ok=True)
+    assert (found.outcome, found.lower, found.upper) == (outcome, lower, upper)
+
+
+def test_pareto_front_by_hand():
+    bits = [1.0, 2.0, 2.0, 3.0, 4.0, 5.0]
+    variance = [0.9, 0.5, 0.6, 0.5, 0.7, 0.1]
+    assert pareto_front(bits, variance).tolist() == [True, True, False, False, False, True]
+
+
+def test_equal_points_stand_together_and_missing_ones_never():
+    assert pareto_front([1.0, 1.0, NAN, 0.5], [0.2, 0.2, 0.0, NAN]).tolist() == [True, True, False, False]
+    assert pareto_front([], []).tolist() == []
+
+
+def test_pareto_front_against_the_definition():
+    random = np.random.default_rng(0)
+    bits, variance = random.integers(1, 8, (2, 60)) / 8
+    naive = [
+        not any(
+            b <= bits[i] and v <= variance[i] and (b < bits[i] or v < variance[i])
+            for b, v in zip(bits, variance, strict=True)
+        )
+        for i in range(60)
+    ]
+    assert pareto_front(bits.tolist(), variance.tolist()).tolist() == naive

@@ -31,27 +31,30 @@ def swept(path, *, moments):
         return run_sweep(trace, SPECS)
 
 
-def test_update_errors_are_the_last_detail_and_no_headline(tmp_path):
-    result = swept(tmp_path / "run.zarr", moments=True)
-    analysis = analyze(result)
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    return swept(tmp_path_factory.mktemp("known") / "run.zarr", moments=True)
+
+
+@pytest.fixture(scope="module")
+def unknown(tmp_path_factory):
+    return swept(tmp_path_factory.mktemp("unknown") / "run.zarr", moments=False)
+
+
+def test_update_errors_are_the_last_detail_and_no_headline(known):
+    analysis = analyze(known)
     for c in analysis.configurations:
-        chosen = (result["codec"] == c.spec) & (result["draw"] == -1)
+        chosen = (known["codec"] == c.spec) & (known["draw"] == -1)
         # Tensors of one size weigh alike, and so do steps at equal distances.
-        assert c.update_error == pytest.approx(result["update_error"][chosen].mean())
+        assert c.update_error == pytest.approx(known["update_error"][chosen].mean())
     columns = configuration_table(analysis).columns
     assert columns[-1].heading == "update error"
     assert columns[-1].rank == max(column.rank for column in columns)
     assert "Adam" not in " ".join(sweep_verdict(analysis))
 
 
-def test_there_is_no_such_column_without_second_moments(tmp_path):
-    analysis = analyze(swept(tmp_path / "run.zarr", moments=False))
-    assert "update error" not in [column.heading for column in configuration_table(analysis).columns]
-
-
-def test_a_verdict_is_the_same_with_and_without_second_moments(tmp_path):
-    known = swept(tmp_path / "known.zarr", moments=True)
-    unknown = swept(tmp_path / "unknown.zarr", moments=False)
+def test_a_verdict_is_the_same_with_and_without_second_moments(known, unknown):
+    assert "update error" not in [column.heading for column in configuration_table(analyze(unknown)).columns]
     assert np.isfinite(known["update_error"]).any()
     assert not np.isfinite(unknown["update_error"]).any()
     assert sweep_verdict(analyze(known)) == sweep_verdict(analyze(unknown))

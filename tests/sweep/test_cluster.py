@@ -38,7 +38,7 @@ def decompress(data, size):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    return write_trace(tmp_path_factory.mktemp("trace") / "run.zarr", steps=range(8))
+    return write_trace(tmp_path_factory.mktemp("trace") / "run.zarr", steps=range(5))
 
 
 @pytest.fixture(scope="module")

@@ -42,8 +42,7 @@ def check(trace, steps=70):
     assert trace.statistics("late")["second_moment"].tolist() == [7.0]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("target", SUFFIXES)
+@pytest.mark.parametrize(("suffix", "target"), [SUFFIXES, SUFFIXES[::-1]])
 def test_written_read_and_packed(suffix, target, tmp_path):
     path = write(tmp_path / f"run{suffix}")
     assert check_trace(path).clean

@@ -10,10 +10,10 @@ import pytest
 from helpers_trace import gradient, write_trace
 
 from gtrace.trace import format as layout
-from gtrace.trace.chunks import PIPELINES
 from gtrace.trace.format import RESERVED
 from gtrace.trace.journal import MOST_ROWS
 from gtrace.trace.shared import LAUNCHERS, RUN, WRITERS
+from gtrace.trace.zarr import PIPELINES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "trace-format.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 
 import h5py
 import numpy as np
@@ -19,9 +20,14 @@ from gtrace.trace import open_trace
 GROUP = "rank00000/weight_grad"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_trace(tmp_path_factory.mktemp("written") / "run.h5")
+
+
 @pytest.fixture
-def path(tmp_path):
-    return write_trace(tmp_path / "run.h5")
+def path(written, tmp_path):
+    return shutil.copy(written, tmp_path / "run.h5")
 
 
 def read_all(path):

@@ -69,7 +69,7 @@ def test_killed_at_every_moment_that_changes_what_a_reader_sees(tmp_path):
 
 def test_killed_while_the_journal_is_emptied(tmp_path):
     """From the 60th step of 66 on; at the 64th, all rows go into chunks."""
-    reports = kill_writers("replace", tmp_path, ".zarr", 66, 4, 260)
+    reports = kill_writers("replace", tmp_path, ".zarr", 66, 4, 240)
     assert reports[-1]["finished"]
     lengths = [check(report) for report in reports]
     assert lengths == sorted(lengths)

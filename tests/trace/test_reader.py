@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_trace import ABSENT, SHAPES, SUFFIXES, gradient, opened, present, write_trace
 
-from gtrace.trace import Trace, open_trace, reader
+from gtrace.trace import Trace, create_trace, open_trace, reader
 from gtrace.trace.rows import checksum_bytes, row_statistics
 
 STEPS = range(140)
@@ -130,3 +130,22 @@ def test_statistics_of_odd_rows(values, expected):
 def test_checksums_are_castagnoli():
     """The check value of the CRC catalogue."""
     assert checksum_bytes(b"123456789") == 0xE3069283
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_chunks_are_the_pieces_of_a_gradient(tmp_path, suffix):
+    rows = np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32)
+    writer = create_trace(tmp_path / f"run{suffix}")
+    for step, row in enumerate(rows):
+        writer.append(step, "w", row)
+        writer.commit(step)
+    # First while it is being written, then from chunks, then in memory.
+    for trace in (open_trace(tmp_path / f"run{suffix}"), None, Trace.from_arrays({"w": dict(enumerate(rows))})):
+        if trace is None:
+            writer.close()
+            trace = open_trace(tmp_path / f"run{suffix}")
+        for chunk in (64, 999, 1000, 4096):
+            for step, row in enumerate(rows):
+                pieces = list(trace.read_chunks("w", step, chunk))
+                assert np.array_equal(np.concatenate(pieces), row)
+                assert [piece.size for piece in pieces[:-1]] == [chunk] * (len(pieces) - 1)

@@ -267,18 +267,20 @@ def told(path, attrs):
     return agreement(open_trace(path), "reduced")
 
 
-def test_parts_of_a_tensor_are_not_compared(path):
-    assert told(path, [{"placements": ["Shard(dim=0)"], "place": [rank]} for rank in (0, 1)]) == (0, 0, None, None)
+COPIES = ["Replicate()", "Shard(dim=0)"]
 
 
-def test_copies_of_parts_are_compared(path):
-    placements = ["Replicate()", "Shard(dim=0)"]
-    places = [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert told(path, [{"placements": placements, "place": place} for place in places]) == (4, 2, 1, "w")
-
-
-def test_processes_that_were_started_again_are_not_compared_with_the_first(path):
-    assert told(path, [{}, {"restart": 1}]) == (0, 0, None, None)
+@pytest.mark.parametrize(
+    ("attrs", "expected"),
+    [
+        ([{"placements": ["Shard(dim=0)"], "place": [rank]} for rank in (0, 1)], (0, 0, None, None)),
+        ([{"placements": COPIES, "place": [k // 2, k % 2]} for k in range(4)], (4, 2, 1, "w")),
+        ([{}, {"restart": 1}], (0, 0, None, None)),
+    ],
+    ids=["parts of a tensor", "copies of parts", "processes that were started again"],
+)
+def test_what_is_compared(attrs, expected, path):
+    assert told(path, attrs) == expected
 
 
 def test_processes_of_several_machines_join_one_trace(path):

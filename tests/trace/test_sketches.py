@@ -16,10 +16,9 @@ from gtrace.coding.sketches import most_bytes, pack_sketch, unpack_sketch
 from gtrace.errors import TraceError, UsageError
 from gtrace.sketch import MomentSketch
 from gtrace.trace import SketchPlan, SketchRow, Trace, create_trace, open_trace
-from gtrace.trace.ram import MemorySink
 from gtrace.trace.rows import row_statistics
 from gtrace.trace.sketches import DEFAULT_SKETCHES, sketch_name
-from gtrace.trace.writer import TraceWriter, root_attrs
+from gtrace.trace.writer import MemorySink, TraceWriter, root_attrs
 from gtrace.types import SummarySpec
 
 BACKENDS = (*SUFFIXES, "memory")
@@ -331,7 +330,7 @@ class TestHostile:
             # A length within the row's width, and far beyond what the file holds.
             head[16:24] = np.frombuffer(np.array([400_000, 10], "<u4").tobytes(), np.uint8)
             data[0, :24] = head
-        self.refused(path, "'large', step 0: the row is missing or truncated")
+        self.refused(path, "'large', step 0: the rows are missing or truncated")
 
 
 def test_killed_writers_leave_whole_rows(tmp_path):

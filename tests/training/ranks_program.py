@@ -1,4 +1,4 @@
-"""Run by test_ranks.py: DDP trainings through codecs among 2 and among 4 ranks, and what was seen of them, as JSON."""
+"""Run by test_ranks.py: DDP trainings through codecs among 2 and among 3 ranks, and what was seen of them, as JSON."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch._dynamo  # which DistributedDataParallel imports; forked ranks share it
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +25,7 @@ from gtrace.training import device
 
 STEPS = 4
 MIXED = "prune:sparsity=0.8,allocation=heterogeneous"
-SPECS = ("qsgdinf:bits=3", "alq:bits=3", "zipml:bits=3", "mcgq", "ef:topk:ratio=0.05", "signsgd", MIXED)
+SPECS = {2: ("alq:bits=3", "mcgq", "ef:topk:ratio=0.05", MIXED), 3: ("alq:bits=3", "ef:topk:ratio=0.05")}
 
 
 class Counted:
@@ -77,7 +78,7 @@ class Training:
         if state is not None:
             self.wrapped.register_comm_hook(state, gtrace.training.ddp_comm_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.same = True
+        self._seen: list[str] = []
 
     def step(self, number: int, poison: bool = False) -> list[torch.Tensor]:
         random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
@@ -89,8 +90,13 @@ class Training:
         loss.backward()
         gradients = [p.grad.clone() for p in self.model.parameters()]
         self.optimizer.step()
-        self.same = self.same and same_everywhere(digest(self.model.parameters()))
+        self._seen.append(digest(self.model.parameters()))
         return gradients
+
+    @property
+    def same(self) -> bool:
+        """Whether all ranks had the same weights after each step."""
+        return same_everywhere("".join(self._seen))
 
 
 def local_gradients(number: int, like: nn.Module | None = None) -> list[list[np.ndarray]]:
@@ -125,7 +131,7 @@ def twin(spec: str, names: list[str]) -> list[np.ndarray]:
 def codecs_report() -> dict[str, Any]:
     report = {}
     names = [name for name, _ in model().named_parameters()]
-    for spec in SPECS if dist.get_world_size() == 2 else ("alq:bits=3", "ef:topk:ratio=0.05"):
+    for spec in SPECS[dist.get_world_size()]:
         for exchange in ("allgather", "two-shot"):
             state = gtrace.training.State(spec, exchange=exchange, seed=5, refit="once", compare_every=2)
             training = Training(state)
@@ -234,11 +240,8 @@ def rules_report() -> dict[str, Any]:
 def nonfinite_report() -> dict[str, Any]:
     found = {}
     for policy in ("pass", "skip", "zero"):
-        for spec, exchange in (
-            ("qsgdinf:bits=4", "allgather"),
-            ("qsgdinf:bits=4", "two-shot"),
-            ("powersgd", "allgather"),
-        ):
+        cases = (("qsgdinf:bits=4", "allgather"), ("qsgdinf:bits=4", "two-shot"), ("powersgd", "allgather"))
+        for spec, exchange in cases if policy == "pass" else cases[:1]:
             state = gtrace.training.State(spec, nonfinite=policy, exchange=exchange)
             gradients = Training(state).step(0, poison=True)
             found[f"{policy} {spec} {exchange}"] = {
@@ -267,25 +270,25 @@ def device_report() -> dict[str, Any]:
             training.step(0)
             training.step(1)
             ends.append(digest(training.model.parameters()))
-        found[exchange] = [ends[0] == ends[1] and training.same, calls - before >= 8]
+        found[exchange] = [training.same and ends[0] == ends[1], calls - before >= 8]
     device.encode, device.DEVICES = encode, frozenset({"cuda"})
     return found
 
 
 def resume_report() -> dict[str, Any]:
-    """Three steps, a checkpoint, three more; against six at a stretch."""
+    """Two steps, a checkpoint, two more; against four at a stretch."""
     report = {}
     for spec, options in (
         ("ef:topk:ratio=0.05", {}),
         ("ef:qsgdinf:bits=2", {"exchange": "two-shot"}),
-        ("alq:bits=3", {"refit": "0,2"}),
+        ("alq:bits=3", {"refit": "0,1"}),
         ("powersgd", {}),
     ):
         whole = Training(gtrace.training.State(spec, **options))
-        for number in range(6):
+        for number in range(4):
             whole.step(number)
         first = Training(gtrace.training.State(spec, **options))
-        for number in range(3):
+        for number in range(2):
             first.step(number)
         file = io.BytesIO()
         checkpoint = [first.model.state_dict(), first.optimizer.state_dict(), first.state.state_dict()]
@@ -300,11 +303,11 @@ def resume_report() -> dict[str, Any]:
             elif how == "pickle":
                 state = pickle.loads(pickle.dumps(first.state))
             else:
-                state.steps = 3
+                state.steps = 2
             second = Training(state)
             second.model.load_state_dict(weights)
             second.optimizer.load_state_dict(copy.deepcopy(moments))
-            for number in range(3, 6):
+            for number in range(2, 4):
                 second.step(number)
             ends[how] = digest(second.model.parameters()) == digest(whole.model.parameters())
         refused = ""
@@ -330,7 +333,7 @@ def main(rank: int, world: int, folder: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # Forked ranks share what is imported and compiled here.
+    # Forked ranks share what is imported and compiled here, too.
     gtrace.training.Exchange("alq:bits=3").step(0, [{"w": np.linspace(-1, 1, 64, dtype=np.float32)}])
-    for world in (2, 4):
+    for world in SPECS:
         torch.multiprocessing.start_processes(main, (world, sys.argv[1]), world, start_method="fork")

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from helpers_training import Faulty, Memory, Regression
+from helpers_training import Faulty, Memory, Regression, without_times
 
 from gtrace.errors import EXIT_INPUT, OutputExistsError, UsageError
 from gtrace.runlog import read_runlog
@@ -21,21 +21,17 @@ def of(found, kind, run=None):
     return [r for r in found if r["type"] == kind and run in (None, r.get("run"))]
 
 
-def without_times(found):
-    return [{k: v for k, v in record.items() if not k.endswith("seconds")} for record in found]
-
-
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-mlp", "char-lstm"])
 def test_training_without_a_codec_is_plain_data_parallel_training(name):
     """One backward pass over all workers' batches together gives the same weights, to rounding.
 
     Dropout draws per worker, so the reference passes each worker's batch alone and averages in torch.
     """
-    steps, workers, size = 5, 3, 4
-    study = Study(name, [], workers=workers, steps=steps, batch_size=size, seed=11)
-    records(study)
-
+    steps, workers, size = 4, 3, 4
     task = load_task(name)
+    if name == "char-lstm":
+        task._test = task._test[:200]  # reading all of it takes longer than the training
+    records(study := Study(task, [], workers=workers, steps=steps, batch_size=size, seed=11))
     lr, clip = task.recipe.lr, task.recipe.clip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(Key.derive(11, tensor="model", role="sample").low)
@@ -58,24 +54,6 @@ def test_training_without_a_codec_is_plain_data_parallel_training(name):
         torch.testing.assert_close(trained[parameter_name], parameter, rtol=1e-4, atol=2e-6)
 
 
-def test_the_mean_of_gradients_is_the_gradient_of_the_joint_batch():
-    """The reference above, once more without its loop over workers: digits-cnn has no dropout."""
-    task = load_task("digits-cnn")
-    study = Study(task, [], workers=4, steps=1, batch_size=8)
-    records(study)
-    batches = [
-        task.batch(np.random.default_rng(Key.derive(0, tensor="batch", worker=w, role="sample")), 8) for w in range(4)
-    ]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(Key.derive(0, tensor="model", role="sample").low)
-        model = task.model()
-    joint = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
-    assert len({batch[0].numpy().tobytes() for batch in batches}) == 4
-    task.loss(model, joint).backward()
-    for (_, trained), parameter in zip(study._runs[0]._model.named_parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(trained, parameter - task.recipe.lr * parameter.grad, rtol=1e-5, atol=1e-6)
-
-
 def test_the_averaged_gradient_is_clipped():
     class Clipped(Regression):
         recipe = Recipe(steps=1, batch_size=8, lr=0.5, clip=0.01)
@@ -94,13 +72,6 @@ def test_both_runs_start_alike_on_the_same_batches():
     none, coded = of(found, "step", "none"), of(found, "step", "qsgdinf:bits=3")
     assert none[0]["loss"] == coded[0]["loss"]
     assert none[1]["loss"] != coded[1]["loss"]
-
-
-def test_a_fine_codec_trains_nearly_like_none():
-    study = Study(Regression(), ["qsgd:bits=15,coder=fixed"], steps=6)
-    found = records(study)
-    none, fine = (of(found, "step", run.run) for run in study.results)
-    assert [r["loss"] for r in fine] == pytest.approx([r["loss"] for r in none], rel=1e-3)
 
 
 def test_the_same_arguments_give_the_same_log(tmp_path):
@@ -159,10 +130,10 @@ def test_the_log_says_everything(tmp_path):
 
 
 def test_training_through_a_codec_learns():
-    study = train("digits-cnn", ["qsgdinf:bits=3"], steps=60, lr=0.1)
+    study = train("digits-cnn", ["qsgdinf:bits=3"], steps=60, lr=0.1, workers=2, eval_every=60)
     none, coded = study.results
-    assert none.accuracy > 0.85
-    assert coded.accuracy > 0.85
+    assert none.accuracy > 0.8
+    assert coded.accuracy > 0.8
     assert coded.tally.bits_per_element < 2
     assert 0 < coded.relative_variance < 2
     assert study.warnings == []

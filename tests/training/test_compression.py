@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import gtrace
 from gtrace.codecs import codec
 from gtrace.errors import UsageError
 from gtrace.sketch import MomentSketch
@@ -224,7 +223,3 @@ def test_bad_arguments_are_refused(net):
         compress(net, "qsgdimf")
     with pytest.raises(UsageError, match="refit"):
         compress(net, "qsgd", refit="now")
-
-
-def test_it_is_a_public_name():
-    assert gtrace.training.compress is compress

@@ -10,7 +10,6 @@ from helpers_training import Regression
 import gtrace
 from gtrace.costs import Network
 from gtrace.errors import UsageError
-from gtrace.runlog import read_runlog
 from gtrace.training import Exchange, MQGrad, ParameterServerClock, Study
 from gtrace.training.policies import Observation, PolicySpec
 from gtrace.training.settings import DEFAULT_COMPUTE, plan_runs, run_name, timed_network
@@ -280,39 +279,6 @@ def test_without_a_network_the_agent_has_the_papers():
         assert chosen.bandwidth == (8e7 if network is None else 5.0)
     assert timed_network(None, [PolicySpec("adaptive")]) is None
     assert timed_network(NETWORK, [PolicySpec("mqgrad")]) is NETWORK
-
-
-class StopError(Exception):
-    """Raised in the middle of a training."""
-
-
-@pytest.mark.parametrize("after", [40, 71])
-def test_an_interrupted_study_goes_on_with_its_policies(tmp_path, after):
-    def study():
-        policies = ["mqgrad:epsilon=0.4,period=2", "schedule:0=2,5=4", "adaptive:divisor=0.1"]
-        return Study(Regression(), ["ef:alq"], steps=18, eval_every=3, policies=policies, down="same", network=NETWORK)
-
-    def without_times(path):
-        return [{k: v for k, v in record.items() if not k.endswith("seconds")} for record in read_runlog(path)]
-
-    whole, again = study(), study()
-    whole.run(tmp_path / "whole.jsonl")
-    left = [after]
-
-    def interrupt(_record):
-        left[0] -= 1
-        if not left[0]:
-            raise StopError
-
-    log = tmp_path / "log.jsonl"
-    with pytest.raises(StopError):
-        study().run(log, on_record=interrupt)
-    assert again.can_resume(log)
-    again.run(log)
-    assert without_times(log) == without_times(tmp_path / "whole.jsonl")
-    for one, other in zip(whole._runs, again._runs, strict=True):
-        for name, value in one._model.state_dict().items():
-            assert torch.equal(value, other._model.state_dict()[name])
 
 
 def test_bits_of_a_loop_of_ones_own_can_change():

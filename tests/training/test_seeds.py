@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from gtrace.cli.train_tables import paired, spread, summarize
 from gtrace.costs import Network
-from gtrace.errors import TraceError, UsageError
+from gtrace.errors import UsageError
 from gtrace.runlog import read_runlog
 from gtrace.training import Study
 from gtrace.training.checkpoint import path_of
@@ -50,61 +49,6 @@ def test_seeds_are_run_one_after_the_other_and_each_as_alone(tmp_path):
     assert steps == sorted(steps)
     assert len(steps) == 3 * 3 * 6
     assert not path_of(tmp_path / "log.jsonl").exists()
-
-
-class StopError(Exception):
-    """Raised in the middle of a training."""
-
-
-@pytest.mark.parametrize("after", [14, 27, 41, 54])
-def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, after):
-    whole = study(seeds=2)
-    whole.run(tmp_path / "whole.jsonl")
-    log = tmp_path / "log.jsonl"
-    left = [after]
-
-    def interrupt(record):
-        left[0] -= 1
-        if not left[0]:
-            raise StopError
-
-    with pytest.raises(StopError):
-        study(seeds=2).run(log, on_record=interrupt)
-    assert path_of(log).exists()
-    again = study(seeds=2)
-    assert again.can_resume(log)
-    again.run(log)
-    for one, other in zip(weights(whole), weights(again), strict=True):
-        for name, value in one.items():
-            assert torch.equal(value, other[name])
-    assert without_times(read_runlog(log)) == without_times(read_runlog(tmp_path / "whole.jsonl"))
-    assert [r.loss for r in again.results] == [r.loss for r in whole.results]
-    assert [r.tally.bits for r in again.results] == [r.tally.bits for r in whole.results]
-    assert not path_of(log).exists()
-
-
-def test_another_study_does_not_go_on_with_the_log(tmp_path):
-    log = tmp_path / "log.jsonl"
-    left = [20]
-
-    def interrupt(record):
-        left[0] -= 1
-        if not left[0]:
-            raise StopError
-
-    with pytest.raises(StopError):
-        study().run(log, on_record=interrupt)
-    before = log.read_bytes()
-    for other in (study(seed=1), study(lr=0.5), Study(Regression(), CODECS[:1], workers=2, steps=6, eval_every=2)):
-        assert not other.can_resume(log)
-        with pytest.raises(Exception, match="left untouched"):
-            other.run(log)
-    assert log.read_bytes() == before
-    path_of(log).write_bytes(b"no checkpoint")
-    with pytest.raises(TraceError, match="no checkpoint, or a damaged one"):
-        study().run(log)
-    study().run(log, force=True)
-    assert read_runlog(log)[-1]["type"] == "end"
 
 
 def test_intervals_are_students():

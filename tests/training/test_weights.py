@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -196,27 +194,6 @@ def test_the_test_sees_quantized_weights():
     with torch.no_grad():
         exact = task.evaluate(run._model).loss
     assert run._test().loss != pytest.approx(exact, rel=1e-4)
-
-
-def test_an_interrupted_study_ends_as_if_nothing_had_happened(tmp_path):
-    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    settings = small(refit="0,3")
-    uninterrupted = train("digits-mlp", [], log=whole, **settings)
-
-    def stop(record):
-        if record["type"] == "step" and record["step"] == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Study("digits-mlp", [], **settings).run(broken, on_record=stop)
-    again = train("digits-mlp", [], log=broken, **settings)
-    plain = [
-        [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in read_runlog(p)] for p in (whole, broken)
-    ]
-    assert json.dumps(plain[0]) == json.dumps(plain[1])
-    for a, b in zip(uninterrupted._runs, again._runs, strict=True):
-        for p, q in zip(a._model.parameters(), b._model.parameters(), strict=True):
-            assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("text", ["optimal", "5", "best5", "optimal1", "uniform257", "optimal-5"])

@@ -277,17 +277,17 @@ def read_cells(result: SweepResult) -> CellTable:
 
     def column(name: str, *, expected: bool = True) -> NDArray[np.float64]:
         """The closed form where there is one, else the mean over draws; or the other way round."""
-        parts = fill.expected(result[name]), fill.mean_of_draws(result[name])
+        parts = fill(result[name]), fill(result[name], drawn=True)
         return _prefer(*(parts if expected else parts[::-1]))
 
     def summed(name: str, measure: Measure) -> NDArray[np.float64]:
         if measure.of == "energy":
-            return np.where(energy == 0, 0.0, fill.expected(result[name]))
+            return np.where(energy == 0, 0.0, fill(result[name]))
         return column(name, expected=measure.expected)
 
     n, energy = column("n"), column("energy")
-    closed_error, closed_bits = fill.expected(result["squared_error"]), fill.expected(result["bits_total"])
-    drawn_error, drawn_bits = fill.mean_of_draws(result["squared_error"]), fill.mean_of_draws(result["bits_total"])
+    closed_error, closed_bits = fill(result["squared_error"]), fill(result["bits_total"])
+    drawn_error, drawn_bits = fill(result["squared_error"], drawn=True), fill(result["bits_total"], drawn=True)
     cell_tensor = keys // max(len(steps), 1) - 1
     elements = np.zeros(len(tensors), dtype=np.int64)
     largest = np.nan_to_num(n).max(axis=0, initial=0)
@@ -312,7 +312,7 @@ def read_cells(result: SweepResult) -> CellTable:
         window=column("window"),
         window_error=column("window_error"),
         window_energy=column("window_energy"),
-        bits=_prefer(drawn_bits, _prefer(closed_bits, fill.expected(result["bits_huffman"]))),
+        bits=_prefer(drawn_bits, _prefer(closed_bits, fill(result["bits_huffman"]))),
         bits_drawn=np.isfinite(drawn_bits),
         bits_shared=column("bits_shared", expected=False),
         columns={name: summed(name, measure) for name, measure in SUMMED.items()},
@@ -357,18 +357,11 @@ class _Fill:
 
     def __init__(self, pair: NDArray[np.int64], is_expectation: NDArray[np.bool_], shape: tuple[int, int]) -> None:
         self._shape = shape
-        self._expected = np.flatnonzero(is_expectation)
-        self._drawn = np.flatnonzero(~is_expectation)
-        self._expected_pair = pair[self._expected]
-        self._drawn_pair = pair[self._drawn]
+        self._rows = [(rows, pair[rows]) for rows in map(np.flatnonzero, (is_expectation, ~is_expectation))]
 
-    def expected(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        return self._mean(column, self._expected, self._expected_pair)
-
-    def mean_of_draws(self, column: NDArray[Any]) -> NDArray[np.float64]:
-        return self._mean(column, self._drawn, self._drawn_pair)
-
-    def _mean(self, column: NDArray[Any], rows: NDArray[np.int64], pair: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __call__(self, column: NDArray[Any], *, drawn: bool = False) -> NDArray[np.float64]:
+        """Expectations, or means of draws."""
+        rows, pair = self._rows[drawn]
         values = np.asarray(column, dtype=np.float64)[rows]
         known = np.isfinite(values)
         if not known.all():

@@ -13,8 +13,6 @@ from scipy.interpolate import PchipInterpolator
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.families import Configuration, Family
-
 
 #: A configuration stands for bits that it is this close to (relative) when nothing can be interpolated there.
 TOLERANCE = 0.02
@@ -216,54 +214,10 @@ def pareto_front(bits: Sequence[float], variance: Sequence[float]) -> NDArray[np
     return on_front
 
 
-#: Method that the others are compared with.
-REFERENCE = "qsgdinf"
 #: Error must fall by this part for more bits to be worth a point of the curve.
 WORTH = 1e-3
 #: A curve needs this many points to be one.
 FEWEST_POINTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BDRate:
-    """Mean difference of rates of a family against a reference at equal error, over the errors that both reach.
-
-    Attributes:
-        family: label.
-        reference: label of the family that it is compared with.
-        change: relative change of bits per coordinate, -0.2 for a fifth fewer than the reference; NaN for none.
-        low: least error of the common range, NaN where the ranges do not overlap.
-        high: largest relative variance of it.
-        bits: (2,) measured bits of the reference at ``high`` and ``low``.
-        why: why there is no number, empty where there is one.
-    """
-
-    family: str
-    reference: str
-    change: float
-    low: float
-    high: float
-    bits: tuple[float, float]
-    why: str = ""
-
-
-def bd_rates(families: Sequence[Family], configurations: Sequence[Configuration]) -> tuple[BDRate, ...]:
-    """BD-rate of every other family against the :data:`REFERENCE` family with most configurations; () without it."""
-    references = [f for f in families if f.method == REFERENCE]
-    if not references:
-        return ()
-    reference = max(references, key=lambda f: len(f.members))
-
-    def curve(family: Family) -> NDArray[np.float64]:
-        points = [configurations[i] for i in family.members]
-        return envelope([c.bits for c in points], [c.error for c in points])
-
-    base = curve(reference)
-    return tuple(
-        BDRate(family.label, reference.label, *bd_rate(curve(family), base))
-        for family in families
-        if family is not reference
-    )
 
 
 def envelope(bits: Sequence[float], variance: Sequence[float]) -> NDArray[np.float64]:

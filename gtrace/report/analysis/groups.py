@@ -1,8 +1,8 @@
 """Results by group of tensors: what each codec makes of the convolutions, the embedding, each layer.
 
-A group is a part of the rows of a sweep and is summed up as the whole is by :func:`~gtrace.report.analysis.analyze`:
-relative variance is ``sum squared_error / sum energy`` and bits are ``sum bits n / sum n`` over the tensors and steps
-of the group, so tensors count by their elements and energies.
+A group is a part of the rows of a sweep and is summed up as the whole is by
+:func:`~gtrace.report.analysis.sweep.analyze`: relative variance is ``sum squared_error / sum energy`` and bits are
+``sum bits n / sum n`` over the tensors and steps of the group, so tensors count by their elements and energies.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def group_tensors(
         groups: ``NAME=GLOB`` or ``NAME=GLOB,GLOB`` each; or the one word ``layer`` (tensors whose names differ in the
             last part alone: ``conv1.weight`` and ``conv1.bias``) or ``tensor``. The first group that matches a tensor
             has it; what no group has goes to a last one, ``(others)``.
-        workers: as of :func:`~gtrace.report.analysis.analyze`.
+        workers: as of :func:`~gtrace.report.analysis.sweep.analyze`.
         coder: likewise.
 
     Raises:

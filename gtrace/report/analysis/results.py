@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gtrace.report.analysis.equal_bits import BDRate
+    from gtrace.report.analysis.families import BDRate
     from gtrace.report.analysis.fits import TensorFit
 
 

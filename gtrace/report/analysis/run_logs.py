@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,9 +188,7 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
     evals = sorted((r for r in records if r["type"] == "eval"), key=lambda r: _number(r, "step", name))
     end = next((r for r in records if r["type"] == "end"), None)
 
-    def column(found: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-        return np.array([_number(r, key, name) for r in found], dtype=np.float64)
-
+    column = partial(_column, name)
     at = column(steps, "step")
     eval_at = column(evals, "step")
     bits = column(steps, "bits")
@@ -230,7 +229,7 @@ def _run(spec: str, seed: int, records: list[Mapping[str, Any]], workers: int, w
 def _ranks(steps: list[Mapping[str, Any]], world: int, name: str) -> RankCosts:
     """Sums over the steps of the rank that wrote the log; each rank sends on one of ``world`` equal parts."""
     keys = ("bits", "bits_float32", "down_bits", "wire_bytes", "relative_variance", "bf16_variance", "codec_seconds")
-    column = {key: np.array([_number(r, key, name) for r in steps], dtype=np.float64) for key in keys}
+    column = {key: _column(name, steps, key) for key in keys}
     values = float(np.nansum(column["bits_float32"])) / 32
     down = world * float(np.nansum(column["down_bits"]))
     compared = np.isfinite(column["bf16_variance"])
@@ -250,9 +249,7 @@ def _shadow(records: list[Mapping[str, Any]], name: str) -> tuple[ShadowCurve, .
     for record in records:
         grouped.setdefault(str(record.get("tensor")), []).append(record)
 
-    def column(found: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-        return np.array([_number(r, key, name) for r in found], dtype=np.float64)
-
+    column = partial(_column, name)
     return tuple(
         ShadowCurve(
             tensor=tensor,
@@ -264,6 +261,10 @@ def _shadow(records: list[Mapping[str, Any]], name: str) -> tuple[ShadowCurve, .
         )
         for tensor, found in grouped.items()
     )
+
+
+def _column(name: str, records: list[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    return np.array([_number(r, key, name) for r in records], dtype=np.float64)
 
 
 def _notes(runs: Sequence[LoggedRun]) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from gtrace.report.analysis.evidence import KEY, SIGNIFICANT, log_of_mean
 from gtrace.report.statistics import Interval, bootstrap, holm, step_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from gtrace.report.analysis.evidence import StepTable
@@ -83,11 +81,6 @@ class SideBySide:
     def paired(self) -> bool:
         """Whether any tensor at any step is in both."""
         return any(found.cells for found in self.shared)
-
-
-def side_by_side(sweeps: Sequence[SweepAnalysis]) -> tuple[SideBySide, ...]:
-    """Every further sweep against the first; empty for fewer than two."""
-    return tuple(compare_sweeps(sweeps[0], other) for other in sweeps[1:])
 
 
 def compare_sweeps(first: SweepAnalysis, second: SweepAnalysis) -> SideBySide:

@@ -29,7 +29,6 @@ from gtrace.report.analysis.equal_bits import (
     PREFERRED_BITS,
     AtBits,
     all_at_bits,
-    bd_rates,
     choose_targets,
     pareto_front,
 )
@@ -48,6 +47,7 @@ from gtrace.report.analysis.families import (
     Labels,
     Leader,
     Measure,
+    bd_rates,
     curves_of,
     decisive,
     errors_at,

@@ -55,21 +55,6 @@ Against = Literal["steps", "bits", "time"]
 _NAME = 30
 
 
-def training_over_steps(analysis: RunLogAnalysis) -> Figure:
-    """Training loss and test accuracy (test loss where the task has none) against training steps."""
-    return _training(analysis, "steps")
-
-
-def training_over_bits(analysis: RunLogAnalysis) -> Figure:
-    """Training loss and test accuracy against the bytes that one worker has sent."""
-    return _training(analysis, "bits")
-
-
-def training_over_time(analysis: RunLogAnalysis) -> Figure:
-    """Training loss and test accuracy against simulated seconds."""
-    return _training(analysis, "time")
-
-
 def bits_over_steps(analysis: RunLogAnalysis) -> Figure:
     """Bits per value that one worker has sent in each step, with the steps at which its codec was fitted anew."""
     with styled():
@@ -119,7 +104,13 @@ def averaged_gradient_error(analysis: RunLogAnalysis) -> Figure:
         return figure
 
 
-def _training(analysis: RunLogAnalysis, against: Against) -> Figure:
+def training_curves(analysis: RunLogAnalysis, against: Against) -> Figure:
+    """Training loss and test accuracy (test loss where the task has none).
+
+    Args:
+        analysis: of a run log.
+        against: training steps, the bytes that one worker has sent, or simulated seconds.
+    """
     with styled():
         tested = any(np.isfinite(run.accuracy).any() or np.isfinite(run.eval_loss).any() for run in analysis.runs)
         figure = new_figure(9.6 if tested else 8.2, 4.0)

@@ -101,11 +101,6 @@ class _Shown:
     items: Sequence[_Item]
     made_by: Mapping[str, Any] | None
 
-    @property
-    def titles(self) -> int:
-        """How many there are to jump to."""
-        return len(self.items)
-
 
 def _shown_section(section: Section, prefix: str, *, alone: bool) -> _Shown:
     on_top = bool(section.summary) and not alone

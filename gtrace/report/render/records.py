@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -110,7 +111,7 @@ def all_records(report: Report) -> Iterator[Record]:
     """Everything that a report says, the verdicts first."""
     found = list(sections(report))
     for section in (one for whole in found for one in whole.with_parts):
-        answer = {} if section.verdict is None else section.verdict.to_json()
+        answer = {} if section.verdict is None else dataclasses.asdict(section.verdict)
         yield {"record": "verdict", "results": section.name, **answer, "sentences": list(section.sentences)}
     for section in found:
         for record in section.numbers().records:
@@ -123,7 +124,7 @@ def to_json(report: Report) -> dict[str, Any]:
     ``verdict`` is that of the first sweep; those of others are with their results.
     """
     shown = list(sections(report))
-    verdict = next((section.verdict.to_json() for section in shown if section.verdict is not None), None)
+    verdict = next((dataclasses.asdict(section.verdict) for section in shown if section.verdict is not None), None)
     found: dict[str, Any] = {"title": report.title, "verdict": verdict}
     found |= {name: [] for name in (*SECTIONS, "groups", "pairs")}
     for section in shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +21,9 @@ from gtrace.report.statistics import THIRDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from gtrace.report.analysis.equal_bits import AtBits, BDRate
+    from gtrace.report.analysis.equal_bits import AtBits
     from gtrace.report.analysis.evidence import PairedComparison, Phase
-    from gtrace.report.analysis.families import Configuration, Family
+    from gtrace.report.analysis.families import BDRate, Configuration, Family
     from gtrace.report.analysis.groups import TensorGroup
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.statistics import Interval
@@ -469,12 +470,8 @@ def method_columns(
     analysis: SweepAnalysis, chosen: Sequence[int], show: Callable[[int, int], Shown]
 ) -> list[tuple[Column, Callable[[int], Shown]]]:
     """A column for each configuration, by its place, with what is shown of it for a tensor, by its place."""
-
-    def of(i: int) -> Callable[[int], Shown]:
-        return lambda t: show(i, t)
-
     named = [(i, analysis.configurations[i]) for i in chosen]
-    return [(Column(c.name, c.spec, rank=place), of(i)) for place, (i, c) in enumerate(named)]
+    return [(Column(c.name, c.spec, rank=place), partial(show, i)) for place, (i, c) in enumerate(named)]
 
 
 def most_energy(analysis: SweepAnalysis, most: int | None, first: Collection[str] = ()) -> list[int]:

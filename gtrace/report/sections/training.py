@@ -25,10 +25,10 @@ from gtrace.report.section import (
     Cell,
     Column,
     FigureSpec,
-    Mark,
     Numbers,
     Record,
     Section,
+    Shown,
     Table,
     flat,
     format_cell,
@@ -37,9 +37,7 @@ from gtrace.report.section import (
 from gtrace.report.statistics import FEWEST_SEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from matplotlib.figure import Figure
+    from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
     from gtrace.report.analysis.runs import LoggedRun, SeedGroup
@@ -100,48 +98,49 @@ def _tables(log: RunLogAnalysis) -> Iterator[Table]:
 def seed_table(groups: Sequence[SeedGroup], averaged: str, *, neural: bool, notes: Sequence[str] = ()) -> Table:
     """One line per codec: mean over seeds, deviation, interval, and the paired difference to the uncompressed runs."""
     metric = groups[0].metric if groups else "test accuracy"
-    columns = (
-        Column("codec", numeric=False),
-        Column("seeds", rank=2),
-        Column(f"mean {metric}", "over seeds"),
-        Column("deviation", "standard deviation over seeds", rank=1),
-        Column("95% interval", "of the mean, by Student's t", rank=2),
-        Column("against none", "mean difference to uncompressed runs with the same seed; pp: percentage points"),
-        Column("its 95% interval", "by Student's t over seeds", rank=1),
-        Column("float32 / encoded" if neural else "float32 / sent", "bits, mean over seeds", rank=3),
-    )
-    rows = []
-    for group in groups:
-        value, off = group.interval, group.difference
-        mark: Mark = "best" if group.p_holm < SIGNIFICANT else ""
-        rows.append(
-            (
-                Cell(group.spec),
-                Cell(str(len(group.seeds)), hint=", ".join(map(str, group.seeds))),
-                Cell(metric_text(metric, group.mean)),
-                Cell(metric_text(metric, group.deviation)),
-                Cell(
-                    f"{metric_text(metric, value.low)} to {metric_text(metric, value.high)}" if value.known else MISSING
-                ),
-                Cell(_points(metric, off.estimate), mark=mark),
-                Cell(f"{_points(metric, off.low)} to {_points(metric, off.high)}" if off.known else MISSING),
-                Cell(number(group.ratio)),
-            )
-        )
     few = any(len(group.seeds) < FEWEST_SEEDS for group in groups)
     said = [f"{averaged}; finished runs only. Differences to the uncompressed runs are paired by seed."]
     if few:
         said.append(f"Fewer than {FEWEST_SEEDS} seeds: no interval; this describes what happened.")
-    return Table("Over seeds", columns, tuple(rows), (*said, *notes), "No run was finished.")
+
+    def span(of: Interval, show: Callable[[str, float], str]) -> str:
+        return f"{show(metric, of.low)} to {show(metric, of.high)}" if of.known else MISSING
+
+    return Table.of(
+        "Over seeds",
+        groups,
+        [
+            (Column("codec", numeric=False), lambda g: g.spec),
+            (Column("seeds", rank=2), lambda g: Cell(str(len(g.seeds)), hint=", ".join(map(str, g.seeds)))),
+            (Column(f"mean {metric}", "over seeds"), lambda g: metric_text(metric, g.mean)),
+            (
+                Column("deviation", "standard deviation over seeds", rank=1),
+                lambda g: metric_text(metric, g.deviation),
+            ),
+            (Column("95% interval", "of the mean, by Student's t", rank=2), lambda g: span(g.interval, metric_text)),
+            (
+                Column(
+                    "against none", "mean difference to uncompressed runs with the same seed; pp: percentage points"
+                ),
+                lambda g: Cell(_points(metric, g.difference.estimate), mark="best" if g.p_holm < SIGNIFICANT else ""),
+            ),
+            (Column("its 95% interval", "by Student's t over seeds", rank=1), lambda g: span(g.difference, _points)),
+            (
+                Column("float32 / encoded" if neural else "float32 / sent", "bits, mean over seeds", rank=3),
+                lambda g: number(g.ratio),
+            ),
+        ],
+        notes=(*said, *notes),
+        empty="No run was finished.",
+    )
+
+
+def _signed(metric: str, value: float) -> str:
+    return f"{100 * value:+.2f}" if metric == "test accuracy" else f"{value:+.3g}"
 
 
 def _points(metric: str, value: float) -> str:
-    if math.isnan(value):
-        return MISSING
-    return f"{100 * value:+.2f} pp" if metric == "test accuracy" else f"{value:+.3g}"
-
-
-_NO_STEP = "No training step was logged."
+    return MISSING if math.isnan(value) else _signed(metric, value) + " pp" * (metric == "test accuracy")
 
 
 def run_table(analysis: RunLogAnalysis) -> Table:
@@ -151,55 +150,49 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     if analysis.linear:
         what = "how samples, model and gradients were quantized"
     tested = any(math.isfinite(run.final_accuracy) for run in analysis.runs)
-    columns = [
-        Column("run", f"{what}; none: uncompressed", numeric=False),
-        Column("seed", rank=4),
-        Column("epochs" if analysis.linear else "steps", rank=3),
-        Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
-        Column("test accuracy", "at the last test"),
-        Column(
-            "relative variance",
-            f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
-            rank=2,
+    verb, done = ("encoded", "encoded") if neural else ("sent up", "sent")
+    sent = "samples, models and gradients" if analysis.linear else "payload and shared bytes"
+    columns: list[tuple[Column, Callable[[LoggedRun], Shown]]] = [
+        (
+            Column("run", f"{what}; none: uncompressed", numeric=False),
+            lambda run: Cell(run.spec, hint="" if run.finished else "not finished"),
         ),
-        Column(
-            "encoded per worker" if neural else "sent up per worker",
-            "samples, models and gradients over the run"
-            if analysis.linear
-            else "payload and shared bytes over the run",
-            rank=1,
+        (Column("seed", rank=4), lambda run: str(run.seed)),
+        (Column("epochs" if analysis.linear else "steps", rank=3), lambda run: f"{len(run.steps):,}"),
+        (
+            Column("training loss", "mean of the last tenth of the steps", rank=1 if tested else 0),
+            lambda run: run.final_loss,
         ),
-        Column(
-            "float32 / encoded" if neural else "float32 / sent",
-            f"bits that float32 would have taken over the bits {'encoded' if neural else 'sent'}",
+        (Column("test accuracy", "at the last test"), lambda run: format_cell(run.final_accuracy, ".2%")),
+        (
+            Column(
+                "relative variance",
+                f"of {'all neural gradients together' if neural else 'the averaged gradient'}, mean over steps",
+                rank=2,
+            ),
+            lambda run: run.mean_relative_variance,
+        ),
+        (
+            Column(f"{verb} per worker", f"{sent} over the run", rank=1),
+            lambda run: size(float(run.sent[-1]) if len(run.sent) else math.nan),
+        ),
+        (
+            Column(f"float32 / {done}", f"bits that float32 would have taken over the bits {done}"),
+            lambda run: run.ratio,
         ),
     ]
     timed = any(np.isfinite(run.sim_seconds).any() for run in analysis.runs)
     if timed:
-        columns.append(Column("simulated time", "of the whole run over the simulated network", rank=1))
+        columns.append((Column("simulated time", "of the whole run over the simulated network", rank=1), _seconds))
     target = common_loss(analysis.runs) if timed else math.nan
     if math.isfinite(target):
         hint = "simulated time until the running mean of the training loss, over a twentieth of the run, is there"
-        columns.append(Column(f"time to loss {target:g}", hint))
-    chosen = [chosen_bits(run) for run in analysis.runs]
-    if any(chosen):
-        columns.append(Column("bits chosen", "by the policy, with the step from which on", rank=2, numeric=False))
-    rows = tuple(
-        (
-            Cell(run.spec, hint="" if run.finished else "not finished"),
-            Cell(str(run.seed)),
-            Cell(f"{len(run.steps):,}"),
-            value_cell(run.final_loss),
-            format_cell(run.final_accuracy, ".2%"),
-            value_cell(run.mean_relative_variance),
-            Cell(size(float(run.sent[-1]) if len(run.sent) else math.nan)),
-            value_cell(run.ratio),
-            *([Cell(_seconds(run))] if timed else []),
-            *([Cell(_in_seconds(seconds_to_loss(run, target)))] if math.isfinite(target) else []),
-            *([Cell(bits)] if any(chosen) else []),
+        columns.append(
+            (Column(f"time to loss {target:g}", hint), lambda run: _in_seconds(seconds_to_loss(run, target)))
         )
-        for run, bits in zip(analysis.runs, chosen, strict=True)
-    )
+    if any(chosen_bits(run) for run in analysis.runs):
+        said = "by the policy, with the step from which on"
+        columns.append((Column("bits chosen", said, rank=2, numeric=False), chosen_bits))
     alone = analysis.workers == 1 and not analysis.has_ranks
     whose = "one worker" if alone else "one rank" if analysis.has_ranks else f"all {analysis.averaged}"
     compared = f"Ratio: bits of float32 over bits {'encoded' if neural else 'sent up'}, both by {whose}."
@@ -211,41 +204,48 @@ def run_table(analysis: RunLogAnalysis) -> Table:
     simulated = [f"Simulated: {measured}links of {network}."] if network and timed else []
     if math.isfinite(target):
         simulated.append(f"A loss of {target:g} is the least that all finished runs reached.")
-    if analysis.linear:
-        return Table("Training runs", tuple(columns), rows, ("Ratio: bits of float32 over bits moved.",), _NO_STEP)
     notes = (compared, f"Relative variance: {error}.", *simulated)
-    return Table("Training runs", tuple(columns), rows, notes, _NO_STEP)
+    if analysis.linear:
+        notes = ("Ratio: bits of float32 over bits moved.",)
+    return Table.of("Training runs", analysis.runs, columns, notes=notes, empty="No training step was logged.")
 
 
 def rank_table(analysis: RunLogAnalysis) -> Table:
     """One line per run between real ranks: what one rank sent, and the same gradients in a bf16 all-reduce."""
-    columns = (
-        Column("run", "codec on the gradients of each rank", numeric=False),
-        Column("bits up", "per value of one rank's gradient, payload and shared bytes"),
-        Column("bits second shot", "per value of the average that is encoded again and sent to all"),
-        Column("relative variance", "of the average, over the compared steps"),
-        Column("bf16 variance", "relative variance of an all-reduce in bfloat16 of the same gradients"),
-        Column("steps compared", rank=2),
-        Column("given to collectives", "by one rank, for the others, over the run", rank=1),
-    )
-    rows = tuple(
-        (
-            Cell(run.spec),
-            value_cell(run.ranks.up_bits),
-            value_cell(run.ranks.down_bits),
-            value_cell(run.ranks.relative_variance),
-            value_cell(run.ranks.bf16_variance),
-            Cell(f"{run.ranks.compared:,}"),
-            Cell(size(8 * run.ranks.wire_bytes)),
-        )
-        for run in analysis.runs
-        if run.ranks is not None
-    )
     notes = (
         f"{analysis.averaged}. Bits are those of the rank that wrote the log; float32 is 32 per value, bf16 is 16.",
         "Relative variance: ||average of decoded - exact average||² / ||exact average||², where both were computed.",
     )
-    return Table("Between the ranks", columns, rows, notes, "No ranks trained together.")
+    return Table.of(
+        "Between the ranks",
+        [(run.spec, run.ranks) for run in analysis.runs if run.ranks is not None],
+        [
+            (Column("run", "codec on the gradients of each rank", numeric=False), lambda own: own[0]),
+            (
+                Column("bits up", "per value of one rank's gradient, payload and shared bytes"),
+                lambda own: own[1].up_bits,
+            ),
+            (
+                Column("bits second shot", "per value of the average that is encoded again and sent to all"),
+                lambda own: own[1].down_bits,
+            ),
+            (
+                Column("relative variance", "of the average, over the compared steps"),
+                lambda own: own[1].relative_variance,
+            ),
+            (
+                Column("bf16 variance", "relative variance of an all-reduce in bfloat16 of the same gradients"),
+                lambda own: own[1].bf16_variance,
+            ),
+            (Column("steps compared", rank=2), lambda own: f"{own[1].compared:,}"),
+            (
+                Column("given to collectives", "by one rank, for the others, over the run", rank=1),
+                lambda own: size(8 * own[1].wire_bytes),
+            ),
+        ],
+        notes=notes,
+        empty="No ranks trained together.",
+    )
 
 
 def shadow_table(analysis: RunLogAnalysis) -> Table:
@@ -304,7 +304,8 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
         baseline = analysis.baseline(run)
         until = "" if run.finished else f", until step {run.last_step}"
         parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
-        if baseline is not None and _reached(baseline) and _comparable(run, baseline):
+        # An accuracy is not compared with a loss.
+        if baseline is not None and len({math.isfinite(one.final_accuracy) for one in (run, baseline)}) == 1:
             parts.append(f"uncompressed {_reached(baseline, name=False)}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
             parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
@@ -358,15 +359,11 @@ def seeds_verdict(groups: Sequence[SeedGroup], averaged: str, *, neural: bool) -
 
 def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
     """A paired difference with how sure it is: ``-0.31 points (95%: -0.52 to -0.10)``."""
-
-    def shown(value: float) -> str:
-        return f"{100 * value:+.2f}" if metric == "test accuracy" else f"{value:+.3g}"
-
-    unit = " points" if metric == "test accuracy" else ""
+    said = _signed(metric, difference.estimate) + " points" * (metric == "test accuracy")
     if not difference.known:
-        return f"{shown(difference.estimate)}{unit} (descriptive: {difference.why})"
+        return f"{said} (descriptive: {difference.why})"
     sure = "" if p_holm < SIGNIFICANT else ", within the noise of seeds"
-    return f"{shown(difference.estimate)}{unit} (95%: {shown(difference.low)} to {shown(difference.high)}){sure}"
+    return f"{said} (95%: {_signed(metric, difference.low)} to {_signed(metric, difference.high)}){sure}"
 
 
 def metric_text(metric: str, value: float) -> str:
@@ -376,10 +373,6 @@ def metric_text(metric: str, value: float) -> str:
 
 def _sent(*, neural: bool) -> str:
     return "for the neural gradients" if neural else "sent up"
-
-
-def _comparable(run: LoggedRun, baseline: LoggedRun) -> bool:
-    return math.isfinite(run.final_accuracy) == math.isfinite(baseline.final_accuracy)
 
 
 def _reached(run: LoggedRun, *, name: bool = True) -> str:
@@ -401,14 +394,14 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "training-over-steps",
                 "Training against steps",
                 "Faint: every step. Does the codec cost steps?",
-                lambda: figures.training.training_over_steps(analysis),
+                lambda: figures.training.training_curves(analysis, "steps"),
             ),
             FigureSpec(
                 "training-over-bits",
                 "Training against bytes encoded" if neural else "Training against bytes sent",
                 f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
                 "payload and shared bytes: further left is cheaper.",
-                lambda: figures.training.training_over_bits(analysis),
+                lambda: figures.training.training_curves(analysis, "bits"),
             ),
         ]
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
@@ -418,7 +411,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "Training against simulated time",
                 "The same curves against the time that steps would take with the simulated network: further left is "
                 "sooner.",
-                lambda: figures.training.training_over_time(analysis),
+                lambda: figures.training.training_curves(analysis, "time"),
             )
         )
     if any((run.bits > 0).any() for run in analysis.runs):
@@ -443,26 +436,19 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
             )
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
+        most = len(run.shadow) > MOST_SHADOWS
+        left_out = f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
         found.append(
             FigureSpec(
                 f"weight-gradients{f'-{k + 1}' if k else ''}",
                 f"Weight gradients with {run.spec}",
                 "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
                 "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
-                f"first layer.{_left_out(run)}",
-                partial(_draw_cosines, run),
+                f"first layer.{left_out}",
+                lambda run=run: figures.training.weight_gradient_cosines(run),  # type: ignore[misc]
             )
         )
     return found
-
-
-def _draw_cosines(run: LoggedRun) -> Figure:
-    return figures.training.weight_gradient_cosines(run)
-
-
-def _left_out(run: LoggedRun) -> str:
-    """What a caption says if some weight gradients are not drawn."""
-    return f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if len(run.shadow) > MOST_SHADOWS else ""
 
 
 def _numbers(log: RunLogAnalysis) -> Numbers:

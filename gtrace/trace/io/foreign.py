@@ -5,20 +5,20 @@ What a file declares is compared with the bytes that are there before memory is 
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
 import shutil
 import warnings
 import zipfile
-from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gtrace.errors import GtraceError, TraceError, printable
-from gtrace.trace.zarr_read import is_gtrace_zarr
+from gtrace.trace.format import are_lengths
+from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,22 +32,11 @@ _DEFLATE = 1032
 #: What the safetensors library takes as well.
 _MAX_HEADER = 100_000_000
 
-#: safetensors' word -> numpy's type of the stored bytes, and the type that is meant.
-_SAFETENSORS = {
-    "F64": ("<f8", "float64"),
-    "F32": ("<f4", "float32"),
-    "F16": ("<f2", "float16"),
-    "BF16": ("<u2", "bfloat16"),
-    "C64": ("<c8", "complex64"),
-    "I64": ("<i8", "int64"),
-    "I32": ("<i4", "int32"),
-    "I16": ("<i2", "int16"),
-    "I8": ("i1", "int8"),
-    "U64": ("<u8", "uint64"),
-    "U32": ("<u4", "uint32"),
-    "U16": ("<u2", "uint16"),
-    "U8": ("u1", "uint8"),
-    "BOOL": ("u1", "bool"),
+#: safetensors' word -> the type that is meant; bfloat16 is stored as numpy's uint16.
+_SAFETENSORS = {"BF16": "bfloat16", "C64": "complex64", "BOOL": "bool"} | {
+    f"{kind[0].upper()}{bits}": f"{kind}{bits}"
+    for kind, widths in (("float", (16, 32, 64)), ("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)))
+    for bits in widths
 }
 
 
@@ -82,12 +71,14 @@ class Entry(NamedTuple):
         return "complex" in self.dtype or self.dtype == "clongdouble"
 
 
-class TensorFile(Protocol):
-    """A file of arrays, opened for reading."""
+class TensorFile:
+    """A file of arrays, opened for reading.
 
-    @property
-    def entries(self) -> Sequence[Entry]:
-        """Its arrays."""
+    Attributes:
+        entries: its arrays.
+    """
+
+    entries: Sequence[Entry]
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
         """A copy of an array, or of one place along its first axis; bfloat16 as float32.
@@ -95,9 +86,10 @@ class TensorFile(Protocol):
         Raises:
             TraceError: the file is damaged.
         """
+        raise NotImplementedError
 
     def prepare_rows(self, folder: Path) -> None:
-        """Told before rows are read one after another; ``folder`` takes unpacked copies."""
+        """Called before rows are read one after another; ``folder`` takes unpacked copies."""
 
     def close(self) -> None:
         """Give back what is held open."""
@@ -139,96 +131,67 @@ def bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return wide
 
 
-class _Header(NamedTuple):
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    fortran: bool
-    offset: int
-
-    def map(self, path: str | os.PathLike[str]) -> NDArray[Any]:
-        """The array, in the file at ``path``."""
-        if not math.prod(self.shape):
-            return np.empty(self.shape, self.dtype)
-        order: Any = "F" if self.fortran else "C"
-        return np.memmap(path, self.dtype, "r", self.offset, self.shape, order)
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def _npy_header(file: IO[bytes], size: int, where: str) -> _Header:
-    """The header of an array of numpy's format in a stream of ``size`` bytes that stands at its start.
+def _npy_entry(file: IO[bytes], size: int, name: str, where: str) -> Entry:
+    """The array of numpy's format in a stream of ``size`` bytes that is at its start.
 
     Raises:
         TraceError: it holds Python objects or records, or declares more values than there are bytes.
-        ValueError: it is no such header.
+        ValueError: it has no such header.
     """
     version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
+    if version not in _HEADERS:
         raise TraceError(f"{where}: version {version[0]}.{version[1]} of numpy's format; no plain array of numbers")
-    width = 2 if version == (1, 0) else 4
-    length = int.from_bytes(file.read(width), "little")
-    if length > 10_000:
-        raise TraceError(f"{where}: a header of {length} bytes; damaged or foreign")
-    told = ast.literal_eval(file.read(length).decode("latin1").strip())
-    if not isinstance(told, dict) or set(told) != {"descr", "fortran_order", "shape"}:
-        raise TraceError(f"{where}: no header of a numpy array; damaged or foreign")
-    shape, descr = told["shape"], told["descr"]
-    if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+    shape, _, dtype = _HEADERS[version](file)
+    there = max(size - file.tell(), 0)
+    if min(shape, default=0) < 0:
         raise TraceError(f"{where}: its shape is no list of lengths; damaged or foreign")
-    if not isinstance(descr, str) or np.dtype(descr).kind not in "fciub":
-        if isinstance(descr, str) and np.dtype(descr).hasobject:
-            raise TraceError(f"{where}: holds pickled Python objects, which are never loaded; save plain arrays")
+    if dtype.hasobject:
+        raise TraceError(f"{where}: holds pickled Python objects, which are never loaded; save plain arrays")
+    if dtype.kind not in "fciub":
         raise TraceError(
-            f"{where}: values of type {printable(str(descr))[:60]} are no numbers; save float32 "
+            f"{where}: values of type {printable(dtype.str)[:60]} are no numbers; save float32 "
             "(numpy forgets that values were bfloat16)"
         )
-    dtype = np.dtype(descr)
-    offset = len(np.lib.format.MAGIC_PREFIX) + 2 + width + length
-    if math.prod(shape) * dtype.itemsize > size - offset:
-        raise TraceError(f"{where}: {shape} values of {dtype} are declared, {max(size - offset, 0)} bytes are there")
-    return _Header(dtype, shape, bool(told["fortran_order"]), offset)
+    if math.prod(shape) * dtype.itemsize > there:
+        raise TraceError(f"{where}: {shape} values of {dtype} are declared, {there} bytes are there")
+    return Entry(name, shape, dtype.name)
 
 
-class NpyFile:
+class NpyFile(TensorFile):
     """One array in numpy's ``.npy``; mapped, so that rows are read alone."""
 
     def __init__(self, path: Path) -> None:
         with reading(path), path.open("rb") as file:
-            try:
-                header = _npy_header(file, os.fstat(file.fileno()).st_size, printable(str(path)))
-            except (SyntaxError, TypeError, RecursionError) as error:
-                raise ValueError("no header of a numpy array") from error
-            self._array = header.map(path)
-        self.entries = (Entry("", header.shape, header.dtype.name),)
+            size = os.fstat(file.fileno()).st_size
+            self.entries = (_npy_entry(file, size, "", printable(str(path))),)
+            self._array = np.lib.format.open_memmap(path, "r")
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """See :class:`TensorFile`."""
+        """A copy of the array, or of one place along its first axis."""
         return np.array(self._array if row is None else self._array[row])
 
-    def prepare_rows(self, folder: Path) -> None:
-        """Rows are mapped already."""
-
     def close(self) -> None:
-        """See :class:`TensorFile`."""
+        """Give the mapped file back."""
         del self._array
 
 
-class NpzFile:
+class NpzFile(TensorFile):
     """Arrays in numpy's ``.npz``, read one at a time; for rows they are unpacked to files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unpacked: dict[str, NDArray[Any]] = {}
         self._folder: Path | None = None
-        with reading(path):
-            self._zip = zipfile.ZipFile(path)
-            try:
-                self._headers = self._read_headers(path.stat().st_size)
-            except BaseException:
-                self._zip.close()
-                raise
-        self.entries = tuple(Entry(name, h.shape, h.dtype.name) for name, (_, h) in self._headers.items())
+        with reading(path), ExitStack() as opened:
+            self._zip = opened.enter_context(zipfile.ZipFile(path))
+            self.entries = tuple(self._read_entries(path.stat().st_size))
+            opened.pop_all()
 
-    def _read_headers(self, size: int) -> dict[str, tuple[zipfile.ZipInfo, _Header]]:
-        out: dict[str, tuple[zipfile.ZipInfo, _Header]] = {}
+    def _read_entries(self, size: int) -> Iterator[Entry]:
+        seen = set()
         for info in self._zip.infolist():
             if info.is_dir():
                 continue
@@ -236,57 +199,45 @@ class NpzFile:
             where = f"{printable(str(self._path))}: array '{printable(name)}'"
             if name == info.filename:
                 raise TraceError(f"{where}: no numpy array; only those are taken from a .npz")
-            if name in out:
+            if name in seen:
                 raise TraceError(f"{where}: there twice; damaged or foreign")
+            seen.add(name)
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise TraceError(f"{where}: compressed otherwise than numpy does; damaged or foreign")
             if info.compress_size > size or info.file_size > _DEFLATE * info.compress_size + 1024:
                 raise TraceError(f"{where}: {info.file_size} bytes are declared, which cannot be in this file")
             with self._zip.open(info) as file:
-                try:
-                    out[name] = info, _npy_header(file, info.file_size, where)
-                except (SyntaxError, TypeError, RecursionError) as error:
-                    raise ValueError(f"array '{name}' has no header of numpy's") from error
-        return out
+                yield _npy_entry(file, info.file_size, name, where)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """See :class:`TensorFile`."""
-        if row is not None:
-            return np.array(self._row_source(entry.name)[row])
-        info, header = self._headers[entry.name]
-        with reading(self._path), self._zip.open(info) as file:
-            file.read(header.offset)
-            values = np.empty(math.prod(header.shape), header.dtype)
-            rest = values.view(np.uint8).data
-            while rest:
-                data = file.read(min(len(rest), 1 << 20))
-                if not data:
-                    raise EOFError(f"array '{entry.name}' ends early")
-                rest[: len(data)] = data
-                rest = rest[len(data) :]
-            return values.reshape(header.shape, order="F" if header.fortran else "C")
+        """A copy of an array, or of one place along its first axis."""
+        with reading(self._path):
+            if row is not None:
+                return np.array(self._row_source(entry.name)[row])
+            with self._zip.open(f"{entry.name}.npy") as file:
+                values: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+            return values
 
     def _row_source(self, name: str) -> NDArray[Any]:
         if name not in self._unpacked:
             assert self._folder is not None
-            info, header = self._headers[name]
             place = self._folder / f"{len(self._unpacked)}.npy"
-            with reading(self._path), self._zip.open(info) as packed, place.open("wb") as file:
+            with self._zip.open(f"{name}.npy") as packed, place.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
-            self._unpacked[name] = header.map(place)
+            self._unpacked[name] = np.lib.format.open_memmap(place, "r")
         return self._unpacked[name]
 
     def prepare_rows(self, folder: Path) -> None:
-        """See :class:`TensorFile`."""
+        """Unpack to this folder."""
         self._folder = folder
 
     def close(self) -> None:
-        """See :class:`TensorFile`."""
+        """Close the archive."""
         self._unpacked.clear()
         self._zip.close()
 
 
-class SafetensorsFile:
+class SafetensorsFile(TensorFile):
     """Arrays in Hugging Face's ``.safetensors``: eight bytes of length, a JSON header, the values; mapped."""
 
     def __init__(self, path: Path) -> None:
@@ -306,7 +257,7 @@ class SafetensorsFile:
         self.entries = tuple(entries)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """See :class:`TensorFile`."""
+        """A copy of an array, or of one place along its first axis; bfloat16 as float32."""
         stored, begin, end = self._places[entry.name]
         if row is not None:
             width = (end - begin) // entry.shape[0]
@@ -316,11 +267,8 @@ class SafetensorsFile:
         values = bfloat16(flat) if entry.dtype == "bfloat16" else flat
         return values.reshape(entry.shape if row is None else entry.shape[1:])
 
-    def prepare_rows(self, folder: Path) -> None:
-        """Rows are mapped already."""
-
     def close(self) -> None:
-        """See :class:`TensorFile`."""
+        """Give the mapped file back."""
         del self._bytes
 
 
@@ -350,11 +298,12 @@ def _safetensors_entries(
         if not isinstance(told, dict):
             raise TraceError(f"{what}: no description in the header; damaged or foreign")
         dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
-        if not _are_lengths(shape) or not _are_lengths(offsets) or len(offsets) != 2:
+        if not are_lengths(shape) or not are_lengths(offsets) or len(offsets) != 2:
             raise TraceError(f"{what}: no shape or no place in the header; damaged or foreign")
         if dtype not in _SAFETENSORS:
             raise TraceError(f"{what}: values of type {printable(str(dtype))[:40]} are not read; save float32")
-        stored, meant = np.dtype(_SAFETENSORS[dtype][0]), _SAFETENSORS[dtype][1]
+        meant = _SAFETENSORS[dtype]
+        stored = np.dtype("uint16" if meant == "bfloat16" else meant).newbyteorder("<")
         begin, end = offsets
         if not begin <= end <= size or end - begin != math.prod(shape) * stored.itemsize:
             raise TraceError(f"{what}: bytes {begin} to {end} of {size} cannot hold {shape} of {dtype}; damaged")
@@ -368,10 +317,6 @@ def _safetensors_entries(
     if at != size:
         raise TraceError(f"{where}: {size} bytes of values where the header tells of {at}; damaged")
     return places, entries
-
-
-def _are_lengths(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
 def write_safetensors_header(arrays: Sequence[tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> bytes:
@@ -412,7 +357,7 @@ def is_zarr(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _ROOTS)
 
 
-class ZarrStore:
+class ZarrStore(TensorFile):
     """The arrays of a Zarr store of format 2 or 3, but for coordinates other than ``step``."""
 
     def __init__(self, path: Path) -> None:
@@ -443,7 +388,7 @@ class ZarrStore:
         self.entries = tuple(entries)
 
     def read(self, entry: Entry, row: int | None = None) -> NDArray[Any]:
-        """See :class:`TensorFile`."""
+        """A copy of an array, or of one place along its first axis."""
         array = self._arrays[entry.name]
         with reading(self._path):
             if entry.name not in self._checked:
@@ -479,11 +424,11 @@ class ZarrStore:
         return self._rows[entry.name]
 
     def prepare_rows(self, folder: Path) -> None:
-        """See :class:`TensorFile`."""
+        """Unpack to this folder."""
         self._folder = folder
 
     def close(self) -> None:
-        """See :class:`TensorFile`."""
+        """Forget the arrays."""
         self._arrays.clear()
         self._rows.clear()
 

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from gtrace.trace.format import KINDS
 from gtrace.trace.io.foreign import OPENERS, Entry, TensorFile, ZarrStore, is_zarr, join_name
 from gtrace.trace.reader import open_trace
 from gtrace.trace.writer import create_trace
-from gtrace.trace.zarr_read import is_gtrace_zarr
+from gtrace.trace.zarr import is_gtrace_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -45,42 +45,29 @@ _FIELDS = {"step": "(?P<step>[^/]+?)", "tensor": "(?P<tensor>.+)", "rank": r"(?P
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A file of a source.
+class SourceFile:
+    """A file of a source, and what its name says.
 
     Attributes:
         path: where it is.
         parts: its folders inside the source and its name without suffix.
         suffix: of its name, in lower case.
-    """
-
-    path: Path
-    parts: tuple[str, ...]
-    suffix: str
-
-    @property
-    def told(self) -> str:
-        """The path inside the source, as a pattern is matched against it."""
-        return "/".join(self.parts) + self.path.suffix
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A file and what its name says.
-
-    Attributes:
-        path: where it is.
-        suffix: of its name, in lower case.
-        step: the training step, None where the name does not say.
+        step: the training step, None if the name does not say.
         tensor: the start of its tensors' names.
         rank: number of the process that it came from.
     """
 
     path: Path
+    parts: tuple[str, ...]
     suffix: str
-    step: int | None
-    tensor: str
+    step: int | None = None
+    tensor: str = ""
     rank: int = 0
+
+    @property
+    def told(self) -> str:
+        """The path inside the source, as a pattern is matched against it."""
+        return "/".join(self.parts) + self.path.suffix
 
 
 def natural(text: str) -> list[tuple[int, str]]:
@@ -92,7 +79,7 @@ def natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list[Found], int]:
+def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list[SourceFile], int]:
     """The files of these suffixes, and the Zarr stores, that sources are or contain; links are followed.
 
     Returns:
@@ -104,7 +91,7 @@ def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list
     several = len(sources) > 1
     # Of several sources the names tell steps or tensors, as in step_1/ step_2/; they count from what they share.
     base = Path(os.path.commonpath([os.path.abspath(path.parent) for path in sources])) if several else None
-    found: dict[str, Found] = {}
+    found: dict[str, SourceFile] = {}
     others = 0
     for source in sources:
         if not source.exists():
@@ -117,7 +104,7 @@ def find_files(sources: Sequence[Path], suffixes: Collection[str]) -> tuple[list
                 continue
             inside = PurePosixPath(Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix())
             name = inside.name.removesuffix(path.suffix) if path.suffix.lower() == suffix else inside.name
-            found[os.path.abspath(path)] = Found(path, (*inside.parts[:-1], name), suffix)
+            found[os.path.abspath(path)] = SourceFile(path, (*inside.parts[:-1], name), suffix)
     if not found:
         shown = printable(", ".join(map(str, sources)))[:200]
         raise TraceError(f"{shown}: no file to import; {', '.join(sorted(suffixes))} are read")
@@ -144,7 +131,7 @@ def _walk(source: Path) -> Iterable[Path]:
                 yield Path(folder, name)
 
 
-def place_by_pattern(files: Sequence[Found], pattern: str) -> tuple[list[Placed], str]:
+def place_by_pattern(files: Sequence[SourceFile], pattern: str) -> tuple[list[SourceFile], str]:
     """What a template such as ``{step}/{tensor}.npy`` says of files; those that it does not fit are left out.
 
     ``{step}`` is text without a slash whose last number counts, ``{tensor}`` any text whose slashes become dots,
@@ -162,7 +149,7 @@ def place_by_pattern(files: Sequence[Found], pattern: str) -> tuple[list[Placed]
         told = match.groupdict()
         texts.append(told.get("step"))
         tensor = (told.get("tensor") or "").replace("/", ".")
-        placed.append(Placed(file.path, file.suffix, None, tensor, int(told.get("rank") or 0)))
+        placed.append(replace(file, tensor=tensor, rank=int(told.get("rank") or 0)))
     if not placed:
         raise UsageError(
             f"--pattern: no file fits '{printable(pattern)}'; the first of {len(files)} is '{printable(files[0].told)}'"
@@ -170,14 +157,14 @@ def place_by_pattern(files: Sequence[Found], pattern: str) -> tuple[list[Placed]
     if texts[0] is None:
         return placed, "none"
     numbers = _last_numbers([text or "" for text in texts])
+    how = "pattern"
     if all(number is None for number in numbers):
         order = {text: k for k, text in enumerate(sorted({text or "" for text in texts}, key=natural))}
-        steps = [order[text or ""] for text in texts]
-        return [_with_step(file, step) for file, step in zip(placed, steps, strict=True)], "sorted"
+        numbers, how = [order[text or ""] for text in texts], "sorted"
     if None in numbers:
         without = printable(str(placed[numbers.index(None)].path))
         raise UsageError(f"--pattern: no number in the step of {without}, but in that of others")
-    return [_with_step(file, step) for file, step in zip(placed, numbers, strict=True)], "pattern"
+    return [replace(file, step=step) for file, step in zip(placed, numbers, strict=True)], how
 
 
 def _pieces(pattern: str) -> Iterable[str]:
@@ -196,15 +183,11 @@ def _pieces(pattern: str) -> Iterable[str]:
     yield re.escape(pattern[at:])
 
 
-def _with_step(file: Placed, step: int | None) -> Placed:
-    return Placed(file.path, file.suffix, step, file.tensor, file.rank)
-
-
 def _last_numbers(texts: Iterable[str]) -> list[int | None]:
     return [int(numbers[-1]) if (numbers := _NUMBER.findall(text)) else None for text in texts]
 
 
-def place_by_name(files: Sequence[Found], *, step_axis: bool) -> tuple[list[Placed], str]:
+def place_by_name(files: Sequence[SourceFile], *, step_axis: bool) -> tuple[list[SourceFile], str]:
     """What names and folders of files say without a template.
 
     One folder per step directly in the source, else one file per step with the step as the last number in its name.
@@ -218,17 +201,17 @@ def place_by_name(files: Sequence[Found], *, step_axis: bool) -> tuple[list[Plac
         UsageError: names can be read in several ways.
     """
     if step_axis:
-        return [Placed(file.path, file.suffix, None, _prefix(file, file.parts[:-1])) for file in files], "none"
-    tops = [number if len(file.parts) > 1 else None for file, number in _numbered(files, 0)]
-    ends = [None if file.suffix == SINGLE else number for file, number in _numbered(files, -1)]
+        return [_named(file, None, file.parts[:-1]) for file in files], "none"
+    names = [[_SHARD.sub("", part) for part in file.parts] for file in files]
+    tops = [
+        number if len(file.parts) > 1 else None
+        for file, number in zip(files, _last_numbers(name[0] for name in names), strict=True)
+    ]
+    ends = _last_numbers("" if file.suffix == SINGLE else name[-1] for file, name in zip(files, names, strict=True))
     if None not in tops:
         if any(end not in (None, top) for top, end in zip(tops, ends, strict=True)):
             raise _ambiguous(files[0], "numbers in folders and in file names")
-        placed = [
-            Placed(file.path, file.suffix, top, _prefix(file, file.parts[1:-1]))
-            for file, top in zip(files, tops, strict=True)
-        ]
-        return placed, "folders"
+        return [_named(file, top, file.parts[1:-1]) for file, top in zip(files, tops, strict=True)], "folders"
     if any(file.suffix == SINGLE for file in files):
         first = next(file for file in files if file.suffix == SINGLE)
         raise UsageError(
@@ -236,27 +219,20 @@ def place_by_name(files: Sequence[Found], *, step_axis: bool) -> tuple[list[Plac
             "or --pattern as in '{tensor}-{step}.npy', or '{tensor}.npy' for a single step"
         )
     if None not in ends:
-        placed = [
-            Placed(file.path, file.suffix, end, _prefix(file, file.parts[:-1]))
-            for file, end in zip(files, ends, strict=True)
-        ]
-        return placed, "names"
+        return [_named(file, end, file.parts[:-1]) for file, end in zip(files, ends, strict=True)], "names"
     if any(end is not None for end in ends):
         raise _ambiguous(files[ends.index(None)], "no number in its name, but in those of others")
     if max(Counter(file.parts[:-1] for file in files).values()) < len(files):
         raise _ambiguous(files[0], "files in several folders, and no number in their names")
-    return [Placed(file.path, file.suffix, k, "") for k, file in enumerate(files)], "sorted"
+    return [replace(file, step=k) for k, file in enumerate(files)], "sorted"
 
 
-def _prefix(file: Found, folders: tuple[str, ...]) -> str:
-    return join_name(*folders, file.parts[-1] if file.suffix == SINGLE else "")
+def _named(file: SourceFile, step: int | None, folders: tuple[str, ...]) -> SourceFile:
+    """A file of a step, with the start of its tensors' names."""
+    return replace(file, step=step, tensor=join_name(*folders, file.parts[-1] if file.suffix == SINGLE else ""))
 
 
-def _numbered(files: Sequence[Found], place: int) -> Iterable[tuple[Found, int | None]]:
-    return zip(files, _last_numbers(_SHARD.sub("", file.parts[place]) for file in files), strict=True)
-
-
-def _ambiguous(file: Found, why: str) -> UsageError:
+def _ambiguous(file: SourceFile, why: str) -> UsageError:
     shown = printable(file.told)
     return UsageError(f"{shown}: {why}; say with --pattern where the step is, as in '{{step}}/{{tensor}}{file.suffix}'")
 
@@ -305,10 +281,10 @@ class Imported:
 class _Survey:
     """What all files hold together: step -> rank -> files and the row in each, tensor -> most values."""
 
-    groups: dict[int, dict[int, list[tuple[Placed, int | None]]]] = field(
+    groups: dict[int, dict[int, list[tuple[SourceFile, int | None]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
-    sizes: dict[str, tuple[int, Placed]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, SourceFile]] = field(default_factory=dict)
     left_out: dict[str, None] = field(default_factory=dict)
     numbering: set[str] = field(default_factory=set)
 
@@ -338,11 +314,11 @@ class ImportRules:
         """Those of this module too."""
         return {**OPENERS, ZARR: ZarrStore, **self.openers}
 
-    def open(self, file: Placed) -> contextlib.closing[TensorFile]:
+    def open(self, file: SourceFile) -> contextlib.closing[TensorFile]:
         """A file, in a block that closes it."""
         return contextlib.closing(self.every_opener[file.suffix](file.path))
 
-    def gradients(self, file: Placed, opened: TensorFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
+    def gradients(self, file: SourceFile, opened: TensorFile, *, rows: bool) -> Iterator[tuple[str, Entry]]:
         """Tensor names and arrays of a file that are gradients of chosen tensors."""
         real = [entry for entry in opened.entries if entry.is_real]
         if rows:
@@ -359,7 +335,7 @@ class ImportRules:
                 yield name, entry
 
 
-def _stem(file: Placed) -> str:
+def _stem(file: SourceFile) -> str:
     return file.path.name.removesuffix(file.path.suffix)
 
 
@@ -443,11 +419,11 @@ def import_trace(
     )
 
 
-def _survey(placed: Sequence[Placed], told: str, rules: ImportRules) -> _Survey:
+def _survey(placed: Sequence[SourceFile], told: str, rules: ImportRules) -> _Survey:
     """Open every file once: which steps and tensors there are, and whether they fit together."""
     survey = _Survey()
     shared = _shared_steps(placed, rules)
-    names: dict[Placed, tuple[str, ...]] = {}
+    names: dict[SourceFile, tuple[str, ...]] = {}
     # Files of different steps have the same names as a rule; they are held once.
     same: dict[tuple[str, ...], tuple[str, ...]] = {}
     for file in placed:
@@ -477,13 +453,13 @@ def _survey(placed: Sequence[Placed], told: str, rules: ImportRules) -> _Survey:
     return survey
 
 
-def _check_groups(survey: _Survey, names: Mapping[Placed, tuple[str, ...]]) -> None:
+def _check_groups(survey: _Survey, names: Mapping[SourceFile, tuple[str, ...]]) -> None:
     """Check that at every step each tensor is there once."""
     for step, ranks in survey.groups.items():
         for files in ranks.values():
             if step >= 2**63:
                 raise UsageError(f"{printable(str(files[0][0].path))}: step {step} is too large; pass --pattern")
-            seen: dict[str, Placed] = {}
+            seen: dict[str, SourceFile] = {}
             for file, _ in files:
                 for name in names[file]:
                     if name in seen:
@@ -491,7 +467,7 @@ def _check_groups(survey: _Survey, names: Mapping[Placed, tuple[str, ...]]) -> N
                     seen[name] = file
 
 
-def _twice(name: str, step: int, one: Placed, other: Placed) -> UsageError:
+def _twice(name: str, step: int, one: SourceFile, other: SourceFile) -> UsageError:
     paths = " and ".join(printable(str(file.path)) for file in (one, other))
     return UsageError(
         f"tensor '{printable(name)}' at step {step} is in {paths}; say with --pattern what names mean, "
@@ -499,7 +475,7 @@ def _twice(name: str, step: int, one: Placed, other: Placed) -> UsageError:
     )
 
 
-def _note_size(sizes: dict[str, tuple[int, Placed]], name: str, size: int, file: Placed, kind: str) -> None:
+def _note_size(sizes: dict[str, tuple[int, SourceFile]], name: str, size: int, file: SourceFile, kind: str) -> None:
     known, other = sizes.setdefault(name, (size, file))
     if kind == "weight" and known != size:
         raise UsageError(
@@ -509,7 +485,7 @@ def _note_size(sizes: dict[str, tuple[int, Placed]], name: str, size: int, file:
     sizes[name] = max(known, size), file
 
 
-def _shared_steps(placed: Sequence[Placed], rules: ImportRules) -> dict[int, NDArray[np.int64]]:
+def _shared_steps(placed: Sequence[SourceFile], rules: ImportRules) -> dict[int, NDArray[np.int64]]:
     """Rank -> the steps of its files with a step axis, where a file of its own holds them."""
     out = {}
     for file in placed:
@@ -519,7 +495,7 @@ def _shared_steps(placed: Sequence[Placed], rules: ImportRules) -> dict[int, NDA
     return out
 
 
-def _step_numbers(file: Placed, opened: TensorFile, entry: Entry) -> NDArray[np.int64]:
+def _step_numbers(file: SourceFile, opened: TensorFile, entry: Entry) -> NDArray[np.int64]:
     where = f"{printable(str(file.path))}: its array of steps"
     if entry.is_real or len(entry.shape) != 1:
         raise UsageError(f"{where} holds no integers in a single axis")
@@ -530,7 +506,7 @@ def _step_numbers(file: Placed, opened: TensorFile, entry: Entry) -> NDArray[np.
 
 
 def _rows_of(
-    file: Placed, opened: TensorFile, shared: NDArray[np.int64] | None, told: str, rules: ImportRules
+    file: SourceFile, opened: TensorFile, shared: NDArray[np.int64] | None, told: str, rules: ImportRules
 ) -> tuple[dict[int, int] | None, str]:
     """Step -> row of a file whose first axis counts steps, None for one of a single step; who said so."""
     gradients = [entry for _, entry in rules.gradients(file, opened, rows=True)]
@@ -592,7 +568,7 @@ def _append(
     survey: _Survey,
     rules: ImportRules,
     at: tuple[int, int],
-    file: Placed,
+    file: SourceFile,
     opened: TensorFile,
     row: int | None,
 ) -> None:

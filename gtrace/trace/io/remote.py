@@ -12,7 +12,7 @@ import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from gtrace.errors import TraceError, UsageError, printable
@@ -74,25 +74,6 @@ def is_hdf5(place: Path | str) -> bool:
     if isinstance(place, Path):
         return place.suffix in _SUFFIXES_HDF5
     return urlsplit(place).path.lower().endswith(_SUFFIXES_HDF5)
-
-
-class RemoteFile(NamedTuple):
-    """A file at an address.
-
-    Attributes:
-        files: where it is.
-        path: its address.
-        size: bytes.
-    """
-
-    files: RemoteFiles
-    path: str
-    size: int
-
-    def read(self, start: int, length: int) -> bytes:
-        """So many bytes, or those that there are."""
-        length = min(length, self.size - start)
-        return self.files.read_range(self.path, start, length) if length > 0 else b""
 
 
 class RemoteFiles:
@@ -159,12 +140,8 @@ class RemoteFiles:
         """
         if path in self._known:
             return self._known[path]
-        if self._http:
-            # A server may send the whole file, whatever part is asked for.
-            with self.opened(path) as file:
-                size = None if file is None else file.size
-        else:
-            size = 0
+        # A server may send the whole file, whatever part is asked for.
+        size = self.size(path) if self._http else 0
         if size is None:
             return None
         with _told(path):
@@ -190,22 +167,24 @@ class RemoteFiles:
             raise TraceError(f"{path}: truncated, or gone: no {length} bytes at {start}")
         return data
 
-    @contextmanager
-    def opened(self, path: str) -> Iterator[RemoteFile | None]:
-        """A file to be read in parts, or None where there is none."""
+    def size(self, path: str) -> int | None:
+        """Bytes of a file, or None when there is none.
+
+        Raises:
+            TraceError: it is neither a file nor a folder, or nobody says how large it is.
+        """
         with _told(path):
             try:
                 found = self._system.info(path)
             except FileNotFoundError:
-                found = None
-        if found is None or found.get("type") == "directory":
-            yield None
-            return
+                return None
+        if found.get("type") == "directory":
+            return None
         if found.get("type") != "file":
             raise TraceError(f"{path}: not a regular file")
         if not isinstance(found.get("size"), int):
             raise TraceError(f"{path}: cannot be read (its size is not told)")
-        yield RemoteFile(self, path, found["size"])
+        return int(found["size"])
 
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder, sorted.
@@ -231,16 +210,6 @@ class RemoteFiles:
                 names.append(name)
         return sorted(names)
 
-    def exists(self, path: str) -> bool:
-        """Whether there is a file."""
-        with self.opened(path) as file:
-            return file is not None
-
-    def is_link(self, path: str) -> bool:
-        """Links are found where folders are listed; object stores have none."""
-        del path
-        return False
-
     def stream(self, path: str) -> Any:
         """A file object that can be sought in, for HDF5.
 
@@ -253,7 +222,7 @@ class RemoteFiles:
             except FileNotFoundError:
                 raise TraceError(f"{path}: no such trace") from None
 
-    def size(self, path: str) -> int | None:
+    def total(self, path: str) -> int | None:
         """Bytes of all files below, None where they cannot be listed."""
         if self._http:
             return None

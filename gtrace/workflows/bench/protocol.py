@@ -126,7 +126,7 @@ QUICK = replace(
 
 
 #: what the gradients depend on beside the protocol
-_SOURCES = ("training/plain.py", "training/tasks/digits.py", "training/tasks/text.py", "workflows/bench/protocol.py")
+_SOURCES = ("training/plain.py", "training/tasks/*.py", "workflows/bench/protocol.py")
 
 
 class StandardTrace(NamedTuple):
@@ -231,8 +231,9 @@ def _digest(protocol: Protocol, model: Model, source: str) -> str:
     phases = {phase: list(steps) for phase, steps in protocol.phases.items()}
     digest = hashlib.blake2b(repr((model, phases, protocol.seed, source)).encode(), digest_size=6)
     home = Path(gtrace.__file__).parent
-    for name in _SOURCES:
-        digest.update((home / name).read_bytes())
+    for pattern in _SOURCES:
+        for path in sorted(home.glob(pattern)):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

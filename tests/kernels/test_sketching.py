@@ -1,4 +1,4 @@
-"""Blocks of bins: sums about another edge, and expectations that walk over them instead of bins."""
+"""Bins of a sketch: blocks of them, expectations that walk over blocks instead of bins, and merging."""
 
 import numpy as np
 import pytest
@@ -67,3 +67,21 @@ def test_what_a_sketch_remembers_is_not_handed_to_changed_copies():
     calls = []
     assert sketch.remember("key", lambda: calls.append(1) or 3) == sketch.remember("key", lambda: 4) == 3
     assert calls == [1]
+
+
+def bins(random, count):
+    return np.sort(random.choice(300, count, replace=False)).astype(np.int32), random.random((count, sketching.COLUMNS))
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 5), (7, 0), (1, 1), (40, 200), (300, 300), (300, 3)])
+def test_merging_is_adding_by_number(first, second):
+    random = np.random.default_rng([first, second])
+    rows_a, sums_a = bins(random, first)
+    rows_b, sums_b = bins(random, second)
+    table = np.zeros((300, sketching.COLUMNS))
+    table[rows_a] += sums_a
+    table[rows_b] += sums_b
+    rows, sums = np.empty(first + second, np.int32), np.empty((first + second, sketching.COLUMNS))
+    count = sketching.merge_bins(rows_a, sums_a, rows_b, sums_b, rows, sums)
+    np.testing.assert_array_equal(rows[:count], np.union1d(rows_a, rows_b))
+    np.testing.assert_array_equal(sums[:count], table[rows[:count]])

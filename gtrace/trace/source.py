@@ -1,0 +1,382 @@
+"""What holds a trace: its streams, in Zarr, in HDF5, in memory or from a repair, and their arrays for whole writing."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gtrace.errors import TraceError, UsageError, printable
+from gtrace.trace import format as layout
+from gtrace.trace.rows import BlockSample
+from gtrace.trace.sketches import SketchPlan, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.format import ArrayForm, ColumnType, Record, StreamKey, TensorSpec
+
+
+def refuse(error: TraceError) -> None:
+    """What a reader does about damage by default: it raises the error."""
+    raise error
+
+
+class Stream(ABC):
+    """The committed part of one stream, as it was when the trace was opened. Safe to use from several threads.
+
+    Args:
+        key: which stream it is.
+        where: its place, for messages.
+        tolerate: called with damage that leaves other parts readable; by default it raises.
+
+    Attributes:
+        steps: steps of the committed rows, int64, rising.
+        specs: all its tensors, by index.
+        tensors: those that are present at a committed step.
+    """
+
+    def __init__(self, key: StreamKey, where: str, tolerate: Callable[[TraceError], None] = refuse) -> None:
+        self.key = key
+        self.where = where
+        self.tolerate = tolerate
+        self.steps: NDArray[np.int64] = np.empty(0, np.int64)
+        self.specs: list[TensorSpec] = []
+        self.tensors: tuple[TensorSpec, ...] = ()
+        self._statistics: dict[str, NDArray[Any]] = {}
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether it has this (step, tensor) array."""
+
+    @abstractmethod
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of ``format.SCALARS``: (committed rows,), NaN where unknown."""
+
+    @abstractmethod
+    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
+        """A (step, tensor) array: (committed rows, tensors)."""
+
+    @abstractmethod
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows that come with ``row`` at no further cost: number of the first, (rows, elements).
+
+        Of a sketched tensor that row alone, uint8 (1, the bytes that it has).
+        """
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, part by part as it is stored; of a tensor that is not sketched."""
+        yield self.read_rows(spec, row)[1][0]
+
+    @cached_property
+    def scalars(self) -> dict[str, NDArray[np.float64]]:
+        """name -> one value per committed row."""
+        return {name: self.scalar(name) for name in layout.SCALARS}
+
+    def statistic(self, name: str) -> NDArray[Any]:
+        """One of the (step, tensor) arrays: (committed rows, at least as many columns as the last tensor's index)."""
+        if name not in self._statistics:
+            column = layout.statistic_column(name)
+            table = self.read_table(name, column)
+            # Columns that a damaged array lacks, or that no row has yet.
+            lacking = max(self._columns - 1 - table.shape[1], 0)
+            more = np.full((table.shape[0], lacking), column.fill, column.dtype)
+            self._statistics[name] = np.hstack((table, more)) if lacking else table
+        return self._statistics[name]
+
+    def optional(self, name: str) -> NDArray[Any] | None:
+        """One of the (step, tensor) arrays, None if the stream does not have it."""
+        return self.statistic(name) if self.has(name) else None
+
+    def about(self, spec: TensorSpec, row: int) -> str:
+        """Tensor and step, for messages."""
+        return f"tensor '{printable(spec.name)}', step {self.steps[row]}"
+
+    def lengths(self, spec: TensorSpec, rows: NDArray[Any] | slice) -> dict[str, NDArray[np.int64]]:
+        """``n_valid`` and ``n_total`` of a tensor at rows at which it is present; its size if nothing is stored.
+
+        Raises:
+            TraceError: they are negative, or there are more valid elements than a row has or than there were.
+        """
+        steps = self.steps[rows]
+        stored = {name: self.optional(name) if self.key.kind == "neural" else None for name in layout.LENGTHS}
+        whole = values_of(spec.attrs, steps) if spec.sketched else np.full(steps.size, spec.size, np.int64)
+        found = {
+            name: whole.copy() if table is None else table[rows, spec.index].astype(np.int64)
+            for name, table in stored.items()
+        }
+        valid, total = found["n_valid"], found["n_total"]
+        if stored["n_total"] is None:
+            sample = BlockSample.read(spec.attrs.get("sample"))
+            total[:] = valid if sample is None else sample.total
+        most = np.iinfo(np.int64).max if spec.sketched else spec.size
+        wrong = np.flatnonzero((valid < 0) | (valid > most) | (valid > total))
+        if wrong.size:
+            row = wrong[0]
+            raise TraceError(
+                f"{self.where}: tensor '{printable(spec.name)}', step {steps[row]}: {valid[row]} valid elements of "
+                f"{total[row]} in a row of {spec.size}; the trace is damaged"
+            )
+        return found
+
+    def _committed(self, where: str, stored: NDArray[Any], rows: int | None = None) -> NDArray[np.int64]:
+        """The steps of the committed rows: those before the first -1, at most so many; they end where they fall."""
+        unused = np.flatnonzero(stored < 0)
+        steps = np.ascontiguousarray(stored[: unused[0]] if unused.size else stored, np.int64)[:rows]
+        falls = np.flatnonzero(np.diff(steps) <= 0)
+        if falls.size:
+            self.tolerate(TraceError(f"{where}: steps do not rise; the trace is damaged"))
+            steps = steps[: falls[0] + 1]
+        return steps
+
+    def _accept(self, found: Iterable[TensorSpec]) -> None:
+        """Take the tensors whose metadata are there, numbered 0, 1, ...; drop those that contradict others."""
+        taken: dict[str | int, TensorSpec] = {}
+        for spec in sorted(found, key=lambda spec: spec.index):
+            shared = [what for what in ("name", "index") if getattr(spec, what) in taken]
+            if shared:
+                self.tolerate(TraceError(f"{self.where}: two tensors have one {shared[0]}; damaged or foreign"))
+            else:
+                taken |= {spec.name: spec, spec.index: spec}
+                self.specs.append(spec)
+        missing = next((number for number, spec in enumerate(self.specs) if spec.index != number), None)
+        if missing is not None:
+            self._lost(missing)
+
+    @property
+    def _columns(self) -> int:
+        """One column more than there are tensors, so that a lost one is noticed, whatever the shape claims."""
+        return max((spec.index + 1 for spec in self.specs), default=0) + 1
+
+    def _lost(self, number: int) -> None:
+        error = TraceError(f"{self.where}: the metadata of tensor number {number} is missing; the trace is damaged")
+        self.tolerate(error)
+
+    def _find_present(self) -> None:
+        """See which tensors are present at a committed step."""
+        try:
+            present = np.atleast_1d(self.statistic("present").any(axis=0))
+        except TraceError as error:
+            self.tolerate(error)
+            return
+        if present[self._columns - 1 :].any():
+            self._lost(self._columns - 1)
+        self.tensors = tuple(spec for spec in self.specs if present[spec.index])
+
+
+class MemoryStream(Stream):
+    """A stream whose tables are in memory.
+
+    Args:
+        key: which stream it is.
+        steps: by row.
+        specs: its tensors, by index.
+        scalars: name -> (rows,).
+        tables: name -> (rows, tensors), for every array that the stream has.
+        read: as ``read_rows``.
+    """
+
+    def __init__(
+        self,
+        key: StreamKey,
+        steps: NDArray[np.int64],
+        specs: list[TensorSpec],
+        scalars: Mapping[str, NDArray[np.float64]],
+        tables: dict[str, NDArray[Any]],
+        read: Callable[[TensorSpec, int], tuple[int, NDArray[Any]]],
+    ) -> None:
+        super().__init__(key, "(in memory)")
+        self.steps = steps
+        self.specs = specs
+        self._scalars = scalars
+        self._statistics = tables
+        self._read = read
+        self._find_present()
+
+    def has(self, name: str) -> bool:
+        """Whether it has this (step, tensor) array."""
+        return name in self._statistics
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of the numbers about the steps."""
+        return self._scalars[name]
+
+    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
+        """All are there from the start."""
+        raise KeyError(name)
+
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """What ``read`` returns."""
+        return self._read(spec, row)
+
+
+class TraceSource:
+    """A trace that can be read. Safe to use from several threads.
+
+    Args:
+        path: where it is, for messages.
+        attrs: what the trace says about itself.
+        streams: its streams.
+        held: what is open as long as it is read.
+
+    Attributes:
+        streams: its streams, in the order of ``StreamKey.order``.
+    """
+
+    def __init__(
+        self, path: str, attrs: Mapping[str, Any], streams: Iterable[Stream], held: ExitStack | None = None
+    ) -> None:
+        self.path = path
+        self.attrs = attrs
+        self.streams = tuple(sorted(streams, key=lambda stream: stream.key.order))
+        self._held = held or ExitStack()
+
+    def close(self) -> None:
+        """Give back what is held open."""
+        self._held.close()
+
+
+def check_root(path: str, attrs: Mapping[str, Any]) -> None:
+    """Check that a store is a trace of a version that is read.
+
+    Raises:
+        TraceError: it is something else, or a newer gtrace wrote it.
+    """
+    if attrs.get("format") != layout.FORMAT:
+        raise TraceError(f"{path}: not a gtrace trace; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays")
+    version = attrs.get("version")
+    if type(version) is not int or version < 1:
+        raise TraceError(f"{path}: version {printable(str(version)[:40])} of the trace format is none; damaged")
+    if version > layout.VERSION:
+        raise TraceError(
+            f"{path}: written by a newer gtrace (trace format {version}; this one reads {layout.VERSION}); upgrade"
+        )
+
+
+def attribute_fault(attrs: Mapping[str, Any], size: int) -> str | None:
+    """What is wrong with the attributes of a tensor of which ``size`` elements are stored, None when nothing is."""
+    for name, (fits, words) in layout.ATTRIBUTES.items():
+        if name in attrs and not fits(attrs[name]):
+            return f"attribute '{name}' is {words}"
+    for name, read in ((layout.SKETCH, SketchPlan.read), ("sample", BlockSample.read)):
+        try:
+            if name in attrs:
+                read(attrs[name])
+        except UsageError as error:
+            return f"attribute '{name}': {error}"
+    shape, sample, sketched = attrs["shape"], attrs.get("sample"), layout.SKETCH in attrs
+    blocks = BlockSample.read(sample)
+    if blocks is not None and (sketched or (blocks.size, blocks.total) != (size, math.prod(shape))):
+        return f"attribute 'sample': not one of {size} elements of a tensor of shape {shape}"
+    if not sketched and sample is None and math.prod(shape) != size:
+        return f"{size} elements of a tensor of shape {shape}, without attribute 'sample'"
+    return None
+
+
+def tensor_spec(where: str, entry: str, attrs: Mapping[str, Any], size: int, chunks: tuple[int, ...]) -> TensorSpec:
+    """The description of a stored tensor from its attributes.
+
+    Raises:
+        TraceError: an attribute is missing or not of its type.
+    """
+    fault = attribute_fault({"name": None, "index": None, "shape": None, **attrs}, size)
+    if fault is not None:
+        raise TraceError(f"{where}: {fault}; damaged or foreign")
+    return layout.TensorSpec(attrs["index"], attrs["name"], entry, size, chunks[0], chunks[1], attrs)
+
+
+def table_of(records: Sequence[Record], name: str, columns: int) -> NDArray[Any]:
+    """(rows, columns) of one of the (step, tensor) arrays, from what commits said when they knew fewer tensors."""
+    column = layout.statistic_column(name)
+    table = np.full((len(records), columns), column.fill, column.dtype)
+    for row, record in enumerate(records):
+        values = record.statistics[name]
+        table[row, : values.size] = values
+    return table
+
+
+class WholeArray(NamedTuple):
+    """One array of a stream.
+
+    Attributes:
+        form: how it is stored.
+        rows: length of the first axis.
+        blocks: the rows of each chunk in turn, fewer at the end; None for nothing but fill values. Blocks of a matrix
+            may have fewer columns than it has: the others are fill values.
+    """
+
+    form: ArrayForm
+    rows: int
+    blocks: Iterator[NDArray[Any] | None]
+
+
+def arrays_of(stream: Stream) -> Iterator[WholeArray]:
+    """Tensors, numbers about them, numbers about steps, and ``step`` last."""
+    rows = stream.steps.size
+    present = stream.statistic("present")
+    for index, spec in enumerate(stream.tensors):
+        new = renumbered(spec, index)
+        yield WholeArray(new.form, rows, _tensor_blocks(stream, spec, present[:, spec.index] != 0, new.chunk_rows))
+    usual = [name for name in layout.statistics_of(stream.key.kind) if name not in layout.LENGTHS or stream.has(name)]
+    names = [*usual, *(name for name in layout.EXTRAS if stream.has(name))]
+    indices = [spec.index for spec in stream.tensors]
+    for form in layout.table_forms(names, len(indices)):
+        if form.entry == "step":
+            table: NDArray[Any] = stream.steps
+        elif form.entry in layout.SCALARS:
+            table = stream.scalar(form.entry)
+        else:
+            table = stream.statistic(form.entry)[:, indices] if indices else np.empty((rows, 0), form.column.dtype)
+        # A chunk that is not there reads as NaN: what a run never says costs nothing.
+        silent = form.entry in layout.SCALARS and bool(np.isnan(table).all())
+        yield WholeArray(form, rows, _table_blocks(table, form.chunks[0], silent))
+
+
+def _table_blocks(table: NDArray[Any], height: int, silent: bool) -> Iterator[NDArray[Any] | None]:
+    for start in range(0, len(table), height):
+        yield None if silent else table[start : start + height]
+
+
+def _tensor_blocks(
+    stream: Stream, spec: TensorSpec, present: NDArray[np.bool_], height: int
+) -> Iterator[NDArray[Any] | None]:
+    """The rows of each chunk, NaN where the tensor is absent; None where it is absent in all of them.
+
+    Those of sketches, one each, are no longer than they have to be.
+    """
+    first, held = 0, np.empty((0, 0))
+    for start in range(0, present.size, height):
+        there = np.flatnonzero(present[start : start + height])
+        if not there.size or spec.size == 0:
+            yield None
+            continue
+        count = min(height, present.size - start)
+        # A row alone needs no second copy.
+        out = None if count == 1 else np.full((count, spec.size), np.nan, np.float32)
+        for row in (start + there).tolist():
+            # Each stored chunk is decoded once.
+            if not first <= row < first + len(held):
+                first, held = stream.read_rows(spec, row)
+            values = np.ascontiguousarray(held[row - first], spec.column.dtype)
+            if out is None:
+                out = values[None]
+            else:
+                out[row - start] = values
+        yield out
+
+
+def renumbered(spec: TensorSpec, index: int) -> TensorSpec:
+    """The tensor with another index, in chunks of the size that a writer chooses."""
+    rows, elements = layout.chunking(spec.size)
+    if spec.sketched:
+        elements = spec.chunk_elements
+    if spec.chunk_rows == 1:
+        rows = 1
+    return replace(spec, index=index, chunk_rows=rows, chunk_elements=elements, attrs={**spec.attrs, "index": index})

@@ -1,0 +1,924 @@
+"""Traces as Zarr v3: reading one, whoever wrote it, and writing one row by row or as a whole.
+
+Reading checks metadata and sizes before anything is decoded, few codecs are read, and zarr-python has no part in it. A
+shard is one file that holds many chunks and an index of them at its end (codec ``sharding_indexed``): for each chunk in
+C order its offset and length as little-endian uint64, then the CRC-32C of those.
+
+When writing, zarr-python makes the metadata, and the chunk files are encoded and put here. A commit appends one entry
+to the stream's journal, so it costs one system call, whatever the number of tensors. Every 64 rows the journal is
+emptied into chunk files. Such a file is replaced as a whole, so it holds every row that it held before, or those and
+new ones; the chunk of ``step`` is replaced last, and then the journal. Whatever a killed writer leaves, each committed
+row is complete in the one place or the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import os
+import struct
+from operator import floordiv, mod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numcodecs.blosc import BITSHUFFLE, Blosc
+from numcodecs.zstd import Zstd
+
+from gtrace.errors import TraceError, printable
+from gtrace.trace import format as layout
+from gtrace.trace.files import (
+    LOCAL,
+    beside,
+    check_place,
+    clear_leftovers,
+    move_in,
+    parse_json,
+    remove,
+    write_beside,
+    write_file,
+)
+from gtrace.trace.format import StreamKey
+from gtrace.trace.journal import MAX_BYTES, MOST_ROWS, NAME, JournalRows, JournalWriter, in_journal, parse_journal
+from gtrace.trace.rows import checksum_bytes
+from gtrace.trace.sketches import stored_bytes
+from gtrace.trace.source import Stream, TraceSource, arrays_of, check_root, refuse, tensor_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from gtrace.trace.files import Files
+    from gtrace.trace.format import ArrayForm, ColumnType, Record, TensorSpec
+    from gtrace.trace.source import WholeArray
+
+
+#: Orders of codecs that are read; what stands before the last two is the array's plain bytes.
+PIPELINES = (
+    ("bytes",),
+    ("bytes", "crc32c"),
+    ("bytes", "blosc"),
+    ("bytes", "blosc", "crc32c"),
+    ("bytes", "zstd"),
+    ("bytes", "zstd", "crc32c"),
+)
+_CHUNK_KEYS = {"name": "default", "configuration": {"separator": "."}}
+_SHARDS = "sharding_indexed"
+_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+#: Chunks of a shard that a reader takes: the index then has 1 MiB.
+_MOST_CHUNKS = 65536
+#: Offset and length, in the index of a shard, of a chunk that is not there.
+_MISSING = 2**64 - 1
+
+_BLOSC_HEADER = struct.Struct("<4BIII")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+_TYPES = {c.dtype.name: c.dtype for c in (*layout.STATISTICS.values(), layout.STEP)} | {"float32": layout.VALUES}
+_TABLES = frozenset((*layout.STATISTICS, *layout.LENGTHS, *layout.EXTRAS, *layout.SCALARS))
+
+
+def _most_encoded(size: int) -> int:
+    """Bytes that ``size`` bytes can take when encoded by any of the codecs; a longer file is not read."""
+    return size + size // 64 + 4096
+
+
+def decode_chunk(encoded: bytes, pipeline: Sequence[str], out: NDArray[Any], where: str) -> None:
+    """Decode one chunk into ``out``, a C-contiguous array of the exact size.
+
+    Args:
+        encoded: the chunk file.
+        pipeline: names of its codecs, one of ``PIPELINES``.
+        out: where the values go; its type and byte order are the stored ones.
+        where: file, tensor and step, for messages.
+
+    Raises:
+        TraceError: truncated, damaged, or not of the size that the metadata promises.
+    """
+    data = memoryview(encoded)
+    target = out.reshape(-1).view(np.uint8)
+    if pipeline[-1] == "crc32c":
+        if len(data) < 4:
+            raise TraceError(f"{where}: truncated chunk ({len(data)} bytes)")
+        stored, data = int.from_bytes(data[-4:], "little"), data[:-4]
+        if checksum_bytes(np.frombuffer(data, np.uint8)) != stored:
+            raise TraceError(f"{where}: checksum mismatch; the chunk is damaged or truncated")
+    codec: Blosc | Zstd | None = None
+    if "blosc" in pipeline:
+        codec = Blosc()
+        if len(data) < _BLOSC_HEADER.size:
+            raise TraceError(f"{where}: truncated chunk ({len(data)} bytes)")
+        *_, raw, _, compressed = _BLOSC_HEADER.unpack_from(data)
+        if raw != target.size or compressed != len(data):
+            raise TraceError(
+                f"{where}: truncated or foreign chunk (blosc header: {compressed} bytes for {raw}; "
+                f"found {len(data)} for {target.size})"
+            )
+    elif "zstd" in pipeline:
+        codec = Zstd()
+        if _zstd_content(data) != target.size:
+            raise TraceError(f"{where}: a zstd frame that does not hold the {target.size} bytes of a chunk")
+    elif len(data) != target.size:
+        raise TraceError(f"{where}: truncated chunk ({len(data)} of {target.size} bytes)")
+    try:
+        if codec is None:
+            target[:] = np.frombuffer(data, np.uint8)
+        else:
+            codec.decode(np.frombuffer(data, np.uint8), out=target)
+    except (RuntimeError, ValueError) as error:
+        raise TraceError(f"{where}: the chunk cannot be decompressed ({error})") from None
+
+
+def _zstd_content(data: memoryview) -> int | None:
+    """Content size in the header of a zstd frame (RFC 8878, 3.1.1.1), None when there is none."""
+    if len(data) < 6 or data[:4] != _ZSTD_MAGIC:
+        return None
+    descriptor = data[4]
+    single_segment = bool(descriptor & 0x20)
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    start = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if width == 0 or len(data) < start + width:
+        return None
+    return int.from_bytes(data[start : start + width], "little") + (256 if width == 2 else 0)
+
+
+def read_node(files: Files, folder: str) -> dict[str, Any] | None:
+    """The zarr.json of a folder, or None when there is none (a writer died between the two)."""
+    path = os.path.join(folder, "zarr.json")
+    data = files.read(path, layout.MAX_METADATA_BYTES)
+    if data is None:
+        return None
+    document = parse_json(data, path)
+    if not isinstance(document, dict) or document.get("zarr_format") != 3:
+        raise TraceError(f"{path}: not Zarr format 3, the only one that is read")
+    if not isinstance(document.setdefault("attributes", {}), dict):
+        raise TraceError(f"{path}: 'attributes' is no object")
+    return document
+
+
+def read_group(files: Files, folder: str, tolerate: Callable[[TraceError], None] = refuse) -> dict[str, Any] | None:
+    """The attributes of a group, None when there is none; those of any trace if they are damaged and that is tolerated.
+
+    Raises:
+        TraceError: they are damaged, or those of an array.
+    """
+    try:
+        document = read_node(files, folder)
+        if document is not None and document.get("node_type") != "group":
+            raise TraceError(f"{folder}: an array where a group belongs; not a gtrace trace")
+    except TraceError as error:
+        tolerate(error)
+        return {"format": layout.FORMAT, "version": layout.VERSION}
+    return None if document is None else document["attributes"]
+
+
+def is_gtrace_zarr(path: Path) -> bool:
+    """Whether the folder says that it is a gtrace trace of whatever version."""
+    try:
+        attrs = read_group(LOCAL, str(path))
+    except TraceError:
+        return False
+    return attrs is not None and attrs.get("format") == layout.FORMAT
+
+
+def _configuration(codec: object) -> Mapping[str, Any]:
+    """What a codec or a grid is configured with; empty when that is no object."""
+    found = codec.get("configuration") if isinstance(codec, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+class _ArrayFile:
+    """One array that somebody may have forged: its metadata, checked, and its chunks."""
+
+    def __init__(self, files: Files, folder: str, document: dict[str, Any], most_bytes: int) -> None:
+        self._files = files
+        self.folder = folder
+        self.attrs: dict[str, Any] = document["attributes"]
+        if document.get("node_type") != "array":
+            self._reject("a group where an array belongs")
+        grid, dtype = document.get("chunk_grid"), document.get("data_type")
+        codecs: Any = document.get("codecs")
+        if not isinstance(grid, dict) or grid.get("name") != "regular":
+            self._reject("no regular chunk grid")
+        if document.get("chunk_key_encoding") != _CHUNK_KEYS:
+            self._reject("chunk keys other than c.0.0 are not read")
+        if document.get("storage_transformers"):
+            self._reject("storage transformers are not read")
+        if not isinstance(dtype, str) or dtype not in _TYPES:
+            self._reject(f"data type {printable(str(dtype)[:80])} is not one that a trace holds")
+        shape, outer = document.get("shape"), _configuration(grid).get("chunk_shape")
+        if not layout.are_lengths(shape) or not layout.are_lengths(outer, 1) or len(shape) != len(outer):
+            self._reject("its shape and chunk shape do not fit together")
+        self.shape, self.chunks, self.dtype = tuple(shape), tuple(outer), _TYPES[dtype]
+        #: Chunks of a shard along each axis, None without shards.
+        self._counts: tuple[int, ...] | None = None
+        self._pipeline = self._names(codecs)
+        if self._pipeline == (_SHARDS,):
+            codecs = self._shard(_configuration(codecs[0]))
+            self._pipeline = self._names(codecs)
+        if self._pipeline not in PIPELINES:
+            shown = printable(", ".join(self._pipeline)[:120])
+            self._reject(f"codecs {shown} are not on the list of those that are read")
+        if _configuration(codecs[0]).get("endian", "little") != "little":
+            self._reject("numbers are not little-endian")
+        self._bytes = math.prod(self.chunks) * self.dtype.itemsize
+        if self._bytes > most_bytes:
+            self._reject(f"chunks of {self._bytes} bytes; at most {most_bytes} are read")
+        # The last shard's index; replaced as a whole, so that several threads may read.
+        self._last: tuple[str, NDArray[np.uint64]] | None = None
+
+    def _reject(self, why: str) -> NoReturn:
+        raise TraceError(f"{os.path.join(self.folder, 'zarr.json')}: {why}; damaged or foreign")
+
+    def _names(self, codecs: object) -> tuple[str, ...]:
+        if not isinstance(codecs, list) or not all(isinstance(codec, dict) for codec in codecs):
+            self._reject("no list of codecs")
+        return tuple(str(codec.get("name"))[:40] for codec in codecs)
+
+    def _shard(self, configuration: Mapping[str, Any]) -> Any:
+        """Take the shape of the chunks in a shard; returns their codecs."""
+        if not isinstance(configuration.get("index_codecs"), list):
+            self._reject("no configuration of its shards")
+        if configuration["index_codecs"] != _INDEX_CODECS or configuration.get("index_location", "end") != "end":
+            self._reject("an index of shards that is not little-endian, at their end, with codecs bytes and crc32c")
+        outer, inner = self.chunks, configuration.get("chunk_shape")
+        if not layout.are_lengths(inner, 1) or len(inner) != len(outer) or any(map(mod, outer, inner)):
+            self._reject("chunks that do not divide their shard")
+        self.chunks, self._counts = tuple(inner), tuple(map(floordiv, outer, inner))
+        if math.prod(self._counts) > _MOST_CHUNKS:
+            self._reject(f"shards of {math.prod(self._counts)} chunks; at most {_MOST_CHUNKS} are read")
+        return configuration.get("codecs")
+
+    def _file(self, place: tuple[int, ...]) -> str:
+        """The file in which a chunk is."""
+        outer = map(floordiv, place, self._counts) if self._counts else place
+        return os.path.join(self.folder, "c." + ".".join(map(str, outer)))
+
+    def _locate(self, path: str, place: tuple[int, ...]) -> tuple[int, int] | None:
+        """Offset and length of a chunk in its shard's file, None when there is none.
+
+        Raises:
+            TraceError: the index is damaged, or claims more than a chunk can have.
+        """
+        assert self._counts is not None
+        last, count = self._last, math.prod(self._counts)
+        if last is None or last[0] != path:
+            size, length = self._files.size(path), 16 * count + 4
+            if size is None:
+                return None
+            if size < length:
+                raise TraceError(f"{path}: truncated: {size} bytes, and the index of the shard alone has {length}")
+            data = np.frombuffer(self._files.read_range(path, size - length, length), np.uint8)
+            if checksum_bytes(data[:-4]) != int.from_bytes(data[-4:].tobytes(), "little"):
+                raise TraceError(f"{path}: checksum mismatch in the index of the shard; damaged or truncated")
+            self._last = last = (path, data[:-4].view("<u8").reshape(-1, 2))
+        within = tuple(map(mod, place, self._counts))
+        offset, length = last[1][int(np.ravel_multi_index(within, self._counts))].tolist()
+        if offset == length == _MISSING:
+            return None
+        if length > (limit := _most_encoded(self._bytes)):
+            raise TraceError(f"{path}: a chunk of {length} bytes where at most {limit} can belong; damaged or foreign")
+        return offset, length
+
+    def demand(self, place: tuple[int, ...], about: str = "") -> None:
+        """Raise TraceError if a chunk is not there."""
+        path = self._file(place)
+        if (self._locate(path, place) if self._counts else self._files.size(path)) is None:
+            raise TraceError(f"{path}: {f'{about}: ' if about else ''}the chunk is missing")
+
+    def demanded(self, place: tuple[int, ...], about: str) -> NDArray[Any]:
+        """A whole chunk; TraceError if it is not there."""
+        chunk = self.chunk(place, about)
+        if chunk is None:
+            raise TraceError(f"{self._file(place)}: {about}: the chunk is missing")
+        return chunk
+
+    def chunk(self, place: tuple[int, ...], about: str) -> NDArray[Any] | None:
+        """A whole chunk, None when it is not there; ``about`` says which tensor and step it is wanted for."""
+        path = self._file(place)
+        if self._counts:
+            found = self._locate(path, place)
+            encoded = None if found is None else self._files.read_range(path, *found)
+        else:
+            encoded = self._files.read(path, _most_encoded(self._bytes))
+        if encoded is None:
+            return None
+        out = np.empty(self.chunks, self.dtype)
+        decode_chunk(encoded, self._pipeline, out, f"{path}: {about}")
+        return out
+
+    def table(self, rows: int, columns: int, fill: float, about: str) -> NDArray[Any]:
+        """The first rows and columns of a table; of one without columns, (rows, 1). Fill values where no chunk is."""
+        height, width = self.chunks[0], self.chunks[1] if len(self.chunks) == 2 else 1
+        blocks, parts = -(-rows // height), -(-columns // width)
+        # Memory is asked for only where files are behind it, whatever the metadata claims.
+        for block in range(blocks if len(self.chunks) == 2 else 0):
+            self.demand((block, 0))
+        out = np.full((blocks * height, parts * width), fill, self.dtype)
+        for block in range(blocks):
+            for part in range(parts):
+                # Rows from before these tensors appeared have no chunk.
+                chunk = self.chunk((block, part)[: len(self.chunks)], about)
+                if chunk is not None:
+                    place = np.s_[block * height : (block + 1) * height, part * width : (part + 1) * width]
+                    out[place] = chunk.reshape(height, width)
+        return out[:rows, :columns]
+
+
+class ZarrStream(Stream):
+    """One stream's folder, clipped to the rows that were committed when it was opened.
+
+    Args:
+        files: how files are read.
+        folder: where it is.
+        key: which stream it is.
+        tolerate: called with damage to single tensors, tables and the journal; by default it raises.
+    """
+
+    def __init__(
+        self, files: Files, folder: str, key: StreamKey, tolerate: Callable[[TraceError], None] = refuse
+    ) -> None:
+        super().__init__(key, folder, tolerate)
+        self._files = files
+        self._tables: dict[str, _ArrayFile] = {}
+        self._tensors: dict[int, _ArrayFile] = {}
+        # The journal first and steps next: while the trace is being written rows move from it into chunks, and all
+        # that they refer to is there when it is looked at later. If either was reached through a link, the listing of
+        # the folder refuses the stream.
+        where = os.path.join(folder, "step", NAME)
+        entries = parse_journal(files.read(where, MAX_BYTES) or b"", key.kind, where, tolerate)
+        steps = self._read_steps()
+        self._journal = JournalRows(entries, steps.size, where, tolerate)
+        late = np.array([record.step for record in self._journal.records], np.int64)
+        self.steps = self._committed(folder, np.concatenate((steps, late)))
+        #: Rows that are in chunks.
+        self._base = min(steps.size, self.steps.size)
+        self._journal.cut(self.steps.size)
+        self._accept(self._find_arrays())
+        self._journal.set_specs({spec.index: spec for spec in self.specs}, tolerate)
+        self._find_present()
+
+    def _find_arrays(self) -> Iterator[TensorSpec]:
+        """The tensors in the folder; tables are kept on the way."""
+        for entry in self._files.folders(self.where):
+            place = os.path.join(self.where, entry)
+            try:
+                document = read_node(self._files, place)
+                if document is None:
+                    continue
+                if "name" in document["attributes"]:
+                    array = _ArrayFile(self._files, place, document, layout.MAX_CHUNK_BYTES)
+                    if len(array.shape) != 2:
+                        raise TraceError(f"{place}: a tensor has to be (step, element); damaged or foreign")
+                    spec = tensor_spec(place, entry, array.attrs, array.shape[1], array.chunks)
+                    if array.dtype != spec.column.dtype:
+                        raise TraceError(f"{place}: a tensor has to be {spec.column.dtype.name}; damaged or foreign")
+                    self._tensors[spec.index] = array
+                    yield spec
+                elif entry in _TABLES:
+                    self._tables[entry] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
+            except TraceError as error:
+                self.tolerate(error)
+
+    def _table(self, name: str, ndim: int, column: ColumnType) -> _ArrayFile:
+        array = self._tables.get(name)
+        if array is None or len(array.shape) != ndim or array.dtype != column.dtype:
+            raise TraceError(f"{os.path.join(self.where, name)}: missing or of another type; the trace is damaged")
+        return array
+
+    def _read_steps(self) -> NDArray[np.int64]:
+        """Steps of the rows that are in chunks."""
+        place = os.path.join(self.where, "step")
+        parts = [np.empty(0, np.int64)]
+        try:
+            document = read_node(self._files, place)
+            if document is None:
+                return parts[0]
+            self._tables["step"] = _ArrayFile(self._files, place, document, layout.MAX_TABLE_CHUNK_BYTES)
+            array = self._table("step", 1, layout.STEP)
+            while (chunk := array.chunk((len(parts) - 1,), "steps")) is not None:
+                parts.append(chunk)
+                if (chunk < 0).any():
+                    break
+        except TraceError as error:
+            self.tolerate(error)
+            if len(parts) == 1:
+                return parts[0]
+        return self._committed(place, np.concatenate(parts), array.shape[0])
+
+    def has(self, name: str) -> bool:
+        """Whether it has this (step, tensor) array."""
+        return name in self._tables or any(name in record.statistics for record in self._journal.records)
+
+    def scalar(self, name: str) -> NDArray[np.float64]:
+        """One of the numbers about the steps."""
+        out = np.full(self.steps.size, np.nan)
+        out[self._base :] = [record.scalars[name] for record in self._journal.records]
+        if self._base:
+            array = self._table(name, 1, layout.SCALAR)
+            out[: self._base] = array.table(self._base, 1, np.nan, name)[:, 0]
+        return out
+
+    def read_table(self, name: str, column: ColumnType) -> NDArray[Any]:
+        """(committed rows, tensors) of one of the statistics."""
+        table = np.full((self.steps.size, self._columns), column.fill, column.dtype)
+        if self._base:
+            array = self._table(name, 2, column)
+            early = array.table(self._base, min(array.shape[1], self._columns), column.fill, name)
+            table[: self._base, : early.shape[1]] = early
+        for row, record in enumerate(self._journal.records, self._base):
+            values = record.statistics.get(name, np.empty(0))[: self._columns]
+            table[row, : values.size] = values
+        return table
+
+    def read_rows(self, spec: TensorSpec, row: int) -> tuple[int, NDArray[Any]]:
+        """The rows of the chunk that holds ``row``; of a tensor in several chunks, or of sketches, that row alone."""
+        if row >= self._base and in_journal(spec):
+            return row, self._journal.values(spec, row)[None]
+        about = self.about(spec, row)
+        if spec.sketched:
+            return row, stored_bytes(lambda part: self._read_part(spec, row, part), spec, about)[None]
+        array, block = self._tensors[spec.index], row // spec.chunk_rows
+        if spec.parts == 1:
+            first = block * spec.chunk_rows
+            chunk = array.demanded((block, 0), about)
+            # Rows that the journal has may be missing in their chunk.
+            return first, chunk[: max(self._base - first, 1), : spec.size]
+        # Memory is asked for only where files are behind it, whatever the metadata claims.
+        for part in range(spec.parts):
+            array.demand((block, part), about)
+        values, start = np.empty(spec.size, np.float32), 0
+        for piece in self.read_pieces(spec, row):
+            values[start : start + piece.size] = piece
+            start += piece.size
+        return row, values[None]
+
+    def read_pieces(self, spec: TensorSpec, row: int) -> Iterator[NDArray[np.float32]]:
+        """One row, chunk by chunk."""
+        if row >= self._base and in_journal(spec):
+            yield self._journal.values(spec, row)
+            return
+        for part in range(spec.parts):
+            yield self._read_part(spec, row, part)[: spec.size - part * spec.chunk_elements]
+
+    def _read_part(self, spec: TensorSpec, row: int, part: int) -> NDArray[Any]:
+        block, offset = divmod(row, spec.chunk_rows)
+        chunk = self._tensors[spec.index].demanded((block, part), self.about(spec, row))
+        return np.ascontiguousarray(chunk[offset])
+
+
+def open_zarr(path: Path | str, tolerate: Callable[[TraceError], None] = refuse, files: Files = LOCAL) -> TraceSource:
+    """A Zarr trace; it holds no files open.
+
+    Args:
+        path: its folder, or its address.
+        tolerate: called with damage to parts of it; by default it raises.
+        files: how files are read there.
+
+    Raises:
+        TraceError: it is no trace, or damage is not tolerated.
+    """
+    root = str(path)
+    attrs = read_group(files, root, tolerate)
+    if attrs is None:
+        old = files.size(os.path.join(root, ".zgroup")) is not None
+        why = " (a Zarr format 2 store; only format 3 is read)" if old else ""
+        raise TraceError(
+            f"{root}: not a gtrace trace{why}; `gtrace capture SCRIPT` makes one, `gtrace import` from arrays"
+        )
+    check_root(root, attrs)
+    streams = []
+    for rank in files.folders(root):
+        place = os.path.join(root, rank)
+        if not rank.startswith("rank") or read_group(files, place, tolerate) is None:
+            continue
+        for group in files.folders(place):
+            key, folder = StreamKey.parse(rank, group), os.path.join(place, group)
+            try:
+                if key is not None and read_group(files, folder, tolerate) is not None:
+                    streams.append(ZarrStream(files, folder, key, tolerate))
+            except TraceError as error:
+                tolerate(error)
+    return TraceSource(root, attrs, streams)
+
+
+_LEVEL = 5
+#: Rows that arrays are declared with at first.
+_FIRST_ROWS = 1024
+_SHARD_BYTES = 128 * 1024 * 1024
+
+
+@functools.cache
+def array_document(dtype: str | None, fill: float = 0, ndim: int = 1) -> str:
+    """The zarr.json that zarr-python writes for an array of this type, or for a group."""
+    # zarr-python runs an event loop in a thread and cannot do so any more while the interpreter exits.
+    # Documents made once at the start, with shapes and attributes filled in later, keep ``close`` free of it.
+    import zarr
+    from zarr.codecs import BloscCodec, Crc32cCodec
+    from zarr.storage import MemoryStore
+
+    files: dict[str, Any] = {}
+    store = MemoryStore(files)
+    if dtype is None:
+        zarr.create_group(store)
+    else:
+        codec = BloscCodec(
+            typesize=np.dtype(dtype).itemsize, cname="lz4", clevel=_LEVEL, shuffle="bitshuffle", blocksize=0
+        )
+        zarr.create_array(
+            store,
+            shape=(1,) * ndim,
+            chunks=(1,) * ndim,
+            dtype=dtype,
+            fill_value=fill,
+            compressors=[codec, Crc32cCodec()],
+            dimension_names=["step"] * ndim,
+            chunk_key_encoding={"name": "default", "separator": "."},
+        )
+    return bytes(files["zarr.json"].to_bytes()).decode()
+
+
+def prepare_documents() -> None:
+    """Make every document that a writer will need, while zarr-python still can."""
+    for column in (layout.STEP, layout.SCALAR):
+        array_document(column.dtype.name, column.fill, 1)
+    for column in (
+        *layout.statistics_of("neural").values(),
+        layout.column_of({}),
+        layout.column_of({layout.SKETCH: 1}),
+    ):
+        array_document(column.dtype.name, column.fill, 2)
+
+
+def write_json(folder: str, document: Mapping[str, Any]) -> None:
+    """Put a zarr.json into a folder."""
+    write_beside(os.path.join(folder, "zarr.json"), json.dumps(document, allow_nan=False).encode())
+
+
+def write_root(folder: str, attributes: Mapping[str, Any], gathered: Mapping[str, Any]) -> None:
+    """Store the attributes of the trace, and with them the metadata of everything in it if they are not too long.
+
+    The root's metadata is where zarr-python and xarray look for those of all arrays.
+    """
+    root = group_document(attributes)
+    whole = root | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": gathered}}
+    write_json(folder, whole if len(json.dumps(whole)) < layout.MAX_METADATA_BYTES else root)
+
+
+def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a group."""
+    return {**json.loads(array_document(None)), "attributes": dict(attributes)}
+
+
+def make_group(folder: str, attributes: Mapping[str, Any]) -> None:
+    """Make a folder with the metadata of a group."""
+    os.mkdir(folder)
+    write_json(folder, group_document(attributes))
+
+
+def _make_stream(root: str, key: StreamKey) -> str:
+    """Make the groups of a stream; returns its folder."""
+    rank = os.path.join(root, key.rank_group)
+    if not os.path.isdir(rank):
+        make_group(rank, {"rank": key.rank})
+    folder = os.path.join(rank, key.group)
+    make_group(folder, key._asdict())
+    return folder
+
+
+def _gathered(key: StreamKey, arrays: Iterable[_Array]) -> dict[str, Any]:
+    """The metadata of a stream and its arrays, by path."""
+    group = f"{key.rank_group}/{key.group}"
+    return {
+        key.rank_group: group_document({"rank": key.rank}),
+        group: group_document(key._asdict()),
+        **{f"{group}/{array.entry}": array.document for array in arrays},
+    }
+
+
+class _Array:
+    """One array on disk whose first axis is the step.
+
+    Args:
+        folder: of the stream.
+        form: how it is stored.
+        plain: compress no chunks.
+    """
+
+    def __init__(self, folder: str, form: ArrayForm, *, plain: bool = False) -> None:
+        self.folder = os.path.join(folder, form.entry)
+        self.entry = form.entry
+        self.chunks = form.chunks
+        self.column = form.column
+        #: Columns that it is declared with.
+        self.columns = form.columns
+        self._codec = None if plain else Blosc("lz4", _LEVEL, BITSHUFFLE)
+        self.document = json.loads(array_document(form.column.dtype.name, form.column.fill, len(form.chunks)))
+        self.document["chunk_grid"]["configuration"]["chunk_shape"] = list(form.chunks)
+        self.document["dimension_names"] = list(form.dimensions)
+        self.document["attributes"] = dict(form.attributes)
+        if plain:
+            self.document["codecs"] = [codec for codec in self.document["codecs"] if codec["name"] != "blosc"]
+
+    def set_rows(self, rows: int) -> None:
+        os.makedirs(self.folder, exist_ok=True)
+        self.document["shape"] = [rows, self.columns][: len(self.chunks)]
+        write_json(self.folder, self.document)
+
+    def place(self, block: int, part: int) -> str:
+        return os.path.join(self.folder, f"c.{block}.{part}" if len(self.chunks) == 2 else f"c.{block}")
+
+    def encode(self, values: NDArray[Any]) -> tuple[bytes | memoryview, bytes]:
+        """A whole chunk, C-contiguous, as it is stored: what the codec makes of it, and a checksum of that."""
+        encoded = values.reshape(-1).view(np.uint8) if self._codec is None else self._codec.encode(values)
+        check = checksum_bytes(encoded).to_bytes(4, "little")
+        return (encoded.data if isinstance(encoded, np.ndarray) else encoded), check
+
+
+class _OpenRows(_Array):
+    """An array whose last rows, those of one row of chunks, stay in memory until they are flushed."""
+
+    #: The row of chunks in memory; -1 as long as there is none.
+    block = -1
+    _dirty = False
+    _rows: NDArray[Any] = np.empty((0, 0))
+
+    def put_row(self, row: int, values: NDArray[Any]) -> None:
+        block, offset = divmod(row, self.chunks[0])
+        if block != self.block or self.columns > self._rows.shape[1]:
+            self._make_room(block)
+        self._rows[offset, : values.size] = values
+        self._dirty = True
+
+    def _make_room(self, block: int) -> None:
+        width = self.chunks[1] if len(self.chunks) == 2 else 1
+        shape = (self.chunks[0], -(-self.columns // width) * width)
+        if block != self.block:
+            self.flush()
+            self.block = block
+            # The same memory for every chunk: fresh memory costs more than what is done with it.
+            self._rows = self._rows if self._rows.shape == shape else np.empty(shape, self.column.dtype)
+            self._rows.fill(self.column.fill)
+        else:
+            more = (shape[0], shape[1] - self._rows.shape[1])
+            self._rows = np.hstack((self._rows, np.full(more, self.column.fill, self.column.dtype)))
+
+    def open_row(self, row: int) -> NDArray[Any]:
+        values: NDArray[Any] = self._rows[row % self.chunks[0]]
+        return values
+
+    def discard(self, row: int) -> None:
+        if row // self.chunks[0] == self.block:
+            self._rows[row % self.chunks[0]] = self.column.fill
+            self._dirty = True
+
+    def flush(self) -> None:
+        """Replace the chunk files of the last rows if they lack some."""
+        width = self.chunks[1] if len(self.chunks) == 2 else 1
+        for part in range(self._rows.shape[1] // width if self._dirty else 0):
+            columns = np.ascontiguousarray(self._rows[:, part * width : (part + 1) * width])
+            write_beside(self.place(self.block, part), *self.encode(columns))
+        self._dirty = False
+
+
+class _LongRows(_Array):
+    """A tensor whose rows have chunks of their own. A row is not visible before its commit, so it is written at once.
+
+    Whoever dies meanwhile leaves files that nobody reads.
+    """
+
+    def put_row(self, row: int, values: NDArray[Any]) -> None:
+        """Write one row; of a sketch no chunk is written beyond its last byte."""
+        length = self.chunks[1]
+        end = values.size if self.column.dtype == layout.BYTES else self.columns
+        for part, start in enumerate(range(0, end, length)):
+            piece = np.ascontiguousarray(values[start : start + length], self.column.dtype)
+            if piece.size < length:
+                piece = np.concatenate((piece, np.full(length - piece.size, self.column.fill, self.column.dtype)))
+            write_file(self.place(row, part), *self.encode(piece))
+
+    def discard(self, row: int) -> None:
+        for part in range(-(-self.columns // self.chunks[1])):
+            Path(self.place(row, part)).unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Everything is written already."""
+
+
+class _ZarrStreamSink:
+    """One stream's folder. Arrays are longer than the committed rows at first and cut to them at the end.
+
+    It holds one chunk of at most 256 KiB per tensor and the last rows of the tables.
+    """
+
+    def __init__(self, root: str, key: StreamKey, *, plain: bool) -> None:
+        self._folder = _make_stream(root, key)
+        self._plain = plain
+        self._rows = _FIRST_ROWS
+        self._committed = 0
+        self._specs: list[TensorSpec] = []
+        self._tensors: list[_OpenRows | _LongRows] = []
+        self._tables: dict[str, _OpenRows] = {}
+
+    def add_tensor(self, spec: TensorSpec) -> None:
+        kind = _LongRows if spec.chunk_rows == 1 else _OpenRows
+        array = kind(self._folder, spec.form, plain=self._plain)
+        array.set_rows(self._rows)
+        self._specs.append(spec)
+        self._tensors.append(array)
+
+    def write_row(self, spec: TensorSpec, row: int, values: NDArray[Any]) -> None:
+        self._grow(row)
+        if spec.size:
+            self._tensors[spec.index].put_row(row, values)
+
+    def discard(self, row: int, specs: Sequence[TensorSpec]) -> None:
+        for spec in specs:
+            self._tensors[spec.index].discard(row)
+
+    def commit(self, row: int, record: Record) -> None:
+        self._grow(row)
+        self._make_tables(record.statistics)
+        # Every table's chunk ends at a multiple of 64 rows, so none is left behind unwritten.
+        if self._journal.first < row and (row % MOST_ROWS == 0 or self._journal.full):
+            self._empty_journal()
+        present = np.flatnonzero(record.statistics["present"]).tolist()
+        short = [self._tensors[index] for index in present if in_journal(self._specs[index])]
+        self._journal.append(row, record, [array.open_row(row) for array in short if isinstance(array, _OpenRows)])
+        self._committed = row + 1
+        for name, values in record.statistics.items():
+            self._tables[name].put_row(row, values)
+        for name, value in record.scalars.items():
+            # A chunk that is not there reads as NaN: what a run never says costs no file.
+            if not np.isnan(value) or self._tables[name].block >= 0:
+                self._tables[name].put_row(row, np.array([value]))
+        self._tables["step"].put_row(row, np.array([record.step]))
+
+    @functools.cached_property
+    def _journal(self) -> JournalWriter:
+        names = [name for name in self._tables if name != "step" and name not in layout.SCALARS]
+        return JournalWriter(os.path.join(self._folder, "step"), names, 0)
+
+    def _empty_journal(self) -> None:
+        """Put all committed rows into chunk files."""
+        # The last of them is ``step``.
+        for array in (*self._tensors, *self._tables.values()):
+            array.flush()
+        self._journal.restart(self._committed)
+
+    def _grow(self, row: int) -> None:
+        if row >= self._rows:
+            self._rows *= 2
+            self._set_rows()
+
+    def _make_tables(self, statistics: Iterable[str]) -> None:
+        count = len(self._tensors)
+        if not self._tables:
+            forms = layout.table_forms(statistics, count)
+            self._tables = {form.entry: _OpenRows(self._folder, form) for form in forms}
+            for table in self._tables.values():
+                table.set_rows(self._rows)
+        for table in (self._tables[name] for name in statistics):
+            if table.columns != count:
+                table.columns = count
+                table.set_rows(self._rows)
+
+    def _set_rows(self) -> None:
+        for array in (*self._tensors, *self._tables.values()):
+            array.set_rows(self._rows)
+
+    def close(self) -> list[_Array]:
+        """Cut the arrays to the committed rows; returns them."""
+        if self._tables:
+            self._empty_journal()
+        self._rows = self._committed
+        self._set_rows()
+        if self._tables:
+            self._journal.remove()
+        return [*self._tensors, *self._tables.values()]
+
+
+def start_folder(path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
+    """Put a trace without rows in its place, at once; errors as of ``check_place`` and ``move_in``."""
+    check_place(path, force=force, is_trace=is_gtrace_zarr)
+    prepare_documents()
+    clear_leftovers(path)
+    started = beside(path, "partial")
+    try:
+        make_group(str(started), attrs)
+        move_in(started, path, force=force)
+    finally:
+        remove(started)
+
+
+class ZarrSink:
+    """A Zarr trace that was just started."""
+
+    def __init__(self, path: Path, *, plain: bool = False) -> None:
+        self._root = str(path)
+        self._plain = plain
+        self._streams: dict[StreamKey, _ZarrStreamSink] = {}
+
+    def stream(self, key: StreamKey) -> _ZarrStreamSink:
+        """A new stream."""
+        made = self._streams[key] = _ZarrStreamSink(self._root, key, plain=self._plain)
+        return made
+
+    def close(self, attrs: Mapping[str, Any]) -> None:
+        """Cut the arrays to the committed rows and store the final attributes."""
+        try:
+            gathered = self.cut()
+        except OSError:
+            # The disk is full: rows stay in journals. What the trace says about itself may still find room.
+            write_json(self._root, group_document({**attrs, "status": "interrupted"}))
+            raise
+        write_root(self._root, attrs, gathered)
+
+    def cut(self) -> dict[str, Any]:
+        """Cut the arrays to the committed rows; returns the metadata of everything that this sink wrote, by path."""
+        gathered: dict[str, Any] = {}
+        for key, stream in self._streams.items():
+            gathered |= _gathered(key, stream.close())
+        return gathered
+
+
+def write_zarr(source: TraceSource, root: str, *, sharded: bool) -> None:
+    """Write a finished trace into a new folder, in shards of at most 128 MiB or in the chunks that a writer makes.
+
+    Raises:
+        OSError: it cannot be written.
+        TraceError: the trace is damaged.
+    """
+    make_group(root, source.attrs)
+    gathered: dict[str, Any] = {}
+    for stream in source.streams:
+        if stream.steps.size:
+            folder = _make_stream(root, stream.key)
+            arrays = [_write_array(folder, array, sharded=sharded) for array in arrays_of(stream)]
+            gathered |= _gathered(stream.key, arrays)
+    write_root(root, source.attrs, gathered)
+
+
+def _write_array(folder: str, whole: WholeArray, *, sharded: bool) -> _Array:
+    form, array = whole.form, _Array(folder, whole.form)
+    height, width = form.chunks[0], form.chunks[1] if len(form.chunks) == 2 else 1
+    parts = max(-(-form.columns // width), 1)
+    bands = 1
+    if sharded:
+        # Rows of chunks in a shard: one at least.
+        band = height * width * parts * form.column.dtype.itemsize
+        bands = max(min(_SHARD_BYTES // band, _MOST_CHUNKS // parts, -(-whole.rows // height)), 1)
+        codec = {
+            "chunk_shape": list(form.chunks),
+            "codecs": array.document["codecs"],
+            "index_codecs": _INDEX_CODECS,
+            "index_location": "end",
+        }
+        array.document["codecs"] = [{"name": _SHARDS, "configuration": codec}]
+        outer = [bands * height, parts * width][: len(form.chunks)]
+        array.document["chunk_grid"]["configuration"]["chunk_shape"] = outer
+    array.set_rows(whole.rows)
+    blocks = (_encode_block(array, block, parts) for block in whole.blocks)
+    if sharded:
+        number = 0
+        while chunks := list(itertools.chain.from_iterable(itertools.islice(blocks, bands))):
+            _write_shard(array.place(number, 0), chunks + [None] * (bands * parts - len(chunks)))
+            number += 1
+        return array
+    for number, block in enumerate(blocks):
+        for part, chunk in enumerate(block):
+            if chunk is not None:
+                write_file(array.place(number, part), chunk)
+    return array
+
+
+def _encode_block(array: _Array, block: NDArray[Any] | None, parts: int) -> list[bytes | None]:
+    """The chunks of one row of chunks; None for those that nothing is in."""
+    height, width = array.chunks[0], array.chunks[1] if len(array.chunks) == 2 else 1
+    out: list[bytes | None] = [None] * parts
+    if block is not None:
+        block = block.reshape(len(block), -1)
+        for part in range(min(parts, -(-block.shape[1] // width))):
+            piece = block[:, part * width : (part + 1) * width]
+            chunk = np.full((height, width), array.column.fill, array.column.dtype)
+            chunk[: piece.shape[0], : piece.shape[1]] = piece
+            out[part] = b"".join(array.encode(chunk))
+    return out
+
+
+def _write_shard(path: str, chunks: Sequence[bytes | None]) -> None:
+    """Write a new file with these chunks, given in C order; nothing if none of them is there."""
+    if not any(chunk is not None for chunk in chunks):
+        return
+    index = np.full((len(chunks), 2), _MISSING, "<u8")
+    place = 0
+    with open(path, "xb") as file:
+        for number, chunk in enumerate(chunks):
+            if chunk is not None:
+                file.write(chunk)
+                index[number] = place, len(chunk)
+                place += len(chunk)
+        file.write(index.tobytes())
+        file.write(checksum_bytes(index.reshape(-1).view(np.uint8)).to_bytes(4, "little"))

@@ -1,0 +1,159 @@
+"""Checkpoints of a study: it goes on from them as if nothing had happened, and from nothing else."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+import torch
+from helpers_training import Regression, without_times
+
+from gtrace.costs import Network
+from gtrace.errors import TraceError
+from gtrace.runlog import read_runlog
+from gtrace.training import Study
+from gtrace.training.checkpoint import path_of
+
+CODECS = ["ef:topk:ratio=0.2", "qsgdinf:bits=2"]
+
+
+def study(**options):
+    return Study(Regression(), CODECS, workers=2, steps=6, eval_every=2, **options)
+
+
+def with_policies():
+    policies = ["mqgrad:epsilon=0.4,period=2", "schedule:0=2,5=4", "adaptive:divisor=0.1"]
+    network = Network.parse("1kbit/s", "0s", "ps", "2s")
+    return Study(Regression(), ["ef:alq"], steps=9, eval_every=2, policies=policies, down="same", network=network)
+
+
+def with_quantized_weights():
+    weights = ["optimal5", "xnor5"]
+    return Study("digits-mlp", [], steps=8, eval_every=2, workers=1, batch_size=4, weights=weights, refit="0,3")
+
+
+STUDIES = {"seeds": lambda: study(seeds=2), "policies": with_policies, "weights": with_quantized_weights}
+
+
+def interrupt(one, log, after):
+    """Run a study until so many records are written."""
+    left = [after]
+
+    def count(_record):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one.run(log, on_record=count)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Kind of study -> one that was not interrupted, and its log."""
+    found = {}
+    for kind, make in STUDIES.items():
+        found[kind] = make(), tmp_path_factory.mktemp("whole") / "log.jsonl"
+        found[kind][0].run(found[kind][1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [("seeds", 14), ("seeds", 27), ("seeds", 41), ("seeds", 54), ("policies", 20), ("policies", 36), ("weights", 22)],
+)
+def test_an_interrupted_study_goes_on_to_the_same_weights_and_records(tmp_path, whole, kind, after):
+    log, (expected, expected_log) = tmp_path / "log.jsonl", whole[kind]
+    interrupt(STUDIES[kind](), log, after)
+    assert path_of(log).exists()
+    again = STUDIES[kind]()
+    assert again.can_resume(log)
+    again.run(log)
+    for one, other in zip(expected._runs, again._runs, strict=True):
+        for name, value in one._model.state_dict().items():
+            assert torch.equal(value, other._model.state_dict()[name])
+    assert without_times(read_runlog(log)) == without_times(read_runlog(expected_log))
+    assert [r.loss for r in again.results] == [r.loss for r in expected.results]
+    assert [r.tally.bits for r in again.results] == [r.tally.bits for r in expected.results]
+    assert not path_of(log).exists()
+
+
+def test_another_study_does_not_go_on_with_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    interrupt(study(), log, 20)
+    before = log.read_bytes()
+    for other in (study(seed=1), study(lr=0.5), Study(Regression(), CODECS[:1], workers=2, steps=6, eval_every=2)):
+        assert not other.can_resume(log)
+        with pytest.raises(Exception, match="left untouched"):
+            other.run(log)
+    assert log.read_bytes() == before
+    path_of(log).write_bytes(b"no checkpoint")
+    with pytest.raises(TraceError, match="no checkpoint, or a damaged one"):
+        study().run(log)
+    study().run(log, force=True)
+    assert read_runlog(log)[-1]["type"] == "end"
+
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, ("attacked",)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A study that was interrupted: its log and its checkpoint."""
+    log = tmp_path_factory.mktemp("study") / "log.jsonl"
+    interrupt(study(), log, 18)
+    return log.read_bytes(), path_of(log).read_bytes()
+
+
+@pytest.fixture
+def log(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(saved[0])
+    path_of(log).write_bytes(saved[1])
+    return log
+
+
+def refused(log, *words):
+    before = {p.name: p.read_bytes() for p in log.parent.iterdir()}
+    with pytest.raises(TraceError) as error:
+        study().run(log)
+    assert str(error.value).count("\n") == 0
+    for word in (str(path_of(log)), *words):
+        assert word in str(error.value), error.value
+    assert {p.name: p.read_bytes() for p in log.parent.iterdir()} == before
+
+
+def test_code_is_not_run(log):
+    path_of(log).write_bytes(pickle.dumps(Attack()))
+    refused(log, "no checkpoint, or a damaged one")
+    torch.save({"log_bytes": Attack()}, path_of(log))
+    refused(log, "no checkpoint, or a damaged one")
+    assert not os.path.exists("attacked")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.clear(),
+        lambda s: s.update(seed=None, runs=[]),
+        lambda s: s.update(runs=3),
+        lambda s: s["runs"][0].update(model={}),
+        lambda s: s["runs"][1].update(exchange=[1]),
+        lambda s: s["runs"][1].update(result={"tally": {"x": 1}}),
+        lambda s: s.update(done=[{"run": "x"}]),
+        lambda s: s.update(warnings=1),
+        lambda s: s.update(log_bytes=2**40),
+        lambda s: s.update(log_bytes=-1),
+        lambda s: s.update(log_bytes="all"),
+    ],
+)
+def test_wrong_contents(change, log):
+    """A length beyond the log's own would have made a file of a terabyte of it."""
+    content = torch.load(path_of(log), weights_only=True)
+    change(content)
+    torch.save(content, path_of(log))
+    refused(log, "no checkpoint of this study")

@@ -343,18 +343,20 @@ def test_a_forked_child_ends_as_it_would(folder):
     assert gtrace.open_trace(folder / "forking.zarr").status == "complete"
 
 
-def test_the_scripts_environment_comes_first(folder):
+def test_the_scripts_environment_comes_first(folder, monkeypatch):
     """Nothing heavy is imported before the script, so that what it sets up for torch and numpy holds."""
     source = """
         import os, sys
         print(sorted({"torch", "numpy", "zarr"} & set(sys.modules)))
-        os.environ["OMP_NUM_THREADS"] = "2"
+        os.environ["OMP_NUM_THREADS"] = "1"
         import torch
         print(torch.get_num_threads())
         """
     write_script(folder / "threads.py", source)
+    # Fewer than before: some machines give a process fewer threads than it asks for.
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     result = run_gtrace("capture", "threads.py", cwd=folder)
-    assert (result.returncode, result.stdout) == (0, "[]\n2\n")
+    assert (result.returncode, result.stdout) == (0, "[]\n1\n")
 
 
 def test_without_torch_there_is_one_clear_line(folder):

@@ -9,9 +9,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
-    "files": 242,
-    "lines": 61_000,
-    "functions of one statement": 1_014,
+    "files": 243,
+    "lines": 61_550,
+    "functions of one statement": 1_026,
     "of these below 100 lines, codecs and commands aside": 3,
     "functions above 8 parameters outside kernels": 0,
     "worst complexity (C901)": 12,

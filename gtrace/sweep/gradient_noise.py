@@ -89,9 +89,9 @@ class Yardstick:
             if self._comparable(name)
         }
         self._bursts = {
-            name: found
+            name: middles
             for name, streams in self._streams.items()
-            if streams and not self._infos[name].sketches and (found := self._burst(name)).size
+            if streams and not self._infos[name].sketches and (middles := self._burst(name)).size
         }
         #: tensor -> the middle of three steps whose noise was estimated last, and that
         self._latest: dict[str, tuple[int, Noise | None]] = {}
@@ -121,7 +121,9 @@ class Yardstick:
         """The steps of a tensor that have one before and one after them."""
         info = self._infos[name]
         steps = self._trace.steps(info.name, **_stream(info))
-        return steps[1:-1][(np.diff(steps)[:-1] == 1) & (np.diff(steps)[1:] == 1)]
+        near = np.diff(steps) == 1
+        middles: NDArray[np.int64] = steps[1:-1][near[:-1] & near[1:]]
+        return middles
 
     def _of_steps(self, name: str, step: int) -> Noise | None:
         """From the step and its neighbors; at the end of a burst from the last three, elsewhere unknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
@@ -27,6 +28,8 @@ _STYLES = {"": "", "best": "bold green", "quiet": "dim", "missing": "dim"}
 _NARROWEST, _READABLE = 14, 32
 #: Lines of the table of layers; files have them all.
 MOST_LAYERS = 24
+#: Where the words of a verdict begin.
+_ANSWER = 17
 #: Characters between two columns.
 _GAP = 3
 #: Stand-ins for what an encoding without Unicode lacks; everything else becomes an escape.
@@ -105,10 +108,13 @@ class _Page:
     def answer(self, verdict: Verdict | None) -> None:
         if verdict is None:
             return
-        grid = RichTable.grid(padding=(0, 3, 0, 0))
         for place, (name, text) in enumerate(verdict.lines):
-            grid.add_row(Text(name, style="dim"), Text(self.safe(text), style="bold" if place == 0 else ""))
-        self._console.print(grid)
+            width = max(_READABLE, self._console.width - _ANSWER)
+            lines = textwrap.wrap(self.safe(text), width, break_on_hyphens=False)
+            for k, line in enumerate(lines):
+                head = Text("" if k else name, style="dim")
+                head.pad_right(_ANSWER - head.cell_len)
+                self._console.print(head.append(line, style="bold" if place == 0 else "not dim"), soft_wrap=True)
 
     def verdict(self, sentences: Iterable[str]) -> None:
         self._console.print()

@@ -66,7 +66,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Decision:
     """What the rule chose.
 
     Attributes:
@@ -82,7 +82,7 @@ class Choice:
     best: Candidate | None = None
 
 
-def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
+def choose(candidates: Sequence[Candidate], *, network: bool) -> Decision:
     """Apply the rule of this module.
 
     Args:
@@ -94,10 +94,10 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
         return one.seconds if network else one.bits
 
     if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
-        return Choice("not measured")
+        return Decision("not measured")
     fit = [one for one in candidates if one.within and math.isfinite(price(one))]
     if all(one.method in _PLAIN for one in fit):
-        return Choice("nothing is safe", best=min(fit, key=price, default=None))
+        return Decision("nothing is safe", best=min(fit, key=price, default=None))
     best = min(fit, key=price)
     near = [one for one in fit if price(one) <= price(best) * (1 + CLOSE)]
     near.sort(key=lambda one: (one.simplicity, one.error, one.bits))
@@ -107,7 +107,7 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> Choice:
         if one.error <= chosen.error * (1 + CLOSE):
             close.setdefault(one.method, one)
     answer: Answer = "do not compress" if chosen.method in _PLAIN else "compress"
-    return Choice(answer, chosen, tuple(close.values())[1:], best)
+    return Decision(answer, chosen, tuple(close.values())[1:], best)
 
 
 def simplicity(method: str, setting: str) -> tuple[int, ...]:
@@ -167,7 +167,9 @@ def _in_words(c: Configuration) -> str:
     return f"{c.family} with {c.setting}" if c.setting else c.family
 
 
-def _written(choice: Choice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]) -> Verdict:
+def _written(
+    choice: Decision, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
+) -> Verdict:
     """The choice in four lines."""
     confidence = _confidence(choice, analysis, savings)
     chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
@@ -195,7 +197,7 @@ def _written(choice: Choice, analysis: SweepAnalysis, savings: Savings | None, j
 
 
 def _uncompressed(
-    choice: Choice,
+    choice: Decision,
     chosen: Candidate,
     savings: Savings | None,
     configuration: Configuration | None,
@@ -245,7 +247,7 @@ def _codecs(analysis: SweepAnalysis) -> str:
     return count(len({c.spec for c in analysis.configurations if c.method not in _PLAIN}), "codec")
 
 
-def _confidence(choice: Choice, analysis: SweepAnalysis, savings: Savings | None) -> str:
+def _confidence(choice: Decision, analysis: SweepAnalysis, savings: Savings | None) -> str:
     """What the answer rests on, and what would make it surer."""
     said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
     if choice.chosen is not None and choice.answer == "compress":

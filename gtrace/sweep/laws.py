@@ -80,7 +80,7 @@ class LayerLaws:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LawVerdict:
     """What the layers say together.
 
     Attributes:
@@ -134,18 +134,18 @@ def follow_laws(
     return found
 
 
-def judge(layers: Sequence[LayerLaws]) -> Verdict:
+def judge(layers: Sequence[LayerLaws]) -> LawVerdict:
     """Average the distances of all layers and steps that have enough elements."""
     cells = [layer.distances[layer.judged] for layer in layers]
     known = np.concatenate([np.empty((0, len(LAWS))), *cells])
     nearest = np.bincount(np.nanargmin(known, axis=1), minlength=len(LAWS)) if len(known) else np.zeros(len(LAWS), int)
     judged = sum(1 for cell in cells if len(cell))
-    return Verdict(
+    return LawVerdict(
         _means(known), dict(zip(LAWS, nearest.tolist(), strict=True)), len(known), judged, len(layers) - judged
     )
 
 
-def verdict_sentences(verdict: Verdict) -> list[str]:
+def verdict_sentences(verdict: LawVerdict) -> list[str]:
     """In plain words, which law fits best on average and how much, the answer first."""
     if not verdict.cells:
         return [f"No tensor has the {FEW} non-zero elements that it takes to tell laws apart."]

@@ -20,10 +20,11 @@ def sweep(tmp_path):
     return write_sweep(tmp_path / "net.sweep.db", rows_of(bits=[2, 3, 4], layers=("w", "v")))
 
 
-def test_tables_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
+def test_the_verdict_first_and_the_path_of_the_page_last(call, sweep, tmp_path):
     code, out, err = call(sweep)
     assert (code, err) == (0, "")
-    assert out.lstrip().startswith("At 2 bits per value, qsgdinf loses least")
+    assert out.startswith("Recommendation   ")
+    assert "\n\nAt 2 bits per value, qsgdinf loses least" in out
     assert out.endswith("\nnet.report.html\n")
     assert (tmp_path / "net.report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
@@ -232,7 +233,7 @@ def test_named_pairs_come_first(call, sweep):
     assert (found["first"], found["second"]) == tuple(pair)
     assert found["by_elements"] < 0.1
     code, out, _ = call(sweep, "--pair", *pair, "-o", "x.md")
-    assert out.lstrip().startswith(f"{pair[0]} has ")
+    assert f"\n\n{pair[0]} has " in out
 
 
 def test_two_sweeps_side_by_side(call, sweep, tmp_path):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.cells import CellTable
 
 
-Verdict = Literal["safe", "at risk", "cannot tell"]
+SafetyVerdict = Literal["safe", "at risk", "cannot tell"]
 #: A codec whose noise is certainly below this part of the gradient noise is safe: it costs a tenth of the batch.
 SAFE_RATIO = 0.1
 #: Bias over the norm of the expected gradient up to which descent stays descent: a cosine of at least 0.995 to it.
@@ -60,7 +60,7 @@ class Judgement:
         worst_ratio: of it.
     """
 
-    verdict: Verdict
+    verdict: SafetyVerdict
     reason: str
     ratio: Interval = UNKNOWN
     bias: float = math.nan
@@ -214,7 +214,7 @@ def _judgement(
 
 def _verdict(
     ratio: Interval, bias: float, most: float, layer: str, layer_ratio: float, *, bounded: bool
-) -> tuple[Verdict, str]:
+) -> tuple[SafetyVerdict, str]:
     if bounded and bias == 0:
         return "safe", "it has no error"
     if bounded and most < SAFE_BIAS:

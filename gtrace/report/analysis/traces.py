@@ -15,10 +15,10 @@ from gtrace.sweep.formats import FormatTrial, LayerFormats
 from gtrace.sweep.laws import (
     ASKED,
     Cosines,
+    LawVerdict,
     LayerLaws,
     PruningCell,
     PruningTrial,
-    Verdict,
     follow_laws,
     judge,
     verdict_sentences,
@@ -98,7 +98,7 @@ class LawSection:
     steps: tuple[int, ...]
     recorded: int
     layers: tuple[LayerLaws, ...]
-    verdict: Verdict
+    verdict: LawVerdict
     formats: tuple[LayerFormats, ...]
     cells: tuple[PruningCell, ...]
     cosines: tuple[Cosines, ...]

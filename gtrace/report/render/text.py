@@ -109,7 +109,7 @@ class _Page:
         if verdict is None:
             return
         for place, (name, text) in enumerate(verdict.lines):
-            width = max(_READABLE, self._console.width - _ANSWER)
+            width = max(_ANSWER, self._console.width - _ANSWER)
             lines = textwrap.wrap(self.safe(text), width, break_on_hyphens=False)
             for k, line in enumerate(lines):
                 head = Text("" if k else name, style="dim")

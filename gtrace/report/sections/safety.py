@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
-    from gtrace.report.analysis.safety import Safety, Verdict
+    from gtrace.report.analysis.safety import Safety, SafetyVerdict
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.section import Mark, Shown
 
 
 TITLE = "Is it safe?"
-_ORDER: tuple[Verdict, ...] = ("safe", "at risk", "cannot tell")
-_MARKS: dict[Verdict, Mark] = {"safe": "best", "at risk": "", "cannot tell": "quiet"}
+_ORDER: tuple[SafetyVerdict, ...] = ("safe", "at risk", "cannot tell")
+_MARKS: dict[SafetyVerdict, Mark] = {"safe": "best", "at risk": "", "cannot tell": "quiet"}
 #: Configurations that a sentence names.
 _NAMED = 4
 _BATCH_OPTION = re.compile(r"(--?(?:per[-_]device[-_]train[-_])?batch[-_]size|-b)(?:=(\d+))?")

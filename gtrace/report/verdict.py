@@ -66,7 +66,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RuledChoice:
     """What the rule chose.
 
     Attributes:
@@ -82,7 +82,7 @@ class Decision:
     best: Candidate | None = None
 
 
-def choose(candidates: Sequence[Candidate], *, network: bool) -> Decision:
+def choose(candidates: Sequence[Candidate], *, network: bool) -> RuledChoice:
     """Apply the rule of this module.
 
     Args:
@@ -94,10 +94,10 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> Decision:
         return one.seconds if network else one.bits
 
     if not any(one.method not in _PLAIN and math.isfinite(one.error) for one in candidates):
-        return Decision("not measured")
+        return RuledChoice("not measured")
     fit = [one for one in candidates if one.within and math.isfinite(price(one))]
     if all(one.method in _PLAIN for one in fit):
-        return Decision("nothing is safe", best=min(fit, key=price, default=None))
+        return RuledChoice("nothing is safe", best=min(fit, key=price, default=None))
     best = min(fit, key=price)
     near = [one for one in fit if price(one) <= price(best) * (1 + CLOSE)]
     near.sort(key=lambda one: (one.simplicity, one.error, one.bits))
@@ -107,7 +107,7 @@ def choose(candidates: Sequence[Candidate], *, network: bool) -> Decision:
         if one.error <= chosen.error * (1 + CLOSE):
             close.setdefault(one.method, one)
     answer: Answer = "do not compress" if chosen.method in _PLAIN else "compress"
-    return Decision(answer, chosen, tuple(close.values())[1:], best)
+    return RuledChoice(answer, chosen, tuple(close.values())[1:], best)
 
 
 def simplicity(method: str, setting: str) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ def _in_words(c: Configuration) -> str:
 
 
 def _written(
-    choice: Decision, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
+    choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
 ) -> Verdict:
     """The choice in four lines."""
     confidence = _confidence(choice, analysis, savings)
@@ -197,7 +197,7 @@ def _written(
 
 
 def _uncompressed(
-    choice: Decision,
+    choice: RuledChoice,
     chosen: Candidate,
     savings: Savings | None,
     configuration: Configuration | None,
@@ -247,7 +247,7 @@ def _codecs(analysis: SweepAnalysis) -> str:
     return count(len({c.spec for c in analysis.configurations if c.method not in _PLAIN}), "codec")
 
 
-def _confidence(choice: Decision, analysis: SweepAnalysis, savings: Savings | None) -> str:
+def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None) -> str:
     """What the answer rests on, and what would make it surer."""
     said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
     if choice.chosen is not None and choice.answer == "compress":

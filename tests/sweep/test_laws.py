@@ -6,7 +6,7 @@ from helpers_laws import LAYERS, STEPS, gradient, memory_trace
 
 from gtrace.errors import UsageError
 from gtrace.fitting.magnitudes import LAWS, fit_magnitudes
-from gtrace.sweep.laws import Verdict, follow_laws, judge, verdict_sentences
+from gtrace.sweep.laws import LawVerdict, follow_laws, judge, verdict_sentences
 from gtrace.trace import Trace
 from gtrace.trace.choose import choose_infos, choose_steps
 
@@ -53,7 +53,7 @@ def test_the_verdict_is_the_mean_over_layers_and_steps_with_enough_elements():
 
 def test_another_winner_is_named_and_lognormal_told_too():
     distances = dict.fromkeys(LAWS, 0.4) | {"normal": 0.3, "loglaplace": 0.1, "lognormal": 0.12}
-    sentences = verdict_sentences(Verdict(distances, {"loglaplace": 2}, 2, 1, 0))
+    sentences = verdict_sentences(LawVerdict(distances, {"loglaplace": 2}, 2, 1, 0))
     assert "loglaplace law fits best on average: mean KS distance 0.100, the normal law's is 0.300, 3.0" in sentences[0]
     assert sentences[1] == "The lognormal law's mean distance is 0.120."
     assert sentences[2] == "Nearest law by number of gradients: loglaplace 2."

@@ -171,7 +171,7 @@ def _written(
     choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
 ) -> Verdict:
     """The choice in four lines."""
-    confidence = _confidence(choice, analysis, savings)
+    confidence = _confidence(choice, analysis, savings, judged)
     chosen, plain = choice.chosen, {} if savings is None else {row.spec: row for row in savings.plain}
     if choice.answer == "not measured":
         sentence = "none: this sweep has no measured error of any codec"
@@ -247,11 +247,14 @@ def _codecs(analysis: SweepAnalysis) -> str:
     return count(len({c.spec for c in analysis.configurations if c.method not in _PLAIN}), "codec")
 
 
-def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None) -> str:
+def _confidence(
+    choice: RuledChoice, analysis: SweepAnalysis, savings: Savings | None, judged: dict[str, Judgement]
+) -> str:
     """What the answer rests on, and what would make it surer."""
     said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
     if choice.chosen is not None and choice.answer == "compress":
         said[0] += _over_training(choice.chosen, analysis)
+        said += _unclear(choice.chosen, analysis, judged)
     missing = []
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
@@ -260,6 +263,24 @@ def _confidence(choice: RuledChoice, analysis: SweepAnalysis, savings: Savings |
     if missing:
         said.append(f"not measured: {listed(missing)}")
     return "; ".join(said)
+
+
+def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judgement]) -> list[str]:
+    """A configuration with fewer bits that more steps may clear."""
+    unclear = [
+        c
+        for c in analysis.configurations
+        if c.bits < chosen.bits * (1 - CLOSE)
+        and (found := judged.get(c.spec)) is not None
+        and found.verdict == "cannot tell"
+        and found.ratio.known
+    ]
+    best = min(unclear, key=lambda c: c.bits, default=None)
+    if best is None:
+        return []
+    return [
+        f"{_in_words(best)} would take {number(best.bits)} instead of {number(chosen.bits)} bits if more steps clear it"
+    ]
 
 
 def _over_training(chosen: Candidate, analysis: SweepAnalysis) -> str:

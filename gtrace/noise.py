@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from gtrace.kernels.norms import power_sum
-from gtrace.metrics import ratio
+from gtrace.metrics import Blocks, ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -115,16 +115,25 @@ def noise_of_steps(pieces: Iterable[Sequence[NDArray[np.float32]]]) -> Noise:
 
     Args:
         pieces: the same piece of each of the three gradients, one after the other, float32 arrays of one length each.
+            How long they are does not matter to the last bit.
     """
-    second = norm2 = sum_norm2 = 0.0
-    for first, middle, last in pieces:
-        total = first.astype(np.float64) + last
-        difference = total - 2.0 * middle
-        total += middle
-        second += float(difference @ difference)
-        sum_norm2 += float(total @ total)
-        norm2 += sum(float(power_sum(values, 2)) for values in (first, middle, last))
+    blocks = Blocks()
+    sums = np.zeros(3)
+    for piece in pieces:
+        for block in blocks.add(*piece):
+            sums += _of_three(*block)
+    for block in blocks.rest():
+        sums += _of_three(*block)
+    second, norm2, sum_norm2 = sums.tolist()
     return Noise(second / 6, (sum_norm2 - norm2) / 6, 1)
+
+
+def _of_three(*block: NDArray[np.float32]) -> tuple[float, float, float]:
+    """Squared norms of a block's second difference, of the three, and of their sum."""
+    first, middle, last = (values.astype(np.float64) for values in block)
+    ends = first + last
+    second, total = ends - 2.0 * middle, ends + middle
+    return float(second @ second), sum(float(power_sum(values, 2)) for values in block), float(total @ total)
 
 
 def pooled(several: Sequence[Noise]) -> Noise | None:

@@ -320,7 +320,7 @@ def test_stateful_codecs_are_replayed_in_order(trace):
             state = c.update(state, g, q)
             row = pick(found, step=k)
             assert math.isclose(row["squared_error"], np.sum((q - g.astype(np.float64)) ** 2), rel_tol=1e-9)
-            assert row["note"] == "open loop: the trace's gradients do not react to the codec"
+            assert row["note"].startswith("open loop: the trace's gradients do not react to the codec")
 
 
 def test_memory_starts_afresh_after_a_gap_and_survives_resuming(tmp_path):

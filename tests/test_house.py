@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: figure -> the most there may be
 CEILINGS = {
     "files": 243,
-    "lines": 61_550,
+    "lines": 61_560,
     "functions of one statement": 1_026,
     "of these below 100 lines, codecs and commands aside": 3,
     "functions above 8 parameters outside kernels": 0,

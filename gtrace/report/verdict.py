@@ -254,7 +254,9 @@ def _confidence(
     said = [f"{count(len(analysis.steps), 'step')}, {count(len(analysis.tensors), 'tensor')}"]
     if choice.chosen is not None and choice.answer == "compress":
         said[0] += _over_training(choice.chosen, analysis)
-        said += _unclear(choice.chosen, analysis, judged)
+        if savings is None:
+            # With a network the shortest step won, not the fewest bits.
+            said += _unclear(choice.chosen, analysis, judged)
     missing = []
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")

@@ -40,7 +40,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
 
     if isinstance(chosen, CodecTable) and (settings.rules or settings.min_size):
         raise UsageError(f"{chosen}: a plan names the codec of every tensor; --rule and --min-size are for one codec")
-    cluster = chosen_cluster(settings.cluster)
+    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     program = Program(script, args, settings.is_module)
     program.check()
     watch_no_more()
@@ -55,7 +55,6 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
         "plan": str(Path(chosen.source).resolve()) if isinstance(chosen, CodecTable) else "",
         "workers": settings.workers or 1,
         "nonfinite": settings.nonfinite or "pass",
-        "levels": settings.levels or "own",
         "argv": program.argv,
         "launch": launch_token() or secrets.token_hex(8),
         "plugins": [str(file.resolve()) for file in settings.codecs.plugin],

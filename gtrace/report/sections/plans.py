@@ -171,7 +171,7 @@ def _firm(plan: Plan) -> list[str]:
 
 def _exact(plan: Plan) -> str:
     totals = plan.totals
-    what = "error" if plan.budget.startswith(("--budget", "--ratio", "--step-time")) else "bits"
+    what = "error" if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
     least = f"{totals.gap:.2%} above the least {what} that fractions of codecs could reach"
     return f"{'No choice among these codecs is better; it' if totals.optimal else 'It'} is {least}."
 

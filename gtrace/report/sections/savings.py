@@ -33,7 +33,7 @@ def savings_verdict(savings: Savings) -> list[str]:
     network = f"{rate_text(cluster.network.bandwidth)} and {duration(cluster.network.latency)} a message"
     float32, bfloat16 = (row.step for row in savings.plain)
     said = [
-        f"Between {cluster.ranks} ranks with {network}, a step of {duration(cluster.step_time)} waits "
+        f"Between {cluster.ranks} ranks with {network}, a step of {duration(cluster.computing)} waits "
         f"{duration(float32.exposed)} for float32 gradients and {duration(bfloat16.exposed)} for "
         "bf16 ones."
     ]
@@ -174,7 +174,7 @@ def savings_chart(savings: Savings) -> Chart:
                 x, y, methods = zip(*sorted(points), strict=True)
                 curves.append(Curve(family, x, y, method=methods[0]))
         marks = (
-            ("computing alone", 1e3 * savings.cluster.step_time),
+            ("computing alone", 1e3 * savings.cluster.computing),
             ("bf16", 1e3 * savings.plain[1].step.seconds),
             ("float32", 1e3 * savings.plain[0].step.seconds),
         )

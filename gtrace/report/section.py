@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from gtrace.report.names import MISSING, number
 from gtrace.report.statistics import Interval
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Mark = Literal["", "best", "quiet", "missing"]
+#: Where something is shown: on the first screen, or under the heading of that name.
+Place: TypeAlias = Literal["first", "choose", "layers", "training", "network", "safety", "details"]
+#: the places in their order
+PLACES: tuple[Place, ...] = get_args(Place)
 #: Stands in the column of Pareto-optimal configurations.
 PARETO = "★"
 T = TypeVar("T")
@@ -71,6 +75,7 @@ class Table:
         empty: what is said if there are no rows.
         folded: a page shows it when it is asked for.
         headline: a page sets it off from the others.
+        place: where it is shown; None for the section's.
     """
 
     title: str
@@ -80,6 +85,7 @@ class Table:
     empty: str = "Nothing to show."
     folded: bool = False
     headline: bool = False
+    place: Place | None = None
 
     @classmethod
     def of(
@@ -195,6 +201,7 @@ class FigureSpec:
         caption: how to read it, one or two sentences.
         draw: makes the figure; matplotlib is loaded by the first call.
         folded: a page shows it when it is asked for.
+        place: where it is shown; None for the section's.
     """
 
     name: str
@@ -202,6 +209,7 @@ class FigureSpec:
     caption: str
     draw: Callable[[], Figure]
     folded: bool = False
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +220,13 @@ class LayerTables:
         title: above all of them.
         tables: each with the quieter end of its title.
         note: below them, empty for none.
+        place: where they are shown; None for the section's.
     """
 
     title: str
     tables: tuple[tuple[Table, str], ...]
     note: str = ""
+    place: Place | None = "layers"
 
 
 Block: TypeAlias = Table | FigureSpec | LayerTables
@@ -288,6 +298,7 @@ class Section:
         name: of the input.
         sentences: the verdict, the answer first.
         blocks: tables and figures in the order in which they are shown.
+        place: where it is shown, with the blocks that name no other place.
         notes: what a reader must know.
         warnings: of the measurement itself.
         summary: the verdict on top of a page of several sections, where the section itself then has none.
@@ -303,6 +314,7 @@ class Section:
     name: str
     sentences: tuple[str, ...]
     blocks: tuple[Block, ...]
+    place: Place
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
@@ -322,6 +334,10 @@ class Section:
     def with_parts(self) -> tuple[Section, ...]:
         """The section and its parts, one after the other."""
         return (self, *self.parts)
+
+    def blocks_at(self, place: Place) -> tuple[Block, ...]:
+        """The blocks that are shown in one place."""
+        return tuple(block for block in self.blocks if (block.place or self.place) == place)
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -259,6 +259,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
                 *plan_figures(plan),
                 *([] if changing is None else [changing]),
             ),
+            place="layers",
             provenance=plan.provenance,
             numbers=partial(_numbers, plan),
         )

@@ -129,7 +129,7 @@ def safety_table(analysis: SweepAnalysis, savings: Savings | None = None) -> Tab
         )
     if not math.isfinite(safety.batch):
         notes.append("The batch size is not in the trace; --batch-size states it.")
-    return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.")
+    return Table(TITLE, columns, rows, (*notes, *_tests(analysis)), "No configuration was measured.", place="safety")
 
 
 def _ratio_cell(found: Judgement) -> Cell:
@@ -263,6 +263,7 @@ def noise_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         notes=tuple(notes),
         empty="No tensor was measured.",
         folded=True,
+        place="safety",
     )
 
 

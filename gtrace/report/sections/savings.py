@@ -253,6 +253,7 @@ def savings_section(savings: Savings, most: int | None = None) -> Section:
         name=savings.name,
         sentences=said,
         blocks=(savings_table(savings, most), *savings_figures(savings)),
+        place="network",
         summary=said,
         together=True,
         numbers=partial(_numbers, savings),

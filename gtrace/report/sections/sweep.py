@@ -58,6 +58,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
                 *_answers(analysis, pairs or (), groups or (), report.savings_of(analysis)),
                 *_details(analysis, most_layers),
             ),
+            place="choose",
             notes=analysis.notes,
             warnings=analysis.warnings,
             summary=(prefix + first, *([" ".join(others)] if others else [])),
@@ -130,6 +131,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn."
                 + _noise_in_words(analysis),
                 lambda: figures.sweep.rate_distortion(analysis),
+                place="first",
             )
         )
     if (analysis.per_step > 0).any():
@@ -140,6 +142,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: figures.sweep.variance_over_steps(analysis),
+                place="training",
             )
         )
     if np.isfinite(analysis.safety.ratio_per_step).any():
@@ -151,6 +154,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
                 "before; codecs with a bias are left out.",
                 lambda: figures.sweep.equivalent_batch_over_steps(analysis),
+                place="safety",
             )
         )
     if (analysis.per_tensor > 0).any():
@@ -161,6 +165,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
                 + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
                 lambda: figures.heatmap.layer_heatmap(analysis),
+                place="layers",
             )
         )
     if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
@@ -173,6 +178,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
                 lambda: figures.sweep.bits_over_steps(analysis),
                 folded=True,
+                place="training",
             )
         )
     if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
@@ -185,6 +191,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "one. Points far below the others keep the distribution better than their error says.",
                 lambda: figures.sweep.wasserstein(analysis),
                 folded=True,
+                place="details",
             )
         )
     return found + _fit_figures(analysis)
@@ -216,6 +223,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Levels over the density of the gradient",
                 f"{how} The largest tensor, at step {drawn[0].step:,}.",
                 lambda: figures.levels.levels_over_density(analysis, drawn[:1]),
+                place="details",
             )
         )
     if others:
@@ -226,6 +234,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 f"{how} The largest tensors after the first.",
                 lambda: figures.levels.levels_over_density(analysis, others),
                 folded=True,
+                place="details",
             )
         )
     descents = tensors_with_convergence(analysis.fits)[:MOST_TENSORS]
@@ -238,6 +247,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
                 "ends above it is caught in a local optimum.",
                 lambda: figures.levels.convergence(descents),
+                place="details",
             )
         )
     return found

@@ -110,7 +110,7 @@ def comparison_table(analysis: SweepAnalysis) -> Table:
         f"p is Holm's, corrected for the {len(analysis.comparisons)} comparisons at all {rows} numbers of bits; "
         f"marked where it is below {SIGNIFICANT:g}."
     )
-    return pairs_table(title, here, (note,) if here else ())
+    return dataclasses.replace(pairs_table(title, here, (note,) if here else ()), place="details")
 
 
 def pairs_table(title: str, comparisons: Sequence[PairedComparison], notes: tuple[str, ...] = ()) -> Table:
@@ -210,6 +210,7 @@ def phase_table(analysis: SweepAnalysis) -> Table:
                 lambda family: sparkline(analysis.per_step[analysis.nearest(family, bits)].tolist()),
             ),
         ],
+        place="training",
         notes=notes if found else (),
         empty="Too few steps to tell parts of training apart.",
     )
@@ -402,7 +403,12 @@ def configuration_table(analysis: SweepAnalysis) -> Table:
         ),
     )
     return Table.of(
-        "Configurations", analysis.configurations, columns, notes=notes, empty="No configuration was measured."
+        "Configurations",
+        analysis.configurations,
+        columns,
+        notes=notes,
+        empty="No configuration was measured.",
+        place="details",
     )
 
 
@@ -463,6 +469,7 @@ def layer_table(analysis: SweepAnalysis, most: int | None = None) -> Table:
         notes=tuple(notes),
         empty="No tensor was measured.",
         folded=True,
+        place="layers",
     )
 
 
@@ -507,7 +514,7 @@ def group_table(groups: Sequence[TensorGroup]) -> Table:
         "per value, weighted by elements. Marked: no other codec takes fewer bits at no more error."
     )
     said = dict.fromkeys(note for group in groups for note in group.analysis.notes)
-    return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said))
+    return Table("Error by group of tensors", tuple(columns), tuple(map(tuple, rows)), (*notes, *said), place="layers")
 
 
 def _about(group: TensorGroup) -> str:

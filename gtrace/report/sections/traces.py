@@ -245,6 +245,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             name=trace.name,
             sentences=(trace.sentence,),
             blocks=(trace_table(trace),),
+            place="details",
             parts=tuple(law_section(laws) for laws in trace.laws),
             numbers=partial(_numbers, trace),
         )
@@ -270,7 +271,7 @@ def law_section(laws: LawSection) -> Section:
     for table, drawn in shown:
         if table.rows:
             blocks += [table, *drawn]
-    return Section("", laws.title, tuple(laws.sentences), tuple(blocks), together=True)
+    return Section("", laws.title, tuple(laws.sentences), tuple(blocks), "details", together=True)
 
 
 def _law_figures(section: LawSection) -> list[FigureSpec]:

@@ -62,6 +62,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             name=log.name,
             sentences=said,
             blocks=(*_tables(log), *run_figures(log)),
+            place="training",
             notes=log.notes,
             warnings=log.warnings,
             summary=said,
@@ -79,6 +80,7 @@ def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[
             name=f"put together: {', '.join(pool.logs)}",
             sentences=tuple(seeds_verdict(pool.groups, pool.averaged, neural=pool.neural)) or ("No run was finished.",),
             blocks=(seed_table(pool.groups, pool.averaged, neural=pool.neural, notes=pool.notes),),
+            place="training",
             together=True,
             numbers=partial(_pooled_numbers, pool),
         )

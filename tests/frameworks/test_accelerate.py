@@ -78,8 +78,8 @@ def same_weights(folder, ranks=1):
 @pytest.mark.capture_case("accelerate launch", packages=("accelerate",))
 def test_launched(tmp_path):
     write_script(tmp_path / "train.py", SCRIPT)
-    options = ["--cpu", *["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]]
-    launch = ["accelerate.commands.accelerate_cli", "launch", *options, "train.py", "captured"]
+    single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    launch = ["accelerate.commands.accelerate_cli", "launch", "--cpu", *single, "train.py", "captured"]
     result = run_gtrace("capture", "-o", "run.zarr", "-m", *launch, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "gtrace: 4 steps captured in run.zarr (4 tensors" in result.stderr

@@ -23,11 +23,11 @@ pytestmark = [
 def fit(folder, **options):
     import transformers
 
-    class Keep(transformers.TrainerCallback):
-        seen = []
+    seen = []
 
+    class Keep(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, _args, _state, _control, model=None, **_):
-            self.seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+            seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
 
     transformers.set_seed(0)
     config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
@@ -53,7 +53,7 @@ def fit(folder, **options):
         callbacks=[Keep()],
     )
     trainer.train()
-    return model, Keep.seen
+    return model, seen
 
 
 @pytest.mark.capture_case("Hugging Face Trainer", packages=("transformers", "accelerate"))

@@ -254,6 +254,9 @@ class LayerTables:
     place: Place | None = "layers"
 
 
+#: Rows of the one table that a terminal shows with an answer.
+FEW_ROWS = 8
+
 Block: TypeAlias = Table | FigureSpec | LayerTables
 
 
@@ -333,6 +336,8 @@ class Section:
         parts: sections inside it.
         numbers: makes what other programs read.
         verdict: what to do; None if it does not say.
+        brief: the one table that a terminal shows with the answer; None for none.
+        following: the command that makes the answer better, in minutes; empty for none.
     """
 
     kind: str
@@ -349,6 +354,8 @@ class Section:
     parts: tuple[Section, ...] = ()
     numbers: Callable[[], Numbers] = lambda: Numbers({})
     verdict: Verdict | None = None
+    brief: Table | None = None
+    following: str = ""
 
     @property
     def heading(self) -> str:
@@ -366,8 +373,9 @@ class Section:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables among the blocks."""
-        return tuple(block for block in self.blocks if isinstance(block, Table))
+        """The tables among the blocks, in the order of their places."""
+        found = [block for block in self.blocks if isinstance(block, Table)]
+        return tuple(sorted(found, key=lambda table: PLACES.index(table.place or self.place)))
 
     @property
     def figures(self) -> tuple[FigureSpec, ...]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import shlex
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
 from gtrace.report.sections import charts
 from gtrace.report.sections.safety import noise_table, safety_json, safety_sentences, safety_table
 from gtrace.report.sections.sweep_tables import (
+    choice_table,
     comparison_table,
     configuration_table,
     equal_bits_table,
@@ -38,7 +42,11 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.analysis.savings import Savings
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Block
+    from gtrace.report.section import Block, Verdict
+
+
+#: nominal bits up to which a sweep is worth its time
+MOST_BITS = 8
 
 
 def sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:
@@ -66,8 +74,28 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             facts=_facts(analysis),
             provenance={"results": analysis.name, "rows": analysis.rows, **made},
             numbers=partial(_numbers, analysis, pairs, groups),
-            verdict=verdict_of(analysis, report.savings_of(analysis)),
+            verdict=(verdict := verdict_of(analysis, report.savings_of(analysis))),
+            brief=choice_table(analysis, report.savings_of(analysis)),
+            following=_following(analysis, verdict),
         )
+
+
+def _following(analysis: SweepAnalysis, verdict: Verdict) -> str:
+    """The command that makes a verdict better: bits by layer, the noise that is not known, or what was not measured."""
+    path = analysis.provenance.get("trace")
+    if not isinstance(path, str) or not Path(path).exists():
+        return ""
+    trace = shlex.quote(path)
+    if analysis.provenance.get("kind") == "neural":
+        return f"gtrace formats {trace} --kind neural"
+    if verdict.answer == "compress":
+        return f"gtrace plan {trace} --budget {verdict.bits:.3g}bits"
+    bits = [c.nominal_bits for c in analysis.configurations if math.isfinite(c.nominal_bits)]
+    if verdict.answer == "nothing is safe" and max(bits, default=0) < MOST_BITS:
+        return f"gtrace sweep {trace} --methods qsgdinf --bits {max(bits, default=1) + 1:.0f}-{MOST_BITS}"
+    if verdict.answer == "not measured":
+        return f"gtrace sweep {trace}"
+    return f"gtrace sweep {trace} --methods bf16" if verdict.answer == "do not compress" and not verdict.codec else ""
 
 
 def _facts(analysis: SweepAnalysis) -> str:

@@ -22,6 +22,7 @@ from gtrace.report.analysis.runs import (
 )
 from gtrace.report.names import MISSING, count, number, size
 from gtrace.report.section import (
+    FEW_ROWS,
     Cell,
     Column,
     FigureSpec,
@@ -64,6 +65,7 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             sentences=said,
             blocks=(*_tables(log), *run_figures(log)),
             place="training",
+            brief=_first_runs(log),
             notes=log.notes,
             warnings=log.warnings,
             summary=said,
@@ -71,6 +73,14 @@ def sections(report: Report, most_layers: int | None = None) -> Iterator[Section
             provenance={"results": log.name, **study},
             numbers=partial(_numbers, log),
         )
+
+
+def _first_runs(log: RunLogAnalysis) -> Table | None:
+    """The first runs, without notes."""
+    if not log.runs:
+        return None
+    table = run_table(log)
+    return dataclasses.replace(table, rows=table.rows[:FEW_ROWS], notes=())
 
 
 def pooled_sections(report: Report, most_layers: int | None = None) -> Iterator[Section]:

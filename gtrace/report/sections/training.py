@@ -36,6 +36,7 @@ from gtrace.report.section import (
     format_cell,
     value_cell,
 )
+from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS
 
 if TYPE_CHECKING:
@@ -465,6 +466,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "Training against steps",
                 "Faint: every step. Does the codec cost steps?",
                 lambda: figures.training.training_curves(analysis, "steps"),
+                chart=lambda: charts.training_curves(analysis, "steps"),
             ),
             FigureSpec(
                 "training-over-bits",
@@ -472,6 +474,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
                 "payload and shared bytes: further left is cheaper.",
                 lambda: figures.training.training_curves(analysis, "bits"),
+                chart=lambda: charts.training_curves(analysis, "bits"),
             ),
         ]
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
@@ -482,6 +485,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "The same curves against the time that steps would take with the simulated network: further left is "
                 "sooner.",
                 lambda: figures.training.training_curves(analysis, "time"),
+                chart=lambda: charts.training_curves(analysis, "time"),
             )
         )
     if any((run.bits > 0).any() for run in analysis.runs):
@@ -492,6 +496,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
                 "bytes. Ticks on a curve: its levels or codes were fitted anew.",
                 lambda: figures.training.bits_over_steps(analysis),
+                chart=lambda: charts.bits_of_runs(analysis),
             )
         )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
@@ -503,6 +508,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 if neural
                 else "What is left of the codec's error after the workers' decoded gradients are averaged.",
                 lambda: figures.training.averaged_gradient_error(analysis),
+                chart=lambda: charts.error_of_runs(analysis),
             )
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
@@ -516,6 +522,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
                 f"first layer.{left_out}",
                 lambda run=run: figures.training.weight_gradient_cosines(run),  # type: ignore[misc]
+                chart=lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
             )
         )
     return found

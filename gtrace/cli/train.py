@@ -45,7 +45,8 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
     """Train with a codec on the gradients: your own SCRIPT with its ARGS, or a built-in task.
 
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
-    DistributedDataParallel payloads are exchanged instead of gradients. Options come before SCRIPT.
+    DistributedDataParallel payloads are exchanged instead of gradients. With --baseline it runs without the codec, too,
+    and the end compares the losses. Options come before SCRIPT.
 
     A task is trained with the codec on every worker's gradients and, beside it, without. Each worker's gradient travels
     as bytes, is decoded from them alone, and one optimizer step with the average follows. gtrace study has more options
@@ -58,6 +59,8 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
       gtrace train --codec qsgdinf --bits 3 train.py --epochs 3
       gtrace train --plan plan.yaml train.py
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py
+      gtrace train --codec qsgdinf:bits=4 --baseline train.py --epochs 3
+      gtrace train --compare alq:bits=3,qsgdinf:bits=4 --seeds 5 train.py
       gtrace train --codec alq --bits 3 --task digits-cnn --workers 8 --cluster 8x1Gbit/s,20ms
       gtrace train --codec minmax --policy mqgrad --network 10MB/s
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
@@ -84,16 +87,16 @@ def _train_task(settings: TrainSettings) -> None:
 
 def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -> int:
     chosen = chosen_codecs(settings, _specs(settings))
-    if len(chosen) > 1:
-        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec or --plan at a time")
     if settings.policies:
         raise UsageError(
             f"--policy is for built-in tasks: {script} computes its loss where it likes; in a loop of your own ask "
             "gtrace.training.MQGrad for the bits"
         )
     refuse(settings, "task", f"is for built-in tasks; {script} has its own")
-    from gtrace.cli.train_script import run_script
+    from gtrace.cli.train_script import compare_script, run_script
 
+    if settings.baseline or settings.compare or settings.seeds > 1 or len(chosen) > 1:
+        return compare_script(settings, chosen, script, args)
     return run_script(settings, chosen[0], script, args)
 
 

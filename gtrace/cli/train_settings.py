@@ -28,15 +28,18 @@ class CodecChoice:
         None,
         metavar="CODECS",
         shell_complete=complete_specs,
-        help="Several codecs instead of one: qsgdinf:bits=3,alq:bits=3,terngrad.",
+        help="Several codecs, each against the uncompressed run: qsgdinf:bits=3,alq:bits=3,terngrad.",
+    )
+    baseline: bool = option(
+        False, only="script", help="Run SCRIPT without the codec, too, and compare the final losses."
     )
     seeds: int = option(
         1,
-        only="task",
         call=("study",),
         minimum=1,
         metavar="N",
-        help="Train with N seeds, one after the other, and say how sure the differences are.",
+        help="Train with N seeds, one after the other, and say how sure the differences are; SCRIPT finds its own in "
+        "GTRACE_SEED.",
     )
 
 

@@ -188,7 +188,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
 
 
-class Program(LazyGroup):
+class TopLevel(LazyGroup):
     """The top level: gtrace's own commands, those that other packages add, and names that groups took over."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -394,7 +394,7 @@ class Hdf5Sink(ZarrSink):
     """A trace that becomes an HDF5 file when it is closed; until then it is a Zarr trace in a folder of this name.
 
     HDF5 files that are written step by step are not safe against the death of their writer. Zarr with its journal is:
-    what a killed writer leaves is read as any other trace, and ``gtrace check --repair`` makes the file of it.
+    what a killed writer leaves is read as any other trace, and ``gtrace trace check --repair`` makes the file of it.
     """
 
     def __init__(self, path: Path, attrs: Mapping[str, Any], *, force: bool) -> None:
@@ -418,7 +418,7 @@ class Hdf5Sink(ZarrSink):
         except (OSError, RuntimeError) as error:
             told = write_error(self._path, error)
             raise TraceError(
-                f"{told}; what was committed is there as a folder, which `gtrace check --repair` makes a file"
+                f"{told}; what was committed is there as a folder, which `gtrace trace check --repair` makes a file"
             ) from error
         finally:
             remove(new)

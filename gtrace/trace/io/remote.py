@@ -197,7 +197,7 @@ class RemoteFiles:
         if self._http:
             raise TraceError(
                 f"{path}: a folder cannot be listed over HTTP, and the trace's root does not tell what is in it; "
-                "finish it with `gtrace check --repair`, or pack it, where it is"
+                "finish it with `gtrace trace check --repair`, or pack it, where it is"
             )
         with _told(path):
             entries = self._system.ls(path, detail=True)

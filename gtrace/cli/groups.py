@@ -220,6 +220,17 @@ class TopLevel(LazyGroup):
             formatter.write_dl([(name, command_line(name)) for name in self.list_commands(ctx)])
 
 
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """The words behind ``gtrace`` of every command, and the command; those of a group follow it."""
+    for name, (place, _) in COMMANDS.items():
+        yield name, load_command(place)
+        for word, (below, _) in SUBCOMMANDS.get(name, {}).items():
+            if word not in COMMANDS:
+                yield f"{name} {word}", load_command(below)
+    for name in added_commands():
+        yield name, _load_added(name)
+
+
 class CommandWithCommands(Command):
     """A command that has others below it: ``gtrace plan TRACE``, and ``gtrace plan show``."""
 

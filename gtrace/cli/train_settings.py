@@ -68,6 +68,7 @@ class RunSettings:
     )
     workers: int | None = option(
         None,
+        advanced=True,
         call=("study",),
         minimum=1,
         help="Simulated workers, each with its own mini-batch; for a SCRIPT, encodings of the same gradient that are "

@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
 from torch.nn import functional
 
 import gtrace
-from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.buffers import BufferPool, as_real_dense
 from gtrace.capture.layout import RowLayout
 from gtrace.capture.options import AutomaticSteps, EveryStep, parse_steps
@@ -21,14 +21,11 @@ from gtrace.torch_hooks.hooks import OptimizerStep
 from gtrace.torch_hooks.naming import name_parameters
 
 
-class Run:
+class Run(Captured):
     """A captured block in which every watched optimizer's gradients are kept by a hand-written hook, too."""
 
-    def __init__(self, path, say=None, **options):
-        self.path = path
-        self.said = []
-        options = CaptureOptions(path, **({"policy": EveryStep()} | options))
-        self.session = CaptureSession(options, say=say or self.said.append)
+    def __init__(self, path, **options):
+        super().__init__(path, **options)
         self.expected = {}
 
     def watch(self, optimizer, number=0):
@@ -41,17 +38,9 @@ class Run:
         optimizer.register_step_pre_hook(keep)
         return optimizer
 
-    def __enter__(self):
-        self.session.start()
-        return self
-
-    def __exit__(self, *_):
-        self.summary = self.session.finish("complete")
-
     def check(self, names, number=0):
         """Every gradient that the hook kept is in the trace, bit for bit, and nothing else is."""
-        trace = gtrace.open_trace(self.path)
-        steps = self.expected[number]
+        trace, steps = self.trace, self.expected[number]
         for place, name in enumerate(names):
             there = [step for step, gradients in enumerate(steps) if gradients[place] is not None]
             assert trace.steps(name, optimizer=number).tolist() == there

@@ -195,7 +195,7 @@ def test_what_the_root_says_in_the_end(path):
 
 
 def test_only_zarr(tmp_path):
-    with pytest.raises(UsageError, match=r"ends in \.zarr"):
+    with pytest.raises(UsageError, match=r"end in \.zarr"):
         join(tmp_path / "run.h5")
     with pytest.raises(UsageError, match="does not exist"):
         join(tmp_path / "nowhere" / "run.zarr")

@@ -117,7 +117,7 @@ def test_a_trace_that_is_being_written_is_checked_and_not_repaired(tmp_path):
             assert report.live
             assert report.clean
             assert report.steps == 5
-            with pytest.raises(UsageError, match="is being written"):
+            with pytest.raises(UsageError, match="still writing it"):
                 repair_trace(place)
         assert not check_trace(place).live
 

@@ -97,7 +97,7 @@ def test_a_trace_of_another_run_stays_unless_forced(path):
     writer, rank = join(path, 0, 1)
     write(writer, rank)
     writer.close()
-    with pytest.raises(OutputExistsError, match="exists already"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         join(path, 0, 1, run="b")
     assert open_trace(path).steps("w").size == 3
     settle(path, "b", "interrupted")

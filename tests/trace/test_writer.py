@@ -172,7 +172,7 @@ def test_a_sampled_tensor_keeps_the_shape_of_the_whole(path):
 def test_nothing_is_overwritten_without_force(path):
     write_trace(path)
     before = {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
-    with pytest.raises(OutputExistsError, match="exists already") as error:
+    with pytest.raises(OutputExistsError, match="already exists") as error:
         create_trace(path)
     assert error.value.exit_code == 4
     assert before == {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}

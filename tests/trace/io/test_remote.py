@@ -254,7 +254,7 @@ def test_over_http_sizes_come_first_and_folders_are_not_listed(tmp_path, memory,
     assert values(address) == values(path)
     asked = []
     monkeypatch.setattr(Web, "cat_file", lambda *a, **k: asked.append(a))
-    with pytest.raises(TraceError, match="more than the 10 bytes"):
+    with pytest.raises(TraceError, match="more than 10 bytes"):
         RemoteFiles(address).read(f"{address}/zarr.json", 10)
     assert asked == []
     monkeypatch.undo()

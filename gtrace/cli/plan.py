@@ -146,6 +146,7 @@ class PlanSettings:
     output: Path | None = option(
         None, names=("-o", "--output"), help="A .yaml or .json file.  [default: TRACE.plan.yaml]"
     )
+    full: bool = option(False, help="Print every tensor and note, not only the answer.")
     force: bool = option(False, help="Overwrite the file.")
     as_json: bool = option(False, names=("--json",), help="Print the plan as JSON instead of tables.")
 
@@ -214,10 +215,7 @@ def command(settings: PlanSettings, trace: Path | str) -> None:
     if settings.as_json:
         print_json(to_plain(plan))
     else:
-        print_plan(plan)
-        click.echo(
-            f"\n{path}\nnext: gtrace train --plan {shlex.quote(str(path))} --task digits-cnn, or your own SCRIPT"
-        )
+        print_plan(plan, path, full=settings.full)
 
 
 def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str, Any], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +72,8 @@ class ReportSettings:
         help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
     )
     cluster: ClusterSettings = nested(ClusterSettings)
-    force: bool = option(False, help="Overwrite a report that is there.")
+    full: bool = option(False, help="Print every table and note, not only the answer.")
+    force: bool = option(False, help="Replace a file that no earlier report wrote.")
     as_json: bool = option(
         False, names=("--json",), help="Print JSON instead of tables; no page unless -o asks for it."
     )
@@ -145,42 +145,32 @@ def _given(results: list[Path]) -> list[Path]:
 
 
 def _write(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> None:
-    """The tables on standard output, and the page.
+    """The answer on standard output, and the page.
 
-    The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any
-    time. The tables are printed even when the page may not be written, so that nobody has to ask twice.
+    The page is written before anything is printed, because the reader of a pipe (``head``) may go away at any time.
     """
-    from gtrace.errors import GtraceError
-    from gtrace.report.render.files import default_page, folder_in_words, output_kind, write_report
+    from gtrace.report.render.files import check_page, default_page, folder_in_words, output_kind, write_report
 
-    output = settings.output
+    output, force = settings.output, settings.force
     if output is not None:
         output_kind(output)
     results = _given(results)
+    if output is None and not settings.as_json:
+        output = default_page(results[0])
+        # A page of an earlier report is replaced; anything else stops the command before it has read the results.
+        check_page(output, force=force)
+        force = True
     report = _report(settings, results, cluster)
-    if not settings.as_json:
-        output = output or default_page(results[0])
-    written: list[Path] = []
-    refused: GtraceError | None = None
-    if output is not None:
-        try:
-            written = write_report(report, output, force=settings.force)
-        except GtraceError as error:
-            refused = error
+    written = [] if output is None else write_report(report, output, force=force)
+    after = [folder_in_words(report)] if len(written) > 1 else []
+    after += map(str, written[:1])
     if settings.as_json:
         from gtrace.report.render.records import to_json
 
         print_json(to_json(report))
+        for line in after:
+            click.echo(line, err=True)
     else:
         from gtrace.report.render.text import print_report
 
-        print_report(report, wide_console())
-    if refused is not None:
-        sys.stdout.flush()
-        raise refused
-    if written:
-        if not settings.as_json:
-            click.echo()
-        if len(written) > 1:
-            click.echo(folder_in_words(report), err=settings.as_json)
-        click.echo(str(written[0]), err=settings.as_json)
+        print_report(report, wide_console(), full=settings.full, after=after)

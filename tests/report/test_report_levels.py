@@ -132,7 +132,7 @@ def test_every_export_has_the_optimum(sweep, capsys):
     assert "| times optimal | model says |" in markdown
     out = io.StringIO()
     print_report(report, Console(file=out, width=190))
-    assert "Hidden" not in out.getvalue()
+    assert "No room" not in out.getvalue()
     assert "optimal: relative variance of the best levels" in out.getvalue()
 
 

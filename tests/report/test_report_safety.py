@@ -130,7 +130,7 @@ def test_a_layer_that_drowns_is_a_risk():
     ("provenance", "words"),
     [({}, NOT_ASKED), ({"noise": {"from": [], "why": "the trace holds one gradient a step"}}, "one gradient a step")],
 )
-def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, words, undrawn):
+def test_without_replicas_nothing_is_judged_and_the_reason_is_said(provenance, words):
     result = swept({"alq": (0.1, 0.0), "fp": (None, 0.3)}, provenance=provenance)
     result.details.clear()
     analysis = analyze(result)
@@ -194,7 +194,7 @@ def test_the_figure_over_the_run_leaves_out_what_has_a_bias():
     assert any(plate.name == "equivalent-batch" for plate in sweep_figures(analysis))
 
 
-def test_tables_and_json_hold_the_same(undrawn):
+def test_tables_and_json_hold_the_same():
     result = swept({"alq": (0.25, 0.0), "fp": (0.0, 0.01)})
     report = make_report([result])
     (analysis,) = report.sweeps
@@ -250,7 +250,7 @@ def test_steps_without_an_interval_say_why():
     assert (same.low, same.high) == (0.5, 0.5)
 
 
-def test_what_a_codec_saves_stands_beside_its_verdict(undrawn):
+def test_what_a_codec_saves_stands_beside_its_verdict():
     cluster = Cluster(Network.parse("1Gbit/s", "20us"), ranks=8, step_time=0.05)
     report = make_report([swept({"alq": (0.05, 0.0), "qsgd": (0.5, 0.0)})], asked=Asked(cluster=cluster))
     table = next(t for part in sections(report) for t in part.tables if t.title == "Is it safe?")

@@ -180,7 +180,7 @@ def test_records_hold_every_number():
     assert last["over_float32"] == records[0]["step_seconds"] / last["step_seconds"]
 
 
-def test_every_way_out_has_the_savings(tmp_path, undrawn):
+def test_every_way_out_has_the_savings(tmp_path):
     rows = rows_of(methods=("qsgd",), bits=(2, 3), layers=("a", "b"), steps=(0,))
     sweep = write_sweep(tmp_path / "a.sweep.db", rows, provenance={"kind": "weight", "tensors": SIZES})
     log = write_runs(tmp_path / "t.jsonl", steps=30)

@@ -115,7 +115,7 @@ def test_many_weight_gradients_are_cut_to_the_worst():
     assert figure.caption.endswith(" The 8 with the lowest mean of 20.")
 
 
-def test_pages_and_markdown_hold_the_table(records, undrawn):
+def test_pages_and_markdown_hold_the_table(records):
     report = make_report(runs=[records])
     page, text = to_html(report), to_markdown(report)
     assert "Weight gradients under compressed neural gradients" in page

@@ -24,6 +24,8 @@ _PLAIN_BLOCKS = "_.-:=+*#"
 _SPARK_WIDTH = 16
 #: The first column may fold down to this width, and with few rows to the other; others are dropped before that.
 _NAME_WIDTH, WHOLE_NAME = 20, 48
+#: Rows of a table that is printed without --full.
+FEW_ROWS = 8
 _GAP = 2
 #: Columns of a pipe, which has no width to respect: whoever reads it wants every column.
 _PIPE_WIDTH = 100_000

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from gtrace.cli.console import WHOLE_NAME, TensorColumn, name_columns, print_columns, sparkline, stdout_console
+from gtrace.cli.console import (
+    FEW_ROWS,
+    WHOLE_NAME,
+    TensorColumn,
+    name_columns,
+    print_columns,
+    sparkline,
+    stdout_console,
+)
 from gtrace.cli.options import STEPS, TENSORS, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
@@ -28,8 +36,8 @@ if TYPE_CHECKING:
 
 #: Bits for which the best float format is told.
 BITS = (4, 5, 6, 7, 8)
-#: Rows of the table, and streams, that are shown without --full.
-FEW_ROWS, _FEW_STREAMS = 8, 3
+#: Streams that are shown without --full.
+_FEW_STREAMS = 3
 #: How early a narrow terminal drops the distance to a law.
 _RANKS = {"lognormal": 0, "normal": 2, "half-normal": 5, "laplace": 6, "half-laplace": 4, "loglaplace": 3}
 
@@ -71,7 +79,7 @@ def command(settings: InfoSettings, trace: Path | str) -> None:
     with open_trace(trace) as opened:
         infos = choose_infos(opened, settings.tensors, **arguments(settings, "infos"))
         if settings.fit:
-            _print_fits(opened, infos, settings.steps, as_json=settings.as_json)
+            _print_fits(opened, infos, settings)
             return
         rows = [_row(opened, info) for info in infos]
         if settings.as_json:
@@ -410,7 +418,7 @@ def _columns(rows: Sequence[TensorHistory], encoding: str) -> list[TensorColumn]
     ]
 
 
-def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] | None, *, as_json: bool) -> None:
+def _print_fits(trace: Trace, infos: Sequence[TensorInfo], settings: InfoSettings) -> None:
     """Fit, and print a table with a verdict, or JSON with every step."""
     from gtrace.fitting.magnitudes import LAWS
     from gtrace.report.names import count, literal, number
@@ -418,7 +426,7 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
     from gtrace.sweep.laws import follow_laws, judge, verdict_sentences
     from gtrace.trace.choose import choose_steps
 
-    chosen = choose_steps(trace, infos, steps)
+    chosen = choose_steps(trace, infos, settings.steps)
     layers: list[LayerLaws] = []
     formats: list[LayerFormats | None] = []
     for info in infos:
@@ -427,7 +435,7 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
             layers.append(layer)
             formats.append(trial.formats(info))
     verdict = judge(layers)
-    if as_json:
+    if settings.as_json:
         rows = [_fits_json(layer, found) for layer, found in zip(layers, formats, strict=True)]
         print_json(
             {
@@ -449,6 +457,10 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
     )
     for sentence in verdict_sentences(verdict):
         click.echo(sentence)
+    every = len(layers)
+    if not settings.full:
+        places = sorted(sorted(range(every), key=lambda k: -layers[k].info.size)[:FEW_ROWS])
+        layers, formats = [layers[k] for k in places], [formats[k] for k in places]
     means = [layer.mean_distances for layer in layers]
     columns = [
         *name_columns([literal(layer.info.name, encoding) for layer in layers], [layer.info for layer in layers]),
@@ -470,6 +482,8 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], steps: Sequence[int] 
         console,
         lambda place, heading: "dim" if place in few else "bold green" if heading == f"KS {best[place]}" else "",
     )
+    if len(layers) < every:
+        click.echo(f"{count(every - len(layers), 'smaller tensor')}: --full shows all.")
     click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
     click.echo("FP: format 1-E-M with the least expected relative error under scale=max; gtrace formats says more.")
 

@@ -50,15 +50,6 @@ def test_only_these_optimizers_and_these_names(tmp_path, model, optimizer):
     assert session.finish("complete").steps_seen == 1
 
 
-def test_several_optimizers_are_numbered_as_they_step(tmp_path, model):
-    pair = [torch.optim.SGD(part.parameters(), lr=0.01) for part in model]
-    with gtrace.capture.record(model, pair, tmp_path / "run.zarr"):
-        for optimizer in pair:
-            step(model, optimizer)
-    found = [(tensor.name, tensor.optimizer) for tensor in gtrace.open_trace(tmp_path / "run.zarr").tensors]
-    assert found == [("0.weight", 0), ("0.bias", 0), ("1.weight", 1), ("1.bias", 1)]
-
-
 def test_options(tmp_path, model, optimizer):
     path = tmp_path / "run.zarr"
     with gtrace.capture.record(model, optimizer, path, every=2, tensors=["*.weight"], exclude=["1.*"]):

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
-from gtrace.report import figures
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
 from gtrace.report.names import MISSING, count, duration, number, size
-from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, FigureSpec, Numbers, Panel, Section, Table
+from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, Numbers, Panel, Section, Table
+from gtrace.report.sections.charts import charted
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.inputs import Report
+    from gtrace.report.section import FigureSpec
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
@@ -273,12 +274,11 @@ def savings_figures(savings: Savings) -> list[FigureSpec]:
     if not any(panel.curves for panel in chart.panels):
         return []
     return [
-        FigureSpec(
+        charted(
             "savings",
             "Error against the time of a step",
             chart.caption,
-            lambda: figures.charts.draw_chart(chart),
+            lambda: chart,
             folded=True,
-            chart=lambda: chart,
         )
     ]

@@ -35,7 +35,8 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
     pass, and weight gradients are averaged exactly.
 
     A SCRIPT runs unchanged. Each gradient goes through the codec before the optimizer uses it; between the ranks of
-    DistributedDataParallel payloads are exchanged in the place of gradients. Options come before SCRIPT.
+    DistributedDataParallel payloads are exchanged instead of gradients. With --baseline it runs without the codec, too,
+    and the end compares the losses. Options come before SCRIPT.
 
     For a task, --network says what its steps would take over simulated links. With --step-time, and --ranks where they
     are not the workers, the end says what the codec saves between such machines.
@@ -51,6 +52,8 @@ def command(settings: TrainSettings, script: str | None, args: tuple[str, ...]) 
       gtrace train --codec alq --bits 3 --workers 8 --network 1Gbit/s --step-time 20ms
       gtrace train --plan plan.yaml --compare qsgdinf:bits=3 --task digits-cnn
       gtrace train --codec ef:topk:ratio=0.01 --rule bias=none train.py --epochs 3
+      gtrace train --codec qsgdinf:bits=4 --baseline train.py --epochs 3
+      gtrace train --compare alq:bits=3,qsgdinf:bits=4 --seeds 5 train.py
       torchrun --nproc-per-node 2 -m -- gtrace train --codec alq --bits 3 train.py
     """
     if settings.task in _LINEAR or (script in _LINEAR and not Path(script).exists()):
@@ -79,8 +82,6 @@ def _train_task(settings: TrainSettings) -> None:
 
 def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -> int:
     chosen = _chosen(settings)
-    if len(chosen) > 1:
-        raise UsageError(f"--compare is for built-in tasks; run {script} with one --codec or --plan at a time")
     if settings.policies:
         raise UsageError(
             f"--policy is for built-in tasks: {script} computes its loss where it likes; in a loop of your own ask "
@@ -89,8 +90,10 @@ def _train_script(settings: TrainSettings, script: str, args: tuple[str, ...]) -
     refuse(settings, "task", f"is for built-in tasks; {script} has its own")
     if settings.levels not in (None, "own", "common"):
         raise UsageError(f"--levels {settings.levels}: between the ranks of a SCRIPT, choose own or common")
-    from gtrace.cli.train_script import run_script
+    from gtrace.cli.train_script import compare_script, run_script
 
+    if settings.baseline or settings.compare or settings.seeds > 1 or len(chosen) > 1:
+        return compare_script(settings, chosen, script, args)
     return run_script(settings, chosen[0], script, args)
 
 

@@ -41,7 +41,10 @@ class TrainSettings:
         None,
         metavar="CODECS",
         shell_complete=complete_specs,
-        help="For a task: several codecs in the place of one, as in qsgdinf:bits=3,alq:bits=3,terngrad.",
+        help="Several codecs, each against the uncompressed run: qsgdinf:bits=3,alq:bits=3,terngrad.",
+    )
+    baseline: bool = option(
+        False, only="script", help="Run SCRIPT without the codec, too, and compare the final losses."
     )
     bits: int | None = option(None, help="Nominal bits of a codec that has them; with --quantize, of the weights.")
     sparsity: float | None = option(None, help="Sparsity of a codec that has it, as in 0.8.")
@@ -90,11 +93,11 @@ class TrainSettings:
     seed: int = option(0, call=("study", "script"), minimum=0, help="Of the model, the batches and the rounding.")
     seeds: int = option(
         1,
-        only="task",
         call=("study",),
         minimum=1,
         metavar="N",
-        help="For a task: train with N seeds, one after the other, and say how sure the differences are.",
+        help="Train with N seeds, one after the other, and say how sure the differences are; SCRIPT finds its own in "
+        "GTRACE_SEED.",
     )
     optimizer: str | None = option(
         None,

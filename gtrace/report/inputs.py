@@ -16,6 +16,7 @@ from gtrace.report.analysis.savings import Savings, savings_of_runs, savings_of_
 from gtrace.report.analysis.side_by_side import SideBySide, compare_sweeps
 from gtrace.report.analysis.sweep import analyze
 from gtrace.report.analysis.traces import TraceSummary, summarize_trace
+from gtrace.report.names import number
 from gtrace.runlog import read_runlog
 from gtrace.sweep.store import ResultStore, SweepResult
 
@@ -155,7 +156,7 @@ def make_report(
     names = [*(s.name for s in read_sweeps), *(r.name for r in read_runs)]
     names += [*(t.name for t in read_traces), *(p.name for p in read_plans)]
     return Report(
-        title or f"gtrace report: {', '.join(names)}",
+        title or _title(names, read_sweeps),
         tuple(read_sweeps),
         tuple(read_runs),
         tuple(read_traces),
@@ -166,6 +167,27 @@ def make_report(
         tuple(grouped),
         _savings(read_sweeps, read_runs, asked.cluster),
     )
+
+
+def _title(names: Sequence[str], sweeps: Sequence[SweepAnalysis]) -> str:
+    """The model, its size and the script of a report on one sweep, if the trace knew them; otherwise the inputs."""
+    attrs = sweeps[0].provenance.get("trace_attrs") if len(names) == len(sweeps) == 1 else None
+    model = attrs.get("model") if isinstance(attrs, dict) else None
+    if not isinstance(attrs, dict) or not isinstance(model, str) or not model:
+        return f"gtrace report: {', '.join(names)}"
+    tensors = sweeps[0].provenance.get("tensors")
+    sizes = tensors.values() if isinstance(tensors, dict) else sweeps[0].elements.tolist()
+    argv = attrs.get("argv")
+    script = f" · {Path(str(argv[0])).name}" if isinstance(argv, list) and argv else ""
+    return f"{model}, {_in_words(sum(n for n in sizes if isinstance(n, int)))} parameters{script}"
+
+
+def _in_words(elements: int) -> str:
+    """A large number with three digits, e.g. ``3.30 M``."""
+    for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if elements >= factor:
+            return f"{number(elements / factor, 2 if elements < 100 * factor else 3)} {unit}"
+    return str(elements)
 
 
 def _savings(

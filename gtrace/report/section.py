@@ -138,6 +138,7 @@ class Curve:
         high: upper ends.
         method: codec whose look it has; empty for the next of the palette.
         form: how it is drawn.
+        names: what each point is, which a page shows beside it; empty for the label alone.
     """
 
     label: str
@@ -147,6 +148,7 @@ class Curve:
     high: tuple[float, ...] = ()
     method: str = ""
     form: Form = "line"
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,9 @@ class Panel:
         bars: x are names of categories, and every curve has a bar at each, from 0 on, or a point with an interval.
         lines: horizontal lines, name to value, such as what full precision reaches.
         marks: vertical lines, name to position, such as where the learning rate falls.
+        percent: values are parts of a whole.
+        most: values above are folded away until a reader asks for them.
+        rows: names of y = 0, 1, ... from above, for points in rows; empty for numbers.
     """
 
     curves: tuple[Curve, ...]
@@ -174,6 +179,9 @@ class Panel:
     bars: bool = False
     lines: tuple[tuple[str, float], ...] = ()
     marks: tuple[tuple[str, float], ...] = ()
+    percent: bool = False
+    most: float = math.inf
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,21 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Numbers of a grid, NaN where there is none.
+
+    Attributes:
+        rows: names from above.
+        columns: names from the left.
+        values: of each row.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FigureSpec:
     """One figure.
 
@@ -202,6 +225,7 @@ class FigureSpec:
         draw: makes the figure; matplotlib is loaded by the first call.
         folded: a page shows it when it is asked for.
         place: where it is shown; None for the section's.
+        chart: what a page draws itself; None shows what ``draw`` makes.
     """
 
     name: str
@@ -210,6 +234,7 @@ class FigureSpec:
     draw: Callable[[], Figure]
     folded: bool = False
     place: Place | None = None
+    chart: Callable[[], Chart | HeatMap] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def train(compiled, backend):
     counters.clear()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     forward = torch.compile(model, backend=backend) if "model" in compiled else model
     gradients = []
 
@@ -66,16 +66,7 @@ def check(tmp_path, compiled, backend):
 
 
 @pytest.mark.capture_case("torch.compile of model, step and loop (eager, aot_eager)")
-@pytest.mark.parametrize(
-    ("compiled", "backend"),
-    [
-        ("model and step", "eager"),
-        ("loop", "eager"),
-        ("model", "aot_eager"),
-        ("step", "aot_eager"),
-        ("loop", "aot_eager"),
-    ],
-)
+@pytest.mark.parametrize(("compiled", "backend"), [("model and step", "eager"), ("loop", "aot_eager")])
 def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
     check(tmp_path, compiled, backend)
 
@@ -84,23 +75,3 @@ def test_the_same_graphs_and_bits(tmp_path, compiled, backend):
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_inductor(tmp_path):
     check(tmp_path, "model", "inductor")
-
-
-def test_torch_compile_is_not_imported_for_it(tmp_path):
-    from helpers_capture import run_gtrace, write_script
-
-    write_script(
-        tmp_path / "train.py",
-        """
-        import sys, torch
-        w = torch.nn.Parameter(torch.ones(2))
-        optimizer = torch.optim.SGD([w], lr=0.1)
-        before = "torch._dynamo" in sys.modules  # some optimizers load it by themselves
-        w.sum().backward()
-        optimizer.step()
-        print(before, "torch._dynamo" in sys.modules)
-        """,
-    )
-    result = run_gtrace("capture", "train.py", cwd=tmp_path)
-    before, after = result.stdout.split()
-    assert before == after, result.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import multiprocessing
 import socket
 
 import numpy as np
@@ -219,7 +220,10 @@ def run(tmp_path_factory):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    mp.spawn(work, (port, folder), nprocs=2)
+    multiprocessing.set_forkserver_preload(
+        ["torch._dynamo", "torch.distributed.fsdp", "gtrace.capture", "gtrace.trace"]
+    )
+    mp.start_processes(work, (port, folder), nprocs=2, start_method="forkserver")
     assert [json.loads((folder / f"said{rank}.json").read_text()) for rank in (0, 1)] == [[], []]
     return lambda name: open_trace(folder / f"{name}.zarr")
 

@@ -21,6 +21,8 @@ LOGGING = """
     warnings.simplefilter("error")
     import torch
     from gtrace.capture import record
+    import gtrace.capture.session, gtrace.torch_hooks.hooks
+    assert "torch._dynamo" not in sys.modules  # it takes seconds
 
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

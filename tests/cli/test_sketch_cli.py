@@ -150,7 +150,7 @@ def test_sweep_and_report_of_a_sketch(full):
     code, out, err = full("sweep", "full.sketch.zarr", "--methods", "qsgd:bucket_size=512,topk", "--bits", "3")
     assert code == 0
     assert err.count("gtrace: warning: 1 of 4 tensors are kept as sketches: ") == 2
-    assert "without topk: no closed form, they need values: capture without --sketch" in err
+    assert "without topk: they have no closed form and need values: capture without --sketch" in err
     code, out, _ = full("report", "full.sketch.sweep.db", "-o", "report.md")
     assert code == 0, out
     code, _, err = full("report", "full.sketch.zarr", "-o", "page.html")

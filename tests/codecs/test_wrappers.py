@@ -98,7 +98,7 @@ def test_specs_are_taken_apart_and_put_together():
         ("ef:decay=1:qsgd", "codec ef: no parameter 'decay'; ef has no parameters"),
         ("rotate:blok=8:qsgd", "codec rotate: no parameter 'blok'; did you mean block"),
         ("rotate:block=8,block=8:qsgd", "block is given twice"),
-        ("rotate:block=12:qsgd", "block=12 is no power of two; try 16"),
+        ("rotate:block=12:qsgd", "block=12 is not a power of two; try 16"),
         ("rotate:block=1:qsgd", "out of range"),
         ("momentum:beta=2:qsgd", "out of range"),
         ("rotate:qsgd:block=8", "codec qsgd: no parameter 'block'"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -14,70 +14,76 @@ from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep
 from gtrace.trace import open_trace
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning")
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class _Net(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.seen = {}
-
-    def loss(self, batch):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def keep(self, optimizer, number=0):
-        """What a hand-written hook of Lightning's own sees."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.seen.setdefault(number, []).append([p.grad.clone() for p in parameters])
+# Importing it takes seconds, which every worker would spend at collection.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed"),
+]
 
 
-class Automatic(_Net):
-    def training_step(self, batch, _):
-        return self.loss(batch)
+@pytest.fixture(scope="module")
+def kinds():
+    """Lightning modules by name."""
+    import lightning
 
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+    class _Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            self.seen = {}
 
-    def on_before_optimizer_step(self, optimizer):
-        self.keep(optimizer)
+        def loss(self, batch):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
+        def keep(self, optimizer, number=0):
+            """What a hand-written hook of Lightning's own sees."""
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self.seen.setdefault(number, []).append([p.grad.clone() for p in parameters])
 
-class Clipped(Automatic):
-    """Lightning clips inside the closure, after the hook that other frameworks would use."""
+    class Automatic(_Net):
+        def training_step(self, batch, _):
+            return self.loss(batch)
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
-        self.seen[0].pop()
-        self.keep(optimizer)
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
 
+        def on_before_optimizer_step(self, optimizer):
+            self.keep(optimizer)
 
-class Manual(_Net):
-    """Two optimizers; the second steps every other batch."""
+    class Clipped(Automatic):
+        """Lightning clips inside the closure, after the hook that other frameworks would use."""
 
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+            self.clip_gradients(optimizer, gradient_clip_val=0.05, gradient_clip_algorithm="norm")
+            self.seen[0].pop()
+            self.keep(optimizer)
 
-    def training_step(self, batch, index):
-        first, second = self.optimizers()
-        for number, optimizer in enumerate((first, second)):
-            if number == 1 and index % 2:
-                continue
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch))
-            self.keep(optimizer.optimizer, number)
-            optimizer.step()
+    class Manual(_Net):
+        """Two optimizers; the second steps every other batch."""
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, index):
+            first, second = self.optimizers()
+            for number, optimizer in enumerate((first, second)):
+                if number == 1 and index % 2:
+                    continue
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(batch))
+                self.keep(optimizer.optimizer, number)
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+
+    return {"automatic": Automatic, "clipped": Clipped, "manual": Manual}
 
 
 def fit(kind, folder, **options):
+    import lightning
+
     lightning.seed_everything(0, verbose=False)
     data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
     model = kind()
@@ -100,20 +106,20 @@ def fit(kind, folder, **options):
 @pytest.mark.parametrize(
     ("kind", "options", "steps"),
     [
-        (Automatic, {}, [8]),
-        (Automatic, {"accumulate_grad_batches": 2}, [4]),
-        (Automatic, {"precision": "bf16-mixed"}, [8]),
-        (Clipped, {"gradient_clip_val": 0.05}, [8]),
-        (Manual, {}, [8, 4]),
+        ("automatic", {}, [8]),
+        ("automatic", {"accumulate_grad_batches": 2}, [4]),
+        ("automatic", {"precision": "bf16-mixed"}, [8]),
+        ("clipped", {"gradient_clip_val": 0.05}, [8]),
+        ("manual", {}, [8, 4]),
     ],
     ids=["automatic", "accumulated", "bf16", "clipped", "manual"],
 )
-def test_fit(tmp_path, kind, options, steps):
-    plain = fit(kind, tmp_path, **options)
+def test_fit(tmp_path, kinds, kind, options, steps):
+    plain = fit(kinds[kind], tmp_path, **options)
     said = []
     session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
     session.start()
-    model = fit(kind, tmp_path, **options)
+    model = fit(kinds[kind], tmp_path, **options)
     session.finish("complete")
     assert said == []
     for name, value in plain.state_dict().items():
@@ -130,6 +136,8 @@ def test_fit(tmp_path, kind, options, steps):
 
 
 def fit_with_fabric(seen):
+    import lightning
+
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     fabric.launch()
     fabric.seed_everything(0, verbose=False)

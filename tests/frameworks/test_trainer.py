@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -12,29 +12,28 @@ from gtrace.capture import CaptureOptions, CaptureSession
 from gtrace.capture.options import EveryStep
 from gtrace.trace import open_trace
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class _Keep(transformers.TrainerCallback):
-    def __init__(self):
-        self.seen = []
-
-    def on_pre_optimizer_step(self, _args, _state, _control, model=None, **_):
-        self.seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+# Importing it takes seconds, which every worker would spend at collection.
+missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(missing != [], reason=f"not installed: {missing}"),
+]
 
 
 def fit(folder, **options):
+    import transformers
+
+    seen = []
+
+    class Keep(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, _args, _state, _control, model=None, **_):
+            seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+
     transformers.set_seed(0)
     config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     model = transformers.GPT2LMHeadModel(config)
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(50, (12,), generator=generator) for _ in range(16)]
-    keep = _Keep()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "out"),
         num_train_epochs=1,
@@ -51,10 +50,10 @@ def fit(folder, **options):
         model=model,
         args=arguments,
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-        callbacks=[keep],
+        callbacks=[Keep()],
     )
     trainer.train()
-    return model, keep.seen
+    return model, seen
 
 
 @pytest.mark.capture_case("Hugging Face Trainer", packages=("transformers", "accelerate"))

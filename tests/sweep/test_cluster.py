@@ -184,7 +184,7 @@ def test_a_worker_that_cannot_open_the_trace_is_named(trace, client, tmp_path):
         with pytest.raises(TraceError, match=rf"worker tcp://[\d.:]+: cannot open {moved} \(no such trace"):
             gtrace.run_sweep(opened, ["qsgd"], draws=0, scheduler=client)
         write_trace(moved, seed=1)
-        with pytest.raises(TraceError, match=r"worker tcp.*run\.zarr: another trace there than here"):
+        with pytest.raises(TraceError, match=r"worker tcp.*run\.zarr: the trace here differs from the sender"):
             gtrace.run_sweep(opened, ["qsgd"], draws=0, scheduler=client)
 
 
@@ -194,7 +194,7 @@ def test_another_version_on_the_workers_is_refused(trace, client, monkeypatch):
         gtrace.run_sweep(trace, ["none"], scheduler=client)
     monkeypatch.undo()
     monkeypatch.setattr(tasks_module, "build", lambda: f"{gtrace.__version__}+abc")
-    with pytest.raises(UsageError, match=r"worker tcp://.*: its gtrace \S+ has other source"):
+    with pytest.raises(UsageError, match=r"worker tcp://.*: its gtrace \S+ has different source code"):
         gtrace.run_sweep(trace, ["none"], scheduler=client)
 
 
@@ -207,7 +207,7 @@ def test_a_failure_in_a_task_is_the_sweeps(tmp_path, client):
 
 
 def test_what_cannot_be_sent_or_reached_is_told(trace, tmp_path, client, monkeypatch):
-    with pytest.raises(UsageError, match=r"--jobs: counts threads"):
+    with pytest.raises(UsageError, match=r"--jobs: sets threads"):
         gtrace.run_sweep(trace, ["none"], scheduler=client, jobs=2)
     with pytest.raises(UsageError, match="a trace in memory cannot be sent"):
         gtrace.run_sweep(gtrace.Trace.from_arrays({"w": [1.0]}), ["none"], scheduler=client)

@@ -88,7 +88,7 @@ def test_what_needs_all_values_of_a_larger_tensor_is_skipped_and_said(trace):
     found = gtrace.run_sweep(trace, [*CODECS, "topk:ratio=0.1"], tensors=["large"], jobs=1, chunk=CHUNK)
     assert set(found["codec"]) == set(map(str, map(gtrace.codec, CODECS)))
     (line,) = found.warnings
-    assert line.startswith("large has more than 4 chunks of 1024 values: without topk, which looks at all values")
+    assert line.startswith("large has more than 4 chunks of 1024 values: without topk, which needs all values")
     only = gtrace.run_sweep(trace, ["qsgd:bucket_size=100,bits=3", CODECS[0]], draws=0, jobs=1, chunk=CHUNK)
     assert {t: list(only["tensor"]).count(t) for t in SIZES} == {"large": 3, "medium": 6, "small": 6}
 

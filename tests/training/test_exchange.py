@@ -340,7 +340,7 @@ def test_bad_arguments_are_refused():
         Exchange(codec("none"), 2).step(0, [{}])
     exchange = Exchange(codec("qsgd"))
     exchange.step(0, [{"w": heavy(6)}])
-    with pytest.raises(UsageError, match="7 values where the state is for 6"):
+    with pytest.raises(UsageError, match="7 values for a state of 6"):
         exchange.step(1, [{"w": heavy(7)}])
 
 

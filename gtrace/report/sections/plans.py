@@ -325,6 +325,7 @@ def plan_figures(plan: Plan) -> list[FigureSpec]:
             "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
             "the same codecs; each point is one codec for all tensors.",
             lambda: figures.charts.draw_chart(frontier(plan)),
+            chart=lambda: frontier(plan),
         ),
         FigureSpec(
             "plan-bits",
@@ -333,6 +334,7 @@ def plan_figures(plan: Plan) -> list[FigureSpec]:
             "the middle 90 % of what the price of a bit picks on resampled steps."
             + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
             lambda: figures.charts.draw_chart(bits_per_tensor(plan)),
+            chart=lambda: bits_per_tensor(plan),
         ),
     ]
     if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
@@ -343,6 +345,7 @@ def plan_figures(plan: Plan) -> list[FigureSpec]:
                 "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
                 "get what is added; 32 bits are exact.",
                 lambda: figures.charts.draw_chart(bits_by_budget(plan)),
+                chart=lambda: bits_by_budget(plan),
             )
         )
     return found

@@ -110,7 +110,7 @@ def savings_table(savings: Savings, most: int | None = None) -> Table:
     if len(shown) < len(savings.rows):
         left = len({row.spec for row in savings.rows}) - len({row.spec for row in shown})
         notes.append(f"{count(left, 'codec')} with more bits or error than others are left out; -o FILE has them all.")
-    return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes))
+    return Table("What codecs save", columns, tuple(rows), (*notes, *savings.notes), folded=True)
 
 
 def _about_coding(savings: Savings) -> str:
@@ -274,6 +274,11 @@ def savings_figures(savings: Savings) -> list[FigureSpec]:
         return []
     return [
         FigureSpec(
-            "savings", "Error against the time of a step", chart.caption, lambda: figures.charts.draw_chart(chart)
+            "savings",
+            "Error against the time of a step",
+            chart.caption,
+            lambda: figures.charts.draw_chart(chart),
+            folded=True,
+            chart=lambda: chart,
         )
     ]

@@ -18,6 +18,7 @@ from gtrace.report.analysis.fits import MOST_TENSORS, common_count, tensors_with
 from gtrace.report.analysis.results import MOST_NAMED
 from gtrace.report.names import count
 from gtrace.report.section import FigureSpec, Numbers, Record, Section, flat
+from gtrace.report.sections import charts
 from gtrace.report.sections.safety import noise_table, safety_json, safety_sentences, safety_table
 from gtrace.report.sections.sweep_tables import (
     choice_table,
@@ -159,6 +160,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Pareto-optimal. What has no error at all, or no known bits, cannot be drawn."
                 + _noise_in_words(analysis),
                 lambda: figures.sweep.rate_distortion(analysis),
+                chart=lambda: charts.rate_distortion(analysis),
                 place="first",
             )
         )
@@ -170,6 +172,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
                 lambda: figures.sweep.variance_over_steps(analysis),
+                chart=lambda: charts.error_over_steps(analysis),
                 place="training",
             )
         )
@@ -182,6 +185,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
                 "before; codecs with a bias are left out.",
                 lambda: figures.sweep.equivalent_batch_over_steps(analysis),
+                chart=lambda: charts.batch_over_steps(analysis),
                 place="safety",
             )
         )
@@ -193,6 +197,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Every tensor with every configuration, summed over steps. Darker is worse; grey has no value."
                 + (" Rows are named by block, or every few." if len(analysis.tensors) > MOST_NAMED else ""),
                 lambda: figures.heatmap.layer_heatmap(analysis),
+                chart=lambda: charts.layers(analysis),
                 place="layers",
             )
         )
@@ -205,6 +210,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
                 f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
                 lambda: figures.sweep.bits_over_steps(analysis),
+                chart=lambda: charts.bits_over_steps(analysis),
                 folded=True,
                 place="training",
             )
@@ -218,6 +224,7 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "the values before and after as two heaps, whoever holds which; the variance compares them one by "
                 "one. Points far below the others keep the distribution better than their error says.",
                 lambda: figures.sweep.wasserstein(analysis),
+                chart=lambda: charts.wasserstein(analysis),
                 folded=True,
                 place="details",
             )
@@ -251,6 +258,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Levels over the density of the gradient",
                 f"{how} The largest tensor, at step {drawn[0].step:,}.",
                 lambda: figures.levels.levels_over_density(analysis, drawn[:1]),
+                chart=lambda: charts.levels_over_density(analysis, drawn[:1]),
                 place="details",
             )
         )
@@ -261,6 +269,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "Levels over the density of other tensors",
                 f"{how} The largest tensors after the first.",
                 lambda: figures.levels.levels_over_density(analysis, others),
+                chart=lambda: charts.levels_over_density(analysis, others),
                 folded=True,
                 place="details",
             )
@@ -275,6 +284,7 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
                 "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
                 "ends above it is caught in a local optimum.",
                 lambda: figures.levels.convergence(descents),
+                chart=lambda: charts.convergence(descents),
                 place="details",
             )
         )

@@ -17,6 +17,7 @@ from gtrace.report.analysis.runs import (
     RankCosts,
     chosen_bits,
     common_loss,
+    final_difference,
     known_mean,
     seconds_to_loss,
 )
@@ -35,13 +36,14 @@ from gtrace.report.section import (
     format_cell,
     value_cell,
 )
+from gtrace.report.sections import charts
 from gtrace.report.statistics import FEWEST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
-    from gtrace.report.analysis.runs import LoggedRun, SeedGroup
+    from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup
     from gtrace.report.inputs import Report
     from gtrace.report.statistics import Interval
 
@@ -318,7 +320,11 @@ def runs_verdict(analysis: RunLogAnalysis) -> list[str]:
         parts = [f"Trained with {run.spec} on {analysis.averaged}{until}: {_reached(run)}"]
         # An accuracy is not compared with a loss.
         if baseline is not None and len({math.isfinite(one.final_accuracy) for one in (run, baseline)}) == 1:
-            parts.append(f"uncompressed {_reached(baseline, name=False)}")
+            by_loss = not any(
+                math.isfinite(x) for x in (run.final_accuracy, run.final_eval_loss, baseline.final_eval_loss)
+            )
+            more = f" ({loss_difference(final_difference(run, baseline))})" if by_loss else ""
+            parts.append(f"uncompressed {_reached(baseline, name=False)}{more}")
         if math.isfinite(run.ratio) and run.spec != BASELINE:
             parts.append(f"{number(run.ratio)} times fewer bits {_sent(neural=analysis.neural)} than with float32")
         sentences.append("; ".join(parts) + ".")
@@ -378,6 +384,59 @@ def difference_text(metric: str, difference: Interval, p_holm: float) -> str:
     return f"{said} (95%: {_signed(metric, difference.low)} to {_signed(metric, difference.high)}){sure}"
 
 
+def loss_difference(difference: Interval) -> str:
+    """How much higher a loss is, with half the width of its interval: ``+0.042 +- 0.023``."""
+    if not difference.known:
+        return f"{difference.estimate:+.{loss_digits(difference)}f}; {difference.why}"
+    reach = (difference.high - difference.low) / 2
+    return f"{difference.estimate:+.{loss_digits(difference)}f} +- {reach:.{loss_digits(difference)}f}"
+
+
+def loss_digits(difference: Interval) -> int:
+    """Decimals of losses that show their difference: two digits of what is not sure of it."""
+    reach = (difference.high - difference.low) / 2 if difference.known else abs(difference.estimate)
+    return min(max(1 - math.floor(math.log10(reach)), 2), 9) if math.isfinite(reach) and reach > 0 else 4
+
+
+def comparison_lines(compared: Sequence[FinalLoss], own_seed: bool) -> list[str]:
+    """Final losses of codecs against the uncompressed runs: a sentence for one codec, a line each for several.
+
+    Args:
+        compared: of the codecs.
+        own_seed: the program sets its own seed, so that further seeds were left out.
+    """
+    if len(compared) == 1:
+        lines = [f"{compared[0].spec}: {_final_loss(compared[0])}."]
+    else:
+        rows = [("codec", "final loss", "against none", "bits per value")]
+        rows += [("none", number(compared[0].baseline, 4), "", "32")]
+        for one in compared:
+            difference = "" if one.went_wrong else loss_difference(one.difference)
+            rows.append((one.spec, one.went_wrong or number(one.loss, 4), difference, number(32 / one.ratio)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    first = compared[0]
+    basis = f"Final loss: mean over the last {count(first.last, 'step')} of {first.steps:,}"
+    if any(one.difference.known for one in compared):
+        over = "these steps of one seed; --seeds 5 adds what the seed does" if first.seeds == 1 else "seeds"
+        basis += f"; +- is half a 95% interval over {over}"
+    lines.append(f"{basis}.")
+    if own_seed:
+        lines.append("The script sets its own seed: runs with other seeds are the same run, and were left out.")
+    return lines
+
+
+def _final_loss(one: FinalLoss) -> str:
+    if one.went_wrong:
+        return f"{one.went_wrong}; uncompressed {number(one.baseline, 4)}"
+    digits = loss_digits(one.difference)
+    fewer = f", with {number(one.ratio)} times fewer bits than float32" if math.isfinite(one.ratio) else ""
+    return (
+        f"final loss {one.loss:.{digits}f} against {one.baseline:.{digits}f} uncompressed "
+        f"({loss_difference(one.difference)}){fewer}"
+    )
+
+
 def metric_text(metric: str, value: float) -> str:
     """A value of a metric of training: accuracies in percent."""
     return f"{value:.2%}" if metric == "test accuracy" and math.isfinite(value) else number(value)
@@ -407,6 +466,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "Training against steps",
                 "Faint: every step. Does the codec cost steps?",
                 lambda: figures.training.training_curves(analysis, "steps"),
+                chart=lambda: charts.training_curves(analysis, "steps"),
             ),
             FigureSpec(
                 "training-over-bits",
@@ -414,6 +474,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
                 "payload and shared bytes: further left is cheaper.",
                 lambda: figures.training.training_curves(analysis, "bits"),
+                chart=lambda: charts.training_curves(analysis, "bits"),
             ),
         ]
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
@@ -424,6 +485,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "The same curves against the time that steps would take with the simulated network: further left is "
                 "sooner.",
                 lambda: figures.training.training_curves(analysis, "time"),
+                chart=lambda: charts.training_curves(analysis, "time"),
             )
         )
     if any((run.bits > 0).any() for run in analysis.runs):
@@ -434,6 +496,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
                 "bytes. Ticks on a curve: its levels or codes were fitted anew.",
                 lambda: figures.training.bits_over_steps(analysis),
+                chart=lambda: charts.bits_of_runs(analysis),
             )
         )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
@@ -445,6 +508,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 if neural
                 else "What is left of the codec's error after the workers' decoded gradients are averaged.",
                 lambda: figures.training.averaged_gradient_error(analysis),
+                chart=lambda: charts.error_of_runs(analysis),
             )
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
@@ -458,6 +522,7 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
                 "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
                 f"first layer.{left_out}",
                 lambda run=run: figures.training.weight_gradient_cosines(run),  # type: ignore[misc]
+                chart=lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
             )
         )
     return found

@@ -31,6 +31,7 @@ from gtrace.settings import nested, option
 if TYPE_CHECKING:
     from gtrace.codecs.assignment import TableLike
     from gtrace.sweep import SweepResult
+    from gtrace.sweep.gradients import Kind
 
 _REFITS = ("pooled", "previous", "each", "once")
 
@@ -67,7 +68,7 @@ class SweepSettings:
     scope: str | None = option(None, help="Buckets over one tensor, or over the whole model: tensor, model.")
     draws: int = option(1, call=("sweep",), minimum=0, help="Encodings per tensor and step; 0: closed forms only.")
     tensors: str | None = option(None, help="Only tensors that match one of these globs, comma-separated.")
-    kind: str | None = option(
+    kind: Kind | None = option(
         None,
         call=("sweep",),
         choices=("weight", "neural"),

@@ -87,9 +87,9 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None) -> Table | No
     ]
     if safety.known:
         whole = f"of {safety.stated_batch:,.0f} in full precision, by gradient noise"
-        columns.append((Column("equivalent batch", whole, rank=2), batch))
+        columns.append((Column("batch", f"equivalent one, {whole}", rank=2), batch))
     if savings is not None:
-        columns.append((Column("step time", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
+        columns.append((Column("step", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
     columns.append((Column("verdict", numeric=False), verdict))
     left = len({one.method for one in found if math.isfinite(one.error)} - {one.method for one in shown})
     notes = (f"{count(left, 'more method')}; --full shows all.",) if left else ()

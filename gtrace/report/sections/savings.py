@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gtrace.costs import BUCKET_MIB, FIRST_BUCKET_MIB, WORTHWHILE
-from gtrace.report import figures
 from gtrace.report.analysis.equal_bits import PREFERRED_BITS
 from gtrace.report.analysis.savings import EXCHANGES, PAYLOADS
 from gtrace.report.names import MISSING, count, duration, number, size
-from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, FigureSpec, Numbers, Panel, Section, Table
+from gtrace.report.section import NOTHING, Cell, Chart, Column, Curve, Numbers, Panel, Section, Table
+from gtrace.report.sections.charts import charted
 from gtrace.units import rate_text
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gtrace.report.analysis.savings import Saving, Savings
     from gtrace.report.inputs import Report
+    from gtrace.report.section import FigureSpec
 
 
 _HOW = {"allgather": "by all-gather", "two-shot": "in two shots"}
@@ -35,7 +36,7 @@ def savings_verdict(savings: Savings) -> list[str]:
     said = [
         f"On {cluster.ranks} ranks at {rate_text(cluster.network.bandwidth)}{latency}, communication adds "
         f"{duration(float32.exposed)} (float32) or {duration(bfloat16.exposed)} (bf16) to a "
-        f"{duration(cluster.step_time)} step."
+        f"{duration(cluster.computing)} step."
     ]
     if not any(_gains(row) for row in savings.rows):
         return [*said, f"No codec saves even {WORTHWHILE:.0%} of a step over bf16: there is nothing to gain here."]
@@ -176,7 +177,7 @@ def savings_chart(savings: Savings) -> Chart:
                 x, y, methods = zip(*sorted(points), strict=True)
                 curves.append(Curve(family, x, y, method=methods[0]))
         marks = (
-            ("computing alone", 1e3 * savings.cluster.step_time),
+            ("computing alone", 1e3 * savings.cluster.computing),
             ("bf16", 1e3 * savings.plain[1].step.seconds),
             ("float32", 1e3 * savings.plain[0].step.seconds),
         )
@@ -275,12 +276,11 @@ def savings_figures(savings: Savings) -> list[FigureSpec]:
     if not any(panel.curves for panel in chart.panels):
         return []
     return [
-        FigureSpec(
+        charted(
             "savings",
             "Error against the time of a step",
             chart.caption,
-            lambda: figures.charts.draw_chart(chart),
+            lambda: chart,
             folded=True,
-            chart=lambda: chart,
         )
     ]

@@ -139,11 +139,6 @@ def test_training_through_a_codec_learns():
     assert study.warnings == []
 
 
-def test_codecs_with_memory_are_replayed_in_order():
-    found = records(Study(Regression(), [Memory()], steps=4, workers=2, refit="0,2"))
-    assert [r["shared_bits"] for r in of(found, "step", "test-memory")] == [256, 0, 256, 0]
-
-
 def test_bits_that_are_only_declared_are_called_so(monkeypatch):
     assert records(Study(Regression(), [Memory()], steps=1))[0]["type"] == "step"
     monkeypatch.setattr(Memory, "declared", True)

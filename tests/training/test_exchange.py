@@ -162,9 +162,7 @@ def test_errors_are_those_of_the_mean_and_of_single_workers():
     got = np.concatenate([result.gradients["w"].ravel(), result.gradients["b"]]).astype(np.float64)
     mean = (exact[0] + exact[1]) / 2
     assert result.tally.relative_variance == pytest.approx(np.sum((got - mean) ** 2) / np.sum(mean**2), rel=1e-5)
-    single = [
-        Exchange(codec("qsgdinf:bits=3"), seed=1).step(0, [gradients(2)[0]]).gradients,
-    ]
+    single = [Exchange(codec("qsgdinf:bits=3"), seed=1).step(0, [gradients(2)[0]]).gradients]
     error = sum(float(np.sum((single[0][n].astype(np.float64) - gradients(2)[0][n]) ** 2)) for n in ("w", "b"))
     assert 0 < error < result.tally.worker_squared_error
     assert result.tally.worker_energy == pytest.approx(sum(float(x @ x) for x in exact), rel=1e-12)

@@ -147,13 +147,6 @@ def test_layers_read_the_decoded_gradient(spec):
     close(found, by_hand(model, data(), gtrace.codec(spec), **settings))
 
 
-def test_in_place_activations_change_nothing():
-    same(
-        backward(model := mlp(inplace=True), data(), compressed(model, "qsgdinf:bits=3")),
-        backward(model := mlp(), data(), compressed(model, "qsgdinf:bits=3")),
-    )
-
-
 def test_each_call_of_a_module_is_a_tensor_of_its_own():
     model = Reused()
     neural = compressed(model, "int8")

@@ -265,13 +265,6 @@ def test_the_agent_of_a_study_is_the_agent_alone():
     assert records[35]["explored"] == agent.decision.explored
 
 
-def test_the_same_arguments_give_the_same_bits_whatever_the_machine_does():
-    options = {"steps": 30, "policies": ["mqgrad:epsilon=0.4"]}
-    one, other = (steps(Study(Regression(), ["qsgdinf"], **options))["qsgdinf@mqgrad:epsilon=0.4"] for _ in range(2))
-    for name in ("codec_bits", "node", "sim_seconds", "loss"):
-        assert [r[name] for r in one] == [r[name] for r in other]
-
-
 def test_without_a_network_the_agent_has_the_papers():
     for network in (None, Network(5.0)):
         chosen = timed_network(network, [PolicySpec(), PolicySpec("mqgrad")])

@@ -455,20 +455,6 @@ def test_other_types_of_gradients():
         torch.testing.assert_close(gradient.float(), single[name], rtol=0.1, atol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": "nerual"}, "did you mean neural"),
-        ({"shadow": 5}, "choose kind neural"),
-        ({"kind": "neural", "layers": "outer"}, "layers: 'outer' is unknown"),
-        ({"kind": "neural", "shadow": 0}, "shadow: 0 is below 1"),
-    ],
-)
-def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(UsageError, match=message):
-        Study(Regression(), [], **settings)
-
-
 def test_codecs_see_the_shape_of_a_neural_gradient():
     """It changes with the batch, so it is in the state of each encoding."""
     seen = []

@@ -143,25 +143,6 @@ def test_levels_of_weights_make_a_run_with_each_codec_and_policy_beside_the_exac
 
 
 @pytest.mark.parametrize(
-    ("codecs", "policies", "options", "said"),
-    [
-        (["terngrad"], ["adaptive"], {}, "no codec with bits"),
-        (["minmax"], ["adaptive", "adaptive"], {}, "twice"),
-        (["minmax"], [], {}, "none is named"),
-        (["qsgd"], ["adaptive:bits=1-3"], {}, "bits=1"),
-        (["fp:e4m3"], ["adaptive"], {}, "bits"),
-        (["minmax"], ["adaptive"], {"kind": "neural"}, "between workers"),
-        (["minmax"], ["fixed"], {"kind": "neural", "min_size": 3}, "between workers"),
-        (["minmax"], ["fixed"], {"down": "same", "network": Network(1e6)}, "topology"),
-        (["minmax"], ["fixed"], {"down": "minmix"}, "minmax"),
-    ],
-)
-def test_studies_that_make_no_sense_are_refused(codecs, policies, options, said):
-    with pytest.raises(UsageError, match=said):
-        Study(Regression(), codecs, policies=policies, **options)
-
-
-@pytest.mark.parametrize(
     "spec", ["minmax", "qsgd", "qsgdinf", "nuqsgd", "alq", "amq", "zipml", "fp", "mcgq", "ef:minmax"]
 )
 def test_every_codec_with_bits_can_follow_a_schedule(spec):

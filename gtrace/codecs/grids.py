@@ -90,7 +90,8 @@ class Rule:
     ) -> None:
         """Round finite float32[n] in buckets of ``bucket`` values; the first is value ``start`` of the tensor."""
         high, low = np.uint64(key[0]), np.uint64(key[1])
-        kind, levels = _KERNELS[self.kind], self.levels.copy()  # which may be read-only, and kernels know the difference
+        # A copy, because a read-only array would compile the kernel once more.
+        kind, levels = _KERNELS[self.kind], self.levels.copy()
         _rounding.quantize(x, bucket, scales, kind, self.mirrored, self.steps, levels, high, low, start, *sink)
 
     def symbols(

@@ -86,7 +86,7 @@ def test_an_existing_trace_is_left_alone(tmp_path, model, optimizer):
     with gtrace.capture.record(model, optimizer, path):
         step(model, optimizer)
     with (
-        pytest.raises(OutputExistsError, match="exists already"),
+        pytest.raises(OutputExistsError, match="already exists"),
         gtrace.capture.record(model, optimizer, path),
     ):
         pytest.fail("must not be entered")

@@ -96,7 +96,7 @@ def test_simulated_times_are_in_the_log(tmp_path):
     [
         ({"seeds": 0}, "seeds: 0 is below 1"),
         ({"optimizer": "adamm"}, "did you mean adam"),
-        ({"clip": -1.0}, "clip: -1 is no positive number"),
+        ({"clip": -1.0}, "clip: must be a positive number, not -1"),
         ({"kind": "neural", "network": Network(1e9)}, "do not travel"),
         ({"kind": "neural", "nonfinite": "pass"}, "pass is for weight gradients"),
     ],

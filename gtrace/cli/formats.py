@@ -1,4 +1,4 @@
-"""``gtrace formats``: a float format for every layer."""
+"""``gtrace plan formats``: a float format for every layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gtrace.cli.console import FEW_ROWS, TensorColumn, name_columns, print_columns, stdout_console
-from gtrace.cli.options import STEPS, TENSORS, Integers, TracePath, check_output, options, print_json
+from gtrace.cli.options import STEPS, TENSORS, Command, Integers, TracePath, check_output, options, print_json
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MUCH_FLUSHED, _MUCH_SATURATED = 0.25, 0.01
 
 @dataclass(frozen=True)
 class FormatsSettings:
-    """The options of ``gtrace formats``."""
+    """The options of ``gtrace plan formats``."""
 
     bits: tuple[int, ...] = option("4-8", type=Integers(), help="Bits of a format 1-E-M: 3 to 8.")
     scale: str = option(
@@ -48,7 +48,9 @@ class FormatsSettings:
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
-@click.command("formats", epilog="Example: gtrace formats run.zarr --bits 4-8 --kind neural -o recipe.yaml")
+@click.command(
+    "formats", cls=Command, epilog="Example: gtrace plan formats run.zarr --bits 4-8 --kind neural -o recipe.yaml"
+)
 @click.argument("trace", type=TracePath())
 @options(FormatsSettings)
 def command(settings: FormatsSettings, trace: Path | str) -> None:

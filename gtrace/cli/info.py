@@ -18,7 +18,7 @@ from gtrace.cli.console import (
     sparkline,
     stdout_console,
 )
-from gtrace.cli.options import STEPS, TENSORS, TracePath, arguments, options, pick, print_json
+from gtrace.cli.options import STEPS, TENSORS, Command, TracePath, arguments, options, pick, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import option
 
@@ -63,7 +63,7 @@ class InfoSettings:
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 
-@click.command("info", epilog="Example: gtrace info run.zarr --tensors '*.weight'")
+@click.command("info", cls=Command, epilog="Example: gtrace info run.zarr --tensors '*.weight'")
 @click.argument("trace", type=TracePath())
 @options(InfoSettings)
 def command(settings: InfoSettings, trace: Path | str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gtrace.cli.console import TensorColumn, print_columns, stdout_console, wide_console
-from gtrace.cli.options import load_plugins, options, print_json
+from gtrace.cli.options import Command, load_plugins, options, print_json
 from gtrace.settings import option
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PlanShowSettings(PlanDiffSettings):
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
 
 
-@click.command("show")
+@click.command("show", cls=Command)
 @click.argument("plan", type=_PLAN)
 @options(PlanShowSettings)
 def show(settings: PlanShowSettings, plan: Path) -> None:
@@ -50,7 +50,7 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
         print_plan(found, plan, full=settings.full)
 
 
-@click.command("diff")
+@click.command("diff", cls=Command)
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
 @options(PlanDiffSettings)

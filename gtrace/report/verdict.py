@@ -303,7 +303,7 @@ def _confidence(
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
     if savings is None:
-        missing.append("step time (gtrace report --ranks 8 --network 25Gbit/s --step-time 180ms)")
+        missing.append("step time (gtrace report --cluster 8x25Gbit/s,180ms)")
     if missing:
         said.append(f"not measured: {listed(missing)}")
     return "; ".join(said)

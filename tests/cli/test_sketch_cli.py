@@ -159,6 +159,6 @@ def test_sweep_and_report_of_a_sketch(full):
         assert "1 of 4 tensors are kept as sketches; laws are fitted to values." in page.read()
     code, _, err = full("info", "--fit", "full.sketch.zarr")
     assert (code, err.count("\n")) == (2, 1)
-    assert "the trace keeps sketches of it (l2:512) and no values" in err
+    assert "the trace holds sketches of it (l2:512) and no values" in err
     code, _, err = full("sweep", "full.sketch.zarr", "--methods", "topk", "--tensors", "0.weight", "-o", "x.db")
     assert (code, err.count("\n")) == (2, 1)

@@ -38,8 +38,8 @@ def words(text):
 
 def test_the_site_builds_without_a_warning_and_has_everything(tmp_path):
     """One test, since one build of the site is enough."""
-    pytest.importorskip("sphinx", reason="the docs group is not installed: pip install 'gtrace[docs]'")
-    pytest.importorskip("myst_parser", reason="the docs group is not installed: pip install 'gtrace[docs]'")
+    pytest.importorskip("sphinx", reason="the docs group is not installed: pip install 'gradtrace[docs]'")
+    pytest.importorskip("myst_parser", reason="the docs group is not installed: pip install 'gradtrace[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html"]
     site = tmp_path / "html"
     done = subprocess.run(

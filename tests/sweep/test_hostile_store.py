@@ -261,7 +261,7 @@ def test_two_sweeps_do_not_write_one_file(tmp_path):
     assert ready.wait(30)
     before = path.read_bytes()
     for force in (False, True):
-        with pytest.raises(OutputExistsError, match="another sweep is writing it"):
+        with pytest.raises(OutputExistsError, match="another sweep is writing this file"):
             ResultStore.create(path, {}, "f", force=force)
     assert path.read_bytes() == before
     done.set()
@@ -275,5 +275,5 @@ def test_two_sweeps_do_not_write_one_file(tmp_path):
 def test_what_is_no_file_is_not_taken(tmp_path):
     for make in (os.mkdir, os.mkfifo):
         make(tmp_path / make.__name__)
-        with pytest.raises(OutputExistsError, match="is no file"):
+        with pytest.raises(OutputExistsError, match="is not a file"):
             ResultStore.create(tmp_path / make.__name__, {}, "f", force=True)

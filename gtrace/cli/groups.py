@@ -213,7 +213,8 @@ class TopLevel(LazyGroup):
                 return f"'{word}' is not a command; did you mean gtrace {reader} {word}?"
         below = SUBCOMMANDS.items()
         words = {name: f"{group} {name}" for group, table in below for name in table if name not in COMMANDS}
-        return f"'{word}' is not a command; {suggest(word, [*self.list_commands(ctx), *words], words)}"
+        hint = suggest(word, [*self.list_commands(ctx), *words], words)
+        return f"'{word}' is not a command{f'; {hint}' if hint.startswith('did') else ''}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

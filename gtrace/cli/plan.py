@@ -155,7 +155,7 @@ class PlanSettings:
     cls=CommandWithCommands,
     epilog="Afterwards: gtrace train --plan plan.yaml train.py",
 )
-@click.argument("trace", type=TracePath())
+@click.argument("trace", type=TracePath(sweeps=True))
 @options(PlanSettings)
 def command(settings: PlanSettings, trace: Path | str) -> None:
     """Choose a codec for every tensor of TRACE: the least error within a budget, or the fewest bits within an error.
@@ -223,7 +223,7 @@ def _curves(trace: Path | str, settings: PlanSettings) -> tuple[Curves, dict[str
     if isinstance(trace, Path) and trace.name.endswith(".sweep.db"):
         from gtrace.sweep import ResultStore
 
-        result = ResultStore.load(trace)
+        result = ResultStore.load(trace).selected
         provenance = {"sweep": str(trace), "trace_fingerprint": result.provenance.get("trace_fingerprint", "")}
         return curves_of(_chosen_rows(result, settings)), provenance, []
     from gtrace.trace import open_trace

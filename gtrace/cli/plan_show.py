@@ -56,7 +56,7 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
 @click.argument("second", type=_PLAN)
 @options(PlanDiffSettings)
 def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
-    """Say what tells two plans apart, tensor by tensor."""
+    """Compare two plans, tensor by tensor."""
     from gtrace.planning import load_plan
 
     load_plugins(settings.plugin)

@@ -476,7 +476,7 @@ def _print_fits(trace: Trace, infos: Sequence[TensorInfo], settings: InfoSetting
     if len(layers) < every:
         click.echo(f"{count(every - len(layers), 'smaller tensor')}: --full shows all.")
     click.echo("\nKS: largest gap between the distribution functions, mean over steps; no p-value, laws are fitted.")
-    click.echo("FP: format 1-E-M with the least expected relative error under scale=max; gtrace formats says more.")
+    click.echo("FP: format 1-E-M with the least expected relative error under scale=max; see gtrace plan formats.")
 
 
 def _fits_json(layer: LayerLaws, found: LayerFormats | None) -> dict[str, Any]:

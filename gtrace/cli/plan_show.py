@@ -35,11 +35,11 @@ class PlanShowSettings(PlanDiffSettings):
     full: bool = option(False, help="Print every tensor and note, not only the answer.")
 
 
-@click.command("show", cls=Command)
+@click.command("show", cls=Command, epilog="Example: gtrace plan show plan.yaml")
 @click.argument("plan", type=_PLAN)
 @options(PlanShowSettings)
 def show(settings: PlanShowSettings, plan: Path) -> None:
-    """Say what a PLAN chooses, what it costs, and how firm it is."""
+    """Show what a PLAN chooses, what it costs, and how firm it is."""
     from gtrace.planning import load_plan
     from gtrace.planning.plan import to_plain
 
@@ -51,12 +51,12 @@ def show(settings: PlanShowSettings, plan: Path) -> None:
         print_plan(found, plan, full=settings.full)
 
 
-@click.command("diff", cls=Command)
+@click.command("diff", cls=Command, epilog="Example: gtrace plan diff plan.yaml other.yaml")
 @click.argument("first", type=_PLAN)
 @click.argument("second", type=_PLAN)
 @options(PlanDiffSettings)
 def diff(settings: PlanDiffSettings, first: Path, second: Path) -> None:
-    """Compare two plans, tensor by tensor."""
+    """Show where two plans differ, tensor by tensor."""
     from gtrace.planning import load_plan
 
     load_plugins(settings.plugin)

@@ -411,7 +411,7 @@ def _what_error_is(analysis: SweepAnalysis) -> list[str]:
         )
     else:
         notes.append(
-            "For one worker. --cluster or --ranks N compares for N workers, which shrink variance and leave bias."
+            "For one worker. --cluster or --ranks compares for N workers, which shrink variance and leave bias."
         )
     return notes
 

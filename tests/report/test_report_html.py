@@ -138,6 +138,9 @@ def test_the_policy_allows_no_address_and_this_script_alone(page):
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert rules["default-src"] == "'none'"
     assert rules["script-src"] == f"'sha256-{digest}'"
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert rules["style-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
+    assert "style=" not in page[page.index("<body>") : page.index("<script>")]
     assert "connect-src" not in rules
     assert page.index(policy) < page.index("<style>")
 

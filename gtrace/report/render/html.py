@@ -172,7 +172,7 @@ class _Shown:
         elif place == "choose" and self.analysis is not None:
             yield pieces.verdict(section.sentences)
             yield from self._choices(self.analysis)
-        elif place == section.place and self.analysis is None and (self.named or section.parts):
+        elif place == section.place and self.analysis is None and self.named:
             yield pieces.verdict(section.sentences)
         if place == "network" and self.analysis is not None:
             yield from self._network(self.analysis)

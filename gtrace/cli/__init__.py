@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: command -> (module that defines it as ``command``, its line in ``gtrace --help``), in the order of use.
 COMMANDS = {
     "demo": ("gtrace.cli.demo", "Capture, sweep, train and report on a shipped sample."),
+    "advise": ("gtrace.cli.advise", "Say whether to compress, with what, and what it costs: all in one go."),
     "capture": ("gtrace.cli.capture", "Run a training script and record its gradients."),
     "info": ("gtrace.cli.info", "Say what is in a trace."),
     "formats": ("gtrace.cli.formats", "Choose a float format for every layer of a trace."),

@@ -12,7 +12,7 @@ import click
 from gtrace.cli.cluster import ClusterSettings, chosen_cluster
 from gtrace.cli.completion import complete_figure
 from gtrace.cli.console import wide_console
-from gtrace.cli.options import arguments, options, print_json
+from gtrace.cli.options import Command, arguments, options, print_json
 from gtrace.errors import UsageError
 from gtrace.settings import nested, option
 
@@ -47,6 +47,7 @@ class ReportSettings:
     )
     pairs: tuple[tuple[str, str], ...] = option(
         (),
+        advanced=True,
         call=("report",),
         names=("--pair",),
         type=str,
@@ -57,6 +58,7 @@ class ReportSettings:
     )
     batch: float = option(
         math.nan,
+        advanced=True,
         call=("report",),
         names=("--batch-size",),
         type=click.FloatRange(min=0, min_open=True),
@@ -67,9 +69,17 @@ class ReportSettings:
     )
     coder: Coder = option(
         "huffman",
+        advanced=True,
         call=("report",),
         choices=("fixed", "huffman", "entropy"),
         help="How the symbols of every codec become bits: at fixed width, with Huffman codes, or at their entropy.",
+    )
+    ranks: int | None = option(
+        None,
+        advanced=True,
+        minimum=1,
+        metavar="N",
+        help="Compare codecs for the average of N workers' gradients, if there is no --cluster.",
     )
     cluster: ClusterSettings = nested(ClusterSettings)
     full: bool = option(False, help="Print every table and note, not only the answer.")
@@ -79,7 +89,7 @@ class ReportSettings:
     )
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("results", nargs=-1, type=click.Path(path_type=Path))
 @options(ReportSettings)
 def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
@@ -89,9 +99,9 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
     compared with the first one, run logs of the same task are put together. Without any, the newest sweep and the
     newest run log in this folder are taken.
 
-    Codecs are compared for --ranks N workers: averaging over them shrinks the variance of an error, but not its bias.
-    [default: those of the run that was captured, else 1]  With --network and --step-time, too, the report says what
-    each codec saves between so many machines.
+    Codecs are compared for the ranks of --cluster, else for those of the run that was captured: averaging over them
+    shrinks the variance of an error, but not its bias. If the cluster has a compute time, the report says what each
+    codec saves there.
 
     \b
     Examples:
@@ -102,15 +112,16 @@ def command(settings: ReportSettings, results: tuple[Path, ...]) -> None:
       gtrace report a.sweep.db --figure rate-distortion -o rate.pdf
       gtrace report a.sweep.db --pair alq:bits=3 zipml:bits=3
       gtrace report a.sweep.db --ranks 64 --coder entropy
-      gtrace report a.sweep.db --ranks 8 --network 25Gbit/s --latency 20us --step-time 180ms
+      gtrace report a.sweep.db --cluster 8x25Gbit/s,180ms,latency=20us
     """
-    workers = settings.cluster.ranks
-    if workers is not None and workers < 1:
-        raise UsageError(f"--ranks: {workers} is not a valid number of workers; it must be at least 1")
     if settings.figure is not None and (settings.as_json or settings.pairs or settings.groups):
         raise UsageError("--figure draws one figure alone: leave out --json, --pair and --group")
-    # Alone, --ranks is about errors; savings need the network, too.
-    cluster = chosen_cluster(settings.cluster) if settings.cluster.given.keys() - {"ranks"} else None
+    text = settings.cluster.cluster
+    if text is not None and settings.ranks is not None:
+        raise UsageError(f"--ranks {settings.ranks}: --cluster {text} already says how many ranks; leave one out.")
+    cluster = chosen_cluster(text)
+    if text is not None and cluster is not None and cluster.step_time is None:
+        click.echo(f"gtrace: --cluster {text} has no compute time, so no step times; add it: {text},180ms", err=True)
     if settings.figure is not None:
         _draw(settings.figure, settings, list(results), cluster)
     else:
@@ -129,8 +140,14 @@ def _draw(figure: str, settings: ReportSettings, results: list[Path], cluster: C
 def _report(settings: ReportSettings, results: list[Path], cluster: Cluster | None) -> Report:
     from gtrace.report.inputs import Asked, load_report
 
-    asked = Asked(cluster=cluster, workers=settings.cluster.ranks, **arguments(settings, "report"))
-    return load_report(results, asked=asked)
+    ranks = settings.ranks or (None if cluster is None else cluster.ranks)
+    report = load_report(results, asked=Asked(cluster=cluster, workers=ranks, **arguments(settings, "report")))
+    if settings.cluster.cluster is not None and cluster is not None and cluster.step_time and not report.savings:
+        raise UsageError(
+            "--cluster: these results hold no gradients of weights that went through a codec; pass a .sweep.db or a "
+            "run log of gtrace train."
+        )
+    return report
 
 
 def _given(results: list[Path]) -> list[Path]:

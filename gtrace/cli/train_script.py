@@ -41,7 +41,7 @@ def run_script(settings: TrainSettings, chosen: Coding, script: str, args: tuple
     from gtrace.torch_hooks.launcher import Program
     from gtrace.torch_hooks.processes import launched_place
 
-    cluster = chosen_cluster(settings.cluster)
+    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     program = Program(script, args, settings.is_module)
     program.check()
     log = settings.output or Path(f"{program.stem}-{file_name(str(chosen))}.jsonl")
@@ -69,7 +69,6 @@ def _told(settings: TrainSettings, chosen: Coding, program: Program) -> dict[str
         "plan": str(Path(chosen.source).resolve()) if isinstance(chosen, CodecTable) else "",
         "workers": settings.workers or 1,
         "nonfinite": settings.nonfinite or "pass",
-        "levels": settings.levels or "own",
         "argv": program.argv,
         "launch": launch_token() or secrets.token_hex(8),
         "plugins": [str(file.resolve()) for file in settings.codecs.plugin],
@@ -154,7 +153,7 @@ def compare_script(settings: TrainSettings, chosen: list[Coding], script: str, a
     from gtrace.torch_hooks.launcher import Program
     from gtrace.workflows.script_runs import run_all
 
-    cluster = chosen_cluster(settings.cluster)
+    cluster = chosen_cluster(settings.cluster.cluster, timed=True)
     codecs = [one for one in chosen if not isinstance(one, Identity)]
     if not codecs:
         raise UsageError("--codec none is the baseline itself; name a codec to compare with it")

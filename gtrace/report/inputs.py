@@ -88,7 +88,7 @@ class Asked:
         pairs: specs of configurations to be compared within each sweep as they are.
         groups: of tensors, as :func:`gtrace.report.analysis.groups.group_tensors` reads them.
         batch: samples of a step over all workers, of every sweep; NaN takes what the traces say.
-        cluster: for which savings are computed; None for none.
+        cluster: for which savings are computed, if it has a compute time; its ranks are the workers.
         workers: for how many codecs are compared; None takes those of the run that was captured.
         coder: that turns symbols into bits, the same for all codecs.
     """
@@ -122,8 +122,7 @@ def make_report(
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep; a
-            cluster, and nothing that travels between ranks.
+        UsageError: a pair names a configuration that a sweep lacks, groups cannot be formed, or there is no sweep.
     """
     if asked.pairs and not sweeps:
         raise UsageError("--pair compares configurations of a sweep; pass a .sweep.db")
@@ -141,7 +140,7 @@ def make_report(
     basis: _Basis = {"workers": asked.workers, "coder": asked.coder}
     read_sweeps, grouped = [], []
     for k, sweep in enumerate(sweeps):
-        result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep))
+        result = sweep if isinstance(sweep, SweepResult) else ResultStore.load(Path(sweep)).selected
         read_sweeps.append(analyze(result, named(sweep, "sweep", k, len(sweeps) > 1), batch=asked.batch, **basis))
         if asked.groups:
             grouped.append(tuple(group_tensors(result, asked.groups, **basis)))
@@ -193,16 +192,10 @@ def _in_words(elements: int) -> str:
 def _savings(
     sweeps: Sequence[SweepAnalysis], runs: Sequence[RunLogAnalysis], cluster: Cluster | None
 ) -> tuple[Savings, ...]:
-    if cluster is None:
+    if cluster is None or cluster.step_time is None:
         return ()
     found = [*(savings_of_sweep(s, cluster) for s in sweeps), *(savings_of_runs(log, cluster) for log in runs)]
-    known = tuple(one for one in found if one is not None)
-    if not known:
-        raise UsageError(
-            "--ranks: these results hold no gradients of weights that went through a codec, and nothing else travels "
-            "between ranks; pass a .sweep.db or a run log of `gtrace train`"
-        )
-    return known
+    return tuple(one for one in found if one is not None)
 
 
 def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked = Asked()) -> Report:
@@ -215,7 +208,7 @@ def load_report(paths: Sequence[Path], title: str | None = None, *, asked: Asked
 
     Raises:
         TraceError: one of them is missing, foreign, damaged or from a newer version.
-        UsageError: pairs or groups that the sweeps do not have, or a cluster and nothing that travels between ranks.
+        UsageError: pairs or groups that the sweeps do not have.
     """
     kinds = [(path, kind_of(path)) for path in paths]
     of = {name: [path for path, kind in kinds if kind == name] for name in ("sweep", "run", "trace", "plan")}

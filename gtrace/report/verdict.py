@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gtrace.report.analysis.families import FITTED
+from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import MISSING, count, listed, number
 from gtrace.report.section import Answer, Verdict
 
@@ -303,7 +304,7 @@ def _confidence(
     if not analysis.safety.known:
         missing.append("gradient noise (gtrace capture --noise)")
     if savings is None:
-        missing.append("step time (gtrace report --ranks 8 --network 25Gbit/s --step-time 180ms)")
+        missing.append("step time (gtrace report --cluster 8x25Gbit/s,180ms)")
     if missing:
         said.append(f"not measured: {listed(missing)}")
     return "; ".join(said)
@@ -318,6 +319,7 @@ def _unclear(chosen: Candidate, analysis: SweepAnalysis, judged: dict[str, Judge
         and (found := judged.get(c.spec)) is not None
         and found.verdict == "cannot tell"
         and found.ratio.known
+        and found.bias < SAFE_BIAS
     ]
     best = min(unclear, key=lambda c: c.bits, default=None)
     if best is None:

@@ -7,11 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
-
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
-from gtrace.trace import open_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of every kind, while it compiles
 STEPS = 3
@@ -48,16 +45,13 @@ def train(compiled, backend):
 
 def check(tmp_path, compiled, backend):
     weights, gradients, graphs = train(compiled, backend)
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    captured = train(compiled, backend)
-    session.finish("complete")
-    assert said == []
+    with Captured(tmp_path / "run.zarr") as run:
+        captured = train(compiled, backend)
+    assert run.said == []
     assert all(torch.equal(a, b) for a, b in zip(weights, captured[0], strict=True))
     assert captured[2] == graphs
     assert graphs["unique_graphs"] > 0
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     assert [info.name for info in trace.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     for step in range(STEPS):
         for info, gradient in zip(trace.tensors, gradients[step], strict=True):

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers_capture import write_script
+from helpers_capture import Captured, write_script
 from torch import nn
 
 import gtrace
 from gtrace.capture import CaptureOptions, CaptureSession, record
-from gtrace.capture.options import EveryStep, step_policy
+from gtrace.capture.options import step_policy
 from gtrace.capture.session import print_line
 from gtrace.trace.check import check_trace
 from gtrace.trace.rows import BLOCK, BlockSample
@@ -24,6 +24,21 @@ MANY = 5 * BLOCK + 100
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Linear(50, 3))
+
+
+@pytest.fixture
+def model():
+    return network()
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.zarr"
 
 
 class Wide(nn.Module):
@@ -126,28 +141,24 @@ def test_second_moments_as_the_step_finds_them(make, tmp_path):
     assert np.isfinite(found[1:]).all()
 
 
-def test_an_optimizer_without_second_moments_says_so(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", optimizer_state=True) as session:
+def test_an_optimizer_without_second_moments_says_so(model, optimizer, path):
+    with record(model, optimizer, path, optimizer_state=True) as session:
         steps(model, optimizer)
     assert "exp_avg_sq" in session.finish("complete").without[0]
-    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["second_moment"]).all()
+    assert np.isnan(gtrace.open_trace(path).statistics("0.weight")["second_moment"]).all()
 
 
 @pytest.mark.capture_case("--noise: second moments across micro-batches")
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("batches", [2, 4])
-def test_micro_batches(batches, to_none, tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True) as session:
+def test_micro_batches(batches, to_none, model, optimizer, path):
+    with record(model, optimizer, path, noise=True) as session:
         added = steps(model, optimizer, batches=batches, set_to_none=to_none)
     summary = session.finish("complete")
     assert summary.without == ()
     # The time of the looks counts, not only that of the copies.
     assert session._recorder.hooks.seconds > 0
-    trace = gtrace.open_trace(tmp_path / "run.zarr")
+    trace = gtrace.open_trace(path)
     for place, (name, _) in enumerate(model.named_parameters()):
         numbers = trace.statistics(name)
         for step, parts in enumerate(added):
@@ -157,27 +168,23 @@ def test_micro_batches(batches, to_none, tmp_path):
             assert numbers["replicas_sum_norm2"][step] == pytest.approx(float(sum(parts).square().sum()), rel=1e-5)
 
 
-def test_one_micro_batch_has_no_scatter(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True) as session:
+def test_one_micro_batch_has_no_scatter(model, optimizer, path):
+    with record(model, optimizer, path, noise=True) as session:
         steps(model, optimizer)
     assert session.finish("complete").without == ("no noise: one micro-batch in each step",)
-    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["replicas"]).all()
+    assert np.isnan(gtrace.open_trace(path).statistics("0.weight")["replicas"]).all()
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_what_another_loss_left_behind_is_no_micro_batch(to_none, tmp_path):
+def test_what_another_loss_left_behind_is_no_micro_batch(to_none, model, optimizer, path):
     """As in a GAN: the discriminator's loss reaches the generator, whose gradients are set to zero before its own."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+    with record(model, optimizer, path, noise=True):
         for _ in range(2):
             model(torch.randn(8, 40)).square().mean().backward()
             optimizer.zero_grad(set_to_none=to_none)
             model(torch.randn(8, 40)).square().mean().backward()
             optimizer.step()
-    assert np.isnan(gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")["replicas"]).all()
+    assert np.isnan(gtrace.open_trace(path).statistics("0.weight")["replicas"]).all()
 
 
 def test_a_scaled_loss_leaves_no_trace(tmp_path):
@@ -212,14 +219,11 @@ def test_nothing_changes_the_training(tmp_path):
 
 
 def test_the_first_line_predicts_and_verbose_goes_on(tmp_path):
-    said = []
-    options = CaptureOptions(tmp_path / "run.zarr", step_policy(None, None), budget=10_000_000, verbose=True)
-    session = CaptureSession(options, say=said.append)
-    model = network()
-    session.start()
-    steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 201)
-    summary = session.finish("complete")
-    assert summary.rows == 201
+    with Captured(tmp_path / "run.zarr", policy=step_policy(None, None), budget=10_000_000, verbose=True) as run:
+        model = network()
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 201)
+    said = run.said
+    assert run.summary.rows == 201
     row = 4 * sum(p.numel() for p in model.parameters())
     most = step_policy(None, None).most(10_000_000 // row)
     assert re.fullmatch(
@@ -253,12 +257,10 @@ def test_the_first_line_tells_the_size_of_sketches(kind, tmp_path):
 
 
 def test_nothing_is_said_unless_asked_for(tmp_path):
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    model = network()
-    session.start()
-    steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 101)
-    assert (session.finish("complete").rows, said) == (101, [])
+    with Captured(tmp_path / "run.zarr") as run:
+        model = network()
+        steps(model, torch.optim.SGD(model.parameters(), lr=0.01), 101)
+    assert (run.summary.rows, run.said) == (101, [])
 
 
 TRAIN = """
@@ -307,13 +309,11 @@ def test_options_of_weights_are_none_of_neural_gradients(option, tmp_path, gtrac
     assert f"{option} is about gradients of weights" in err
 
 
-def test_what_changes_gradients_between_micro_batches_is_none(tmp_path):
+def test_what_changes_gradients_between_micro_batches_is_none(model, optimizer, path):
     """Clipping between micro-batches, and gradients that are kept after a step."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     weight = model[0].weight
     expected, before = [], torch.zeros_like(weight)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+    with record(model, optimizer, path, noise=True):
         for _ in range(3):
             added = []
             for batch in range(3):
@@ -324,17 +324,15 @@ def test_what_changes_gradients_between_micro_batches_is_none(tmp_path):
                 before = weight.grad.clone()
             expected.append(added)
             optimizer.step()
-    numbers = gtrace.open_trace(tmp_path / "run.zarr").statistics("0.weight")
+    numbers = gtrace.open_trace(path).statistics("0.weight")
     assert numbers["replicas"].tolist() == [3, 3, 3]
     for step, added in enumerate(expected):
         assert numbers["replicas_norm2"][step] == pytest.approx(sum(float(g.square().sum()) for g in added), rel=1e-4)
         assert numbers["replicas_sum_norm2"][step] == pytest.approx(float(sum(added).square().sum()), rel=1e-4)
 
 
-def test_a_backward_pass_that_raised_is_no_micro_batch(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, tmp_path / "run.zarr", noise=True):
+def test_a_backward_pass_that_raised_is_no_micro_batch(model, optimizer, path):
+    with record(model, optimizer, path, noise=True):
         model(torch.randn(8, 40)).square().mean().backward()
         handle = model[0].weight.register_hook(lambda _gradient: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -344,5 +342,5 @@ def test_a_backward_pass_that_raised_is_no_micro_batch(tmp_path):
         for _ in range(2):
             model(torch.randn(8, 40)).square().mean().backward()
         optimizer.step()
-    numbers = gtrace.open_trace(tmp_path / "run.zarr").statistics("2.weight")
+    numbers = gtrace.open_trace(path).statistics("2.weight")
     assert numbers["replicas"].tolist() == [2]

@@ -154,7 +154,7 @@ def test_selections(info, tmp_path):
     assert "1, 0 to 0 (weight gradients, optimizer 1, rank 0)" in out
     code, out, err = info(path, "--rank", "3")
     assert (code, out) == (2, "")
-    assert "nothing of rank 3; it holds weight gradients of optimizer 0 on rank 0" in err
+    assert "holds no rank 3; it holds weight gradients of optimizer 0 on rank 0" in err
     code, _, err = info(path, "--tensors", "g.wieght")
     assert code == 2
     assert "no tensor matches 'g.wieght'; did you mean g.weight" in err

@@ -296,7 +296,7 @@ def test_a_file_that_is_not_there(tmp_path):
         (FUNCTIONS.replace("np.frombuffer(data, np.float16)", "['a'] * size"), "no real numbers"),
         (FUNCTIONS.replace("np.frombuffer(data, np.float16)", "data[:-1]"), "no real numbers"),
         (FUNCTIONS.replace("compress(values)", "compress()"), "mine.py: TypeError: compress"),
-        (COMPRESSOR.replace("], (tensor.size, tensor.shape)", "]"), "no pair"),
+        (COMPRESSOR.replace("], (tensor.size, tensor.shape)", "]"), "must return a pair"),
         (COMPRESSOR.replace("[tensor[places], places]", "['text', places]"), "TypeError: compress returned a str"),
         (COMPRESSOR.replace("out[places] = values", "out[places] = ctx[7]"), "line 19: IndexError: tuple index"),
         (CLASS.replace("x = np", "raise KeyError(self.steps); x = np"), "mine.py, line 16: KeyError: 4"),

@@ -94,7 +94,7 @@ def test_specs_are_taken_apart_and_put_together():
         ("rotate:block=8:", "rotate goes before a codec"),
         ("ef:qsgdnif", r"no codec 'qsgdnif'; did you mean qsgdinf"),
         ("ff:qsgd", "no codec 'ff'"),
-        ("ef:qsgd:bits", "'bits' is no key=value"),
+        ("ef:qsgd:bits", "'bits' is not key=value"),
         ("ef:decay=1:qsgd", "codec ef: no parameter 'decay'; ef has no parameters"),
         ("rotate:blok=8:qsgd", "codec rotate: no parameter 'blok'; did you mean block"),
         ("rotate:block=8,block=8:qsgd", "block is given twice"),

@@ -7,12 +7,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from helpers_capture import Captured
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
-from gtrace.trace import open_trace
 
 # Importing it takes seconds, which every worker would spend at collection.
 pytestmark = [
@@ -116,15 +113,12 @@ def fit(kind, folder, **options):
 )
 def test_fit(tmp_path, kinds, kind, options, steps):
     plain = fit(kinds[kind], tmp_path, **options)
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    model = fit(kinds[kind], tmp_path, **options)
-    session.finish("complete")
-    assert said == []
+    with Captured(tmp_path / "run.zarr") as run:
+        model = fit(kinds[kind], tmp_path, **options)
+    assert run.said == []
     for name, value in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     assert {info.name for info in trace.tensors} == {name for name, _ in plain.named_parameters()}
     for number, count in enumerate(steps):
         assert trace.scalars(optimizer=number)["step"].tolist() == list(range(count))
@@ -159,14 +153,12 @@ def fit_with_fabric(seen):
 @pytest.mark.capture_case("Lightning Fabric: accumulation, clipping, bf16", packages=("lightning",))
 def test_fabric(tmp_path):
     plain = fit_with_fabric([])
-    said, seen = [], []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    trained = fit_with_fabric(seen)
-    session.finish("complete")
-    assert said == []
+    seen = []
+    with Captured(tmp_path / "run.zarr") as run:
+        trained = fit_with_fabric(seen)
+    assert run.said == []
     assert all(torch.equal(trained[name], value) for name, value in plain.items())
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     assert [info.name for info in trace.tensors] == list(plain)
     for step, gradients in enumerate(seen):
         for name, gradient in zip(plain, gradients, strict=True):

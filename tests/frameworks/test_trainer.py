@@ -7,10 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-
-from gtrace.capture import CaptureOptions, CaptureSession
-from gtrace.capture.options import EveryStep
-from gtrace.trace import open_trace
+from helpers_capture import Captured
 
 # Importing it takes seconds, which every worker would spend at collection.
 missing = [name for name in ("transformers", "accelerate") if find_spec(name) is None]
@@ -69,15 +66,12 @@ def fit(folder, **options):
 )
 def test_train(tmp_path, options, steps):
     plain, _ = fit(tmp_path, **options)
-    said = []
-    session = CaptureSession(CaptureOptions(tmp_path / "run.zarr", EveryStep()), say=said.append)
-    session.start()
-    model, seen = fit(tmp_path, **options)
-    session.finish("complete")
-    assert said == []
+    with Captured(tmp_path / "run.zarr") as run:
+        model, seen = fit(tmp_path, **options)
+    assert run.said == []
     for name, value in plain.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
-    trace = open_trace(tmp_path / "run.zarr")
+    trace = run.trace
     # The head is tied to the embedding.
     assert {info.name for info in trace.tensors} == {name for name, _ in model.named_parameters()}
     assert {info.name: info.aliases for info in trace.tensors}["transformer.wte.weight"] == ("lm_head.weight",)

@@ -62,6 +62,8 @@ def test_a_database_of_something_else(tmp_path):
     path = tmp_path / "other.db"
     change(path, "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)")
     refused(path, "not a gtrace sweep")
+    with pytest.raises(TraceError, match="no such file"):
+        ResultStore.load(tmp_path / "missing.db")
     path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
     refused(path, "not a gtrace sweep")
     path.write_bytes(b"")
@@ -261,7 +263,7 @@ def test_two_sweeps_do_not_write_one_file(tmp_path):
     assert ready.wait(30)
     before = path.read_bytes()
     for force in (False, True):
-        with pytest.raises(OutputExistsError, match="another sweep is writing it"):
+        with pytest.raises(OutputExistsError, match="another sweep is writing this file"):
             ResultStore.create(path, {}, "f", force=force)
     assert path.read_bytes() == before
     done.set()
@@ -275,5 +277,5 @@ def test_two_sweeps_do_not_write_one_file(tmp_path):
 def test_what_is_no_file_is_not_taken(tmp_path):
     for make in (os.mkdir, os.mkfifo):
         make(tmp_path / make.__name__)
-        with pytest.raises(OutputExistsError, match="is no file"):
+        with pytest.raises(OutputExistsError, match="is not a file"):
             ResultStore.create(tmp_path / make.__name__, {}, "f", force=True)

@@ -183,8 +183,8 @@ def network_model(analysis: SweepAnalysis, cluster: Cluster, drawn: Sequence[str
         "bandwidth": cluster.network.bandwidth,
         "latency": cluster.network.latency,
         "ranks": cluster.ranks,
-        "step": cluster.step_time,
-        "backward": BACKWARD if cluster.backward_time is None else cluster.backward_time / cluster.step_time,
+        "step": cluster.computing,
+        "backward": BACKWARD if cluster.backward_time is None else cluster.backward_time / cluster.computing,
         "rate": cluster.codec_rate,
         "worthwhile": WORTHWHILE,
     }

@@ -26,9 +26,10 @@ import gtrace
 from gtrace.report import figures
 from gtrace.report.analysis.insight import layer_insight
 from gtrace.report.analysis.savings import ASSUMED, network_model
-from gtrace.report.names import count, duration, literal, number
-from gtrace.report.section import PARETO, Cell, Chart, Column, FigureSpec, HeatMap, LayerTables, Section, Table
+from gtrace.report.names import count, duration, literal
+from gtrace.report.section import Chart, FigureSpec, HeatMap, LayerTables, Section, Table
 from gtrace.report.sections import sections
+from gtrace.report.sections.sweep_tables import choice_table
 from gtrace.report.verdict import ERROR_LIMIT
 from gtrace.units import rate_text
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gtrace.costs import Cluster
-    from gtrace.report.analysis.families import Configuration
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.inputs import Report
     from gtrace.report.section import Block, Place, Verdict
@@ -87,7 +87,7 @@ def to_html(report: Report) -> str:
         named = not alone or section.together
         shown = _Shown(section, f"s{k}", named, analyses.get(id(section)), report)
         for place in page:
-            items = list(shown.items(place))
+            items = [item for item in shown.items(place) if item.strip()]
             if items:
                 page[place] += [pieces.name(section)] * named + items
     header = [pieces.heading(report.title, 1), *[pieces.facts_line(line) for line in _facts(report)]]
@@ -115,7 +115,7 @@ def _facts(report: Report) -> Iterator[str]:
 
 
 def _cluster(cluster: Cluster) -> str:
-    return f"{cluster.ranks} ranks at {rate_text(cluster.network.bandwidth)}, {duration(cluster.step_time)} a step"
+    return f"{cluster.ranks} ranks at {rate_text(cluster.network.bandwidth)}, {duration(cluster.computing)} a step"
 
 
 def document(
@@ -184,12 +184,12 @@ class _Shown:
 
     def _choices(self, analysis: SweepAnalysis) -> Iterator[Markup]:
         """Every configuration with the time of a step, which follows the sliders."""
-        if not analysis.configurations or self._model is None:
+        table = choice_table(analysis, self.report.savings_of(analysis), every=True)
+        if table is None or self._model is None:
             return
-        table = _choices(analysis)
         yield pieces.item(
             table.title,
-            f"{self.prefix}-choices",
+            _anchor(self.prefix, table.title),
             pieces.table(table, network=self.prefix, cluster=_cluster(self._cluster)),
         )
 
@@ -306,44 +306,6 @@ def _drawn(analysis: SweepAnalysis, verdict: Verdict | None) -> list[str]:
     for limit in (ERROR_LIMIT, ERROR_LIMIT / 5, ERROR_LIMIT / 25):
         chosen += [c.spec for c in front if c.error <= limit][:1]
     return list(dict.fromkeys(chosen))[:_MOST_DRAWN]
-
-
-def _choices(analysis: SweepAnalysis) -> Table:
-    """One line per configuration: what it costs and loses; the page's script fills in its step."""
-    safety = analysis.safety
-    judged = dict(zip((c.spec for c in analysis.configurations), safety.judged, strict=False))
-    columns = [
-        Column("configuration", "codec and its parameters", numeric=False),
-        Column("", "Pareto-optimal: nothing else has fewer bits and less error", numeric=False),
-        Column("bits", "measured bits per value"),
-        Column("error", "share of gradient energy lost"),
-        *([Column("equivalent batch", f"of {number(safety.stated_batch)}")] if safety.known else []),
-        Column("step", "seconds of a step on this network"),
-        Column("over bf16", "a step with bf16 gradients over this one"),
-    ]
-
-    def row(c: Configuration) -> tuple[Cell, ...]:
-        batch = safety.equivalent(judged[c.spec].ratio)[0] if c.spec in judged else math.nan
-        return (
-            Cell(c.spec, mark="quiet" if c.partial else ""),
-            Cell(PARETO, mark="best") if c.pareto else Cell(""),
-            Cell(number(c.bits)),
-            Cell(f"{number(100 * c.error)}%"),
-            *([Cell(number(batch))] if safety.known else []),
-            Cell("–"),
-            Cell("–"),
-        )
-
-    known = {c.spec for c in analysis.configurations}
-    blank = Cell("–")
-    plain = [
-        (Cell(name), Cell(""), Cell(bits), Cell(error), *([blank] if safety.known else []), blank, blank)
-        for name, spec, bits, error in (("float32", "none", "32", "0"), ("bf16", "bf16", "16", "–"))
-        if spec not in known
-    ]
-    ordered = sorted(analysis.configurations, key=lambda c: (not c.pareto, c.bits))
-    title = "Configurations: what each costs and saves"
-    return Table(title, tuple(columns), (*plain, *map(row, ordered)))
 
 
 def _anchor(prefix: str, title: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures of sweeps and run logs as plain data, which a page draws itself."""
+"""Figures of sweeps and run logs as plain data, which a page draws itself and matplotlib draws into files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gtrace.report import figures
+from gtrace.report.analysis.families import method_of, short_spec
 from gtrace.report.analysis.fits import common_count, levels_on
 from gtrace.report.analysis.runs import BASELINE, WINDOW, running_mean, worst_shadows
 from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import number
-from gtrace.report.section import Chart, Curve, HeatMap, Panel
+from gtrace.report.section import Chart, Curve, FigureSpec, HeatMap, Panel
 from gtrace.types import WHOLE_MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Literal
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, Literal
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Name of the curve through the Pareto-optimal configurations.
 FRONT = "best measured"
+#: Name of the points where levels and codes were fitted again.
+FITTED = "levels fitted"
 #: Points of a long curve that a page draws.
 _POINTS = 400
 _BITS, _LOST, _STEP = "bits per value", "of gradient energy lost", "training step"
@@ -35,6 +39,11 @@ _BITS, _LOST, _STEP = "bits per value", "of gradient energy lost", "training ste
 _ARRIVED = 1e-6
 #: Magnitudes further below the smallest level are left out of a density.
 _BELOW_LEVELS = 2.0**-5
+
+
+def charted(name: str, title: str, caption: str, chart: Callable[[], Chart], **rest: Any) -> FigureSpec:
+    """A figure that is nothing but its chart; ``rest`` as of :class:`FigureSpec`."""
+    return FigureSpec(name, title, caption, lambda: figures.charts.draw_chart(chart()), chart=chart, **rest)
 
 
 def _curve(
@@ -56,7 +65,8 @@ def rate_distortion(analysis: SweepAnalysis) -> Chart:
     for family in analysis.families:
         points = sorted((analysis.configurations[k] for k in family.members), key=lambda c: c.bits)
         points = [c for c in points if c.bits > 0]
-        curves += _curve(family.label, [c.bits for c in points], [c.error for c in points], [c.spec for c in points])
+        x, y = [c.bits for c in points], [c.error for c in points]
+        curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
     front = sorted((c for c in analysis.configurations if c.pareto and c.bits > 0), key=lambda c: c.bits)
     curves += _curve(FRONT, [c.bits for c in front], [c.error for c in front], [c.spec for c in front])
     panel = Panel(
@@ -79,21 +89,29 @@ def _noise(safety: Safety) -> tuple[tuple[str, float], ...]:
     return ("noise of one worker", noise), (f"noise of {safety.workers} workers", noise / safety.workers)
 
 
-def _over_steps(analysis: SweepAnalysis, values: NDArray[np.float64], y_label: str, *, percent: bool) -> Chart:
-    """``values`` (configurations, steps) of each family's configuration nearest to three bits."""
+def _over_steps(
+    analysis: SweepAnalysis, values: NDArray[np.float64], y_label: str, *others: Curve, percent: bool = False
+) -> Chart:
+    """``values`` (configurations, steps) of each family's configuration nearest to three bits, and other curves."""
     curves: list[Curve] = []
     for family in analysis.families:
         k = analysis.nearest(family)
         if k >= 0:
             c = analysis.configurations[k]
             name = f"{c.name}, {number(c.bits, 2)} bits"
-            curves += _curve(family.label, analysis.steps, values[k], [name] * len(analysis.steps))
+            names = [name] * len(analysis.steps)
+            curves += _curve(family.label, analysis.steps, values[k], names, method=family.method)
+    curves += others
     return Chart((Panel(tuple(curves), x_label=_STEP, y_label=y_label, log_y=True, percent=percent),), "")
 
 
 def error_over_steps(analysis: SweepAnalysis) -> Chart:
     """Error over training, of each family's configuration nearest to three bits."""
-    return _over_steps(analysis, analysis.per_step, _LOST, percent=True)
+    safety, noise = analysis.safety, []
+    if safety.known:
+        for (name, _), workers in zip(_noise(safety), (1, safety.workers), strict=True):
+            noise += _curve(name, analysis.steps, safety.noise_per_step / workers, form="plain")
+    return _over_steps(analysis, analysis.per_step, _LOST, *noise, percent=True)
 
 
 def batch_over_steps(analysis: SweepAnalysis) -> Chart:
@@ -101,12 +119,15 @@ def batch_over_steps(analysis: SweepAnalysis) -> Chart:
     safety = analysis.safety
     unbiased = np.array([[found.bias < SAFE_BIAS] for found in safety.judged])
     sizes = np.where(unbiased, safety.stated_batch / (1 + safety.ratio_per_step), np.nan)
-    return _over_steps(analysis, sizes, f"equivalent batch, of {safety.stated_batch:g}", percent=False)
+    return _over_steps(analysis, sizes, f"equivalent batch, of {safety.stated_batch:g}")
 
 
 def bits_over_steps(analysis: SweepAnalysis) -> Chart:
-    """Measured bits over training."""
-    return _over_steps(analysis, analysis.bits_per_step, _BITS, percent=False)
+    """Measured bits over training, and below them the steps at which levels and codes were fitted."""
+    known = analysis.bits_per_step[np.isfinite(analysis.bits_per_step)]
+    fitted = np.intersect1d(analysis.fitted_at, analysis.steps)
+    below = np.full(len(fitted), 0.9 * known.min(initial=math.inf))
+    return _over_steps(analysis, analysis.bits_per_step, _BITS, *_curve(FITTED, fitted, below, form="points"))
 
 
 def layers(analysis: SweepAnalysis) -> HeatMap:
@@ -125,9 +146,11 @@ def wasserstein(analysis: SweepAnalysis) -> Chart:
         points = [analysis.configurations[k] for k in family.members]
         points = sorted((c for c in points if c.relative_variance > 0), key=lambda c: c.relative_variance)
         x, y = [c.relative_variance for c in points], [c.w1_normalized for c in points]
-        curves += _curve(family.label, x, y, [c.spec for c in points])
+        curves += _curve(family.label, x, y, [c.spec for c in points], method=family.method)
     y_label = "Wasserstein-1 distance / mean |g|"
-    return Chart((Panel(tuple(curves), x_label="relative variance", y_label=y_label, log_x=True, log_y=True),), "")
+    marks, x_label = _noise(analysis.safety), "relative variance"
+    panel = Panel(tuple(curves), x_label=x_label, y_label=y_label, log_x=True, log_y=True, marks=marks)
+    return Chart((panel,), "")
 
 
 def convergence(fits: Sequence[TensorFit]) -> Chart:
@@ -140,7 +163,9 @@ def convergence(fits: Sequence[TensorFit]) -> Chart:
                 y = np.maximum(fit.convergence.excess(start), _ARRIVED)
                 curves += _curve(start, np.arange(len(y)), y)
             title = f"{_tensor(fit)}, {fit.convergence.spec}"
-            panels.append(Panel(tuple(curves), title, "sweep (0: the start)", "objective / best − 1", log_y=True))
+            lines = (("arrived", _ARRIVED),)
+            y_label = "objective / best − 1"
+            panels.append(Panel(tuple(curves), title, "sweep (0: the start)", y_label, log_y=True, lines=lines))
     return Chart(tuple(panels), "")
 
 
@@ -185,8 +210,8 @@ def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time
     for run, name in _named(log):
         x = {"steps": run.steps, "bits": run.sent / 8, "time": run.sim_seconds}[against]
         at = {"steps": run.eval_steps, "bits": run.eval_sent / 8, "time": run.eval_sim_seconds}[against]
-        losses += _curve(name, x, _smooth(run.loss), form="plain")
-        tests += _curve(name, at, run.accuracy if accuracy else run.eval_loss)
+        losses += _curve(name, x, _smooth(run.loss), form="plain", method=method_of(run.spec))
+        tests += _curve(name, at, run.accuracy if accuracy else run.eval_loss, method=method_of(run.spec))
     what = "encoded" if log.neural else "sent"
     x_label = {"steps": log.step_name, "bits": f"bytes {what} by one worker", "time": "simulated seconds"}[against]
     log_x = against == "bits"
@@ -205,8 +230,12 @@ def training_curves(log: RunLogAnalysis, against: Literal["steps", "bits", "time
 
 
 def bits_of_runs(log: RunLogAnalysis) -> Chart:
-    """Bits per value that one worker sent in each step."""
-    curves = [curve for run, name in _named(log) for curve in _curve(name, run.steps, run.bits, form="plain")]
+    """Bits per value that one worker sent in each step, and where its codec was fitted."""
+    curves: list[Curve] = []
+    for run, name in _named(log):
+        curves += _curve(name, run.steps, run.bits, form="plain", method=method_of(run.spec))
+        fitted = np.isin(run.steps, run.updates)
+        curves += _curve(f"{name}, {FITTED}", run.steps[fitted], run.bits[fitted], form="points")
     return Chart((Panel(tuple(curves), x_label=log.step_name, y_label=_BITS, log_y=True),), "")
 
 
@@ -215,7 +244,7 @@ def error_of_runs(log: RunLogAnalysis) -> Chart:
     curves = [
         curve
         for run, name in _named(log)
-        for curve in _curve(name, run.steps, _smooth(run.relative_variance), form="plain")
+        for curve in _curve(name, run.steps, _smooth(run.relative_variance), form="plain", method=method_of(run.spec))
     ]
     panel = Panel(tuple(curves), x_label=log.step_name, y_label=_LOST, log_y=True, percent=True)
     return Chart((panel,), "")
@@ -233,11 +262,11 @@ def weight_gradient_cosines(run: LoggedRun) -> Chart:
 
 
 def _named(log: RunLogAnalysis) -> list[tuple[LoggedRun, str]]:
+    """Each run with its name: short if that is unique, and with its seed if there are several."""
+    short = {run.spec: "uncompressed" if run.spec == BASELINE else short_spec(run.spec) for run in log.runs}
+    names = {spec: name if list(short.values()).count(name) == 1 else spec for spec, name in short.items()}
     seeds = len({run.seed for run in log.runs}) > 1
-    return [
-        (run, ("uncompressed" if run.spec == BASELINE else run.spec) + (f", seed {run.seed}" if seeds else ""))
-        for run in log.runs
-    ]
+    return [(run, names[run.spec] + (f", seed {run.seed}" if seeds else "")) for run in log.runs]
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gtrace.planning.plan import WORTH, to_plain
-from gtrace.report import figures
 from gtrace.report.names import count, listed, natural_order, number
 from gtrace.report.section import (
     FEW_ROWS,
@@ -18,13 +17,13 @@ from gtrace.report.section import (
     Chart,
     Column,
     Curve,
-    FigureSpec,
     Numbers,
     Panel,
     Section,
     Table,
     format_cell,
 )
+from gtrace.report.sections.charts import charted
 from gtrace.report.verdict import lost
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from gtrace.planning import Plan
     from gtrace.planning.plan import TensorPlan
     from gtrace.report.inputs import Report
-    from gtrace.report.section import Shown
+    from gtrace.report.section import FigureSpec, Shown
 
 
 #: Bars, and curves, that a figure has at most: of the tensors with the most elements.
@@ -180,7 +179,7 @@ def _firm(plan: Plan) -> list[str]:
 
 def _exact(plan: Plan) -> str:
     totals = plan.totals
-    what = "error" if plan.budget.startswith(("--budget", "--ratio", "--step-time")) else "bits"
+    what = "error" if plan.budget.startswith(("--max-bits", "--ratio", "--step-time")) else "bits"
     best = "No choice among these codecs is better: the plan" if totals.optimal else "The plan"
     return f"{best} is {totals.gap:.2%} above the least {what} that fractions of codecs could reach."
 
@@ -319,33 +318,30 @@ def _numbers(plan: Plan) -> Numbers:
 def plan_figures(plan: Plan) -> list[FigureSpec]:
     """The figures of a plan."""
     found = [
-        FigureSpec(
+        charted(
             "plan-frontier",
             "Plans against single codecs",
             "Lower and further left is better. The line is what a codec for each tensor makes at every budget, out of "
             "the same codecs; each point is one codec for all tensors.",
-            lambda: figures.charts.draw_chart(frontier(plan)),
-            chart=lambda: frontier(plan),
+            lambda: frontier(plan),
         ),
-        FigureSpec(
+        charted(
             "plan-bits",
             "Bits of every tensor",
             "Measured bits per value that each tensor gets; the line is the mean over all values. The thin bars span "
             "the middle 90 % of what the price of a bit picks on resampled steps."
             + (f" The {MOST_BARS} largest tensors." if len(plan.tensors) > MOST_BARS else ""),
-            lambda: figures.charts.draw_chart(bits_per_tensor(plan)),
-            chart=lambda: bits_per_tensor(plan),
+            lambda: bits_per_tensor(plan),
         ),
     ]
     if len(plan.frontier) > 1 and any(row.at_frontier for row in plan.tensors):
         found.append(
-            FigureSpec(
+            charted(
                 "plan-budgets",
                 "What changes between budgets",
                 "Bits of the largest tensors against the bits of the whole plan. Where a curve is flat, other tensors "
                 "get what is added; 32 bits are exact.",
-                lambda: figures.charts.draw_chart(bits_by_budget(plan)),
-                chart=lambda: bits_by_budget(plan),
+                lambda: bits_by_budget(plan),
             )
         )
     return found

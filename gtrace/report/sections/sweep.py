@@ -87,9 +87,9 @@ def _following(analysis: SweepAnalysis, verdict: Verdict) -> str:
         return ""
     trace = shlex.quote(path)
     if analysis.provenance.get("kind") == "neural":
-        return f"gtrace formats {trace} --kind neural"
+        return f"gtrace plan formats {trace} --kind neural"
     if verdict.answer == "compress":
-        return f"gtrace plan {trace} --budget {verdict.bits:.3g}bits"
+        return f"gtrace plan {trace} --max-bits {verdict.bits:.3g}"
     bits = [c.nominal_bits for c in analysis.configurations if math.isfinite(c.nominal_bits)]
     if verdict.answer == "nothing is safe" and max(bits, default=0) < MOST_BITS:
         return f"gtrace sweep {trace} --methods qsgdinf --bits {max(bits, default=1) + 1:.0f}-{MOST_BITS}"
@@ -166,26 +166,24 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
         )
     if (analysis.per_step > 0).any():
         found.append(
-            FigureSpec(
+            charts.charted(
                 "variance-over-steps",
                 "Error over training",
                 f"For each method the configuration with measured bits nearest to {PREFERRED_BITS:g}, which stand "
                 "beside its name. Methods at different bits are not to be ranked here." + _noise_in_words(analysis),
-                lambda: figures.sweep.variance_over_steps(analysis),
-                chart=lambda: charts.error_over_steps(analysis),
+                lambda: charts.error_over_steps(analysis),
                 place="training",
             )
         )
     if np.isfinite(analysis.safety.ratio_per_step).any():
         found.append(
-            FigureSpec(
+            charts.charted(
                 "equivalent-batch",
                 "Equivalent batch size over training",
                 "A prediction: the batch in full precision whose gradients are as noisy as the compressed ones, "
                 "B / (1 + noise ratio), over a twentieth of the steps around each. The configurations of the figure "
                 "before; codecs with a bias are left out.",
-                lambda: figures.sweep.equivalent_batch_over_steps(analysis),
-                chart=lambda: charts.batch_over_steps(analysis),
+                lambda: charts.batch_over_steps(analysis),
                 place="safety",
             )
         )
@@ -202,29 +200,27 @@ def sweep_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
             )
         )
     if len(analysis.steps) > 1 and (analysis.bits_per_step > 0).any():
-        marked = "Ticks on the axis: levels and codes were fitted to that step." if analysis.fitted_at else ""
+        marked = "Points below: levels and codes were fitted to that step." if analysis.fitted_at else ""
         found.append(
-            FigureSpec(
+            charts.charted(
                 "bits-over-steps",
                 "Bits over training",
                 "The configurations of the figure before, payload and shared bytes of all tensors. A method whose "
                 f"bits grow needs more of them as the gradients change. {marked}".rstrip(),
-                lambda: figures.sweep.bits_over_steps(analysis),
-                chart=lambda: charts.bits_over_steps(analysis),
+                lambda: charts.bits_over_steps(analysis),
                 folded=True,
                 place="training",
             )
         )
     if any(c.relative_variance > 0 and c.w1_normalized > 0 for c in analysis.configurations):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "wasserstein",
                 "Wasserstein distance against variance",
                 "Each point is one configuration. Lower and further left is better. The Wasserstein distance compares "
                 "the values before and after as two heaps, whoever holds which; the variance compares them one by "
                 "one. Points far below the others keep the distribution better than their error says.",
-                lambda: figures.sweep.wasserstein(analysis),
-                chart=lambda: charts.wasserstein(analysis),
+                lambda: charts.wasserstein(analysis),
                 folded=True,
                 place="details",
             )
@@ -277,14 +273,13 @@ def _fit_figures(analysis: SweepAnalysis) -> list[FigureSpec]:
     descents = tensors_with_convergence(analysis.fits)[:MOST_TENSORS]
     if descents:
         found.append(
-            FigureSpec(
+            charts.charted(
                 "convergence",
                 "Convergence of coordinate descent",
                 "How far the objective is from the best one found, after each sweep over the levels, from uniform, "
                 "exponential and companding starts. The dotted line is one part in a million: arrived. A curve that "
                 "ends above it is caught in a local optimum.",
-                lambda: figures.levels.convergence(descents),
-                chart=lambda: charts.convergence(descents),
+                lambda: charts.convergence(descents),
                 place="details",
             )
         )

@@ -13,6 +13,7 @@ from gtrace.report.analysis.basis import CODED, whose_gradient
 from gtrace.report.analysis.equal_bits import OUTCOMES, PREFERRED_BITS
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.families import MEASURES
+from gtrace.report.analysis.safety import SAFE_BIAS
 from gtrace.report.names import MISSING, count, duration, listed, number, percent, sparkline
 from gtrace.report.section import (
     FEW_ROWS,
@@ -52,12 +53,20 @@ MOST_LAYERS, MOST_METHODS = 250, 16
 _WIDE = 6
 
 
-def choice_table(analysis: SweepAnalysis, savings: Savings | None) -> Table | None:
-    """The recommended configuration beside the best of other methods; None if no error was measured."""
+def choice_table(analysis: SweepAnalysis, savings: Savings | None, *, every: bool = False) -> Table | None:
+    """The recommended configuration beside the best of other methods; None if no error was measured.
+
+    Args:
+        analysis: of a sweep.
+        savings: step times on the user's network; None without one.
+        every: all configurations by their specs, with the two columns of step times that a page fills in.
+    """
     found = candidates_of(analysis, savings)
     if not analysis.measured:
         return None
     shown = short_list(found, network=savings is not None, most=FEW_ROWS)
+    if every:
+        shown = sorted(found, key=lambda one: (not one.within, one.bits))
     safety = analysis.safety
     judged = dict(zip((c.spec for c in analysis.configurations), safety.judged, strict=False))
     chosen = choose(found, network=savings is not None).chosen
@@ -73,23 +82,30 @@ def choice_table(analysis: SweepAnalysis, savings: Savings | None) -> Table | No
 
     def batch(one: Candidate) -> Cell:
         known = judged.get(one.codec)
-        size = math.nan if known is None else safety.equivalent(known.ratio)[0]
+        size = safety.equivalent(known.ratio)[0] if known is not None and known.bias < SAFE_BIAS else math.nan
         return format_cell(size, ",.0f" if size >= 100 else ".3g")
 
     columns: list[tuple[Column, Callable[[Candidate], Shown]]] = [
         (
             Column("codec", numeric=False),
-            lambda one: Cell("float32" if one.method == "none" else one.name, mark="best" if one is chosen else ""),
+            lambda one: Cell(
+                "float32" if one.method == "none" else one.codec if every else one.name,
+                mark="best" if one is chosen else "",
+            ),
         ),
         (Column("bits", "measured, per value", rank=1), lambda one: number(one.bits)),
         (Column("error", "share of gradient energy lost"), lambda one: lost(one.error)),
     ]
     if safety.known:
-        whole = f"{safety.stated_batch:,.0f}"
-        columns.append((Column(f"like a batch (of {whole})", "in full precision, by gradient noise", rank=2), batch))
-    if savings is not None:
-        columns.append((Column("step time", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
+        whole = f"of {safety.stated_batch:,.0f} in full precision, by gradient noise"
+        columns.append((Column("batch", f"equivalent one, {whole}", rank=2), batch))
+    if savings is not None and not every:
+        columns.append((Column("step", f"on {savings.cluster.ranks} ranks"), lambda one: duration(one.seconds)))
     columns.append((Column("verdict", numeric=False), verdict))
+    if every:
+        columns.append((Column("step", "seconds of a step on this network"), lambda _: NOTHING))
+        columns.append((Column("over bf16", "a step with bf16 gradients over this one"), lambda _: NOTHING))
+        return Table.of("Every configuration", shown, columns, place="choose")
     left = len({one.method for one in found if math.isfinite(one.error)} - {one.method for one in shown})
     notes = (f"{count(left, 'more method')}; --full shows all.",) if left else ()
     return Table.of("The best configuration of each method", shown, columns, notes=notes, place="choose")
@@ -394,7 +410,9 @@ def _what_error_is(analysis: SweepAnalysis) -> list[str]:
             "stays."
         )
     else:
-        notes.append("For one worker. --ranks N compares for N workers, which shrink variance and leave bias.")
+        notes.append(
+            "For one worker. --cluster or --ranks compares for N workers, which shrink variance and leave bias."
+        )
     return notes
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gtrace.report import figures
 from gtrace.report.analysis.evidence import SIGNIFICANT
 from gtrace.report.analysis.runs import (
     BASELINE,
@@ -26,7 +25,6 @@ from gtrace.report.section import (
     FEW_ROWS,
     Cell,
     Column,
-    FigureSpec,
     Numbers,
     Record,
     Section,
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from gtrace.report.analysis.run_logs import RunLogAnalysis, RunPool
     from gtrace.report.analysis.runs import FinalLoss, LoggedRun, SeedGroup
     from gtrace.report.inputs import Report
+    from gtrace.report.section import FigureSpec
     from gtrace.report.statistics import Interval
 
 
@@ -461,68 +460,62 @@ def run_figures(analysis: RunLogAnalysis) -> list[FigureSpec]:
     found = []
     if any(len(run.steps) or len(run.eval_steps) for run in analysis.runs):
         found += [
-            FigureSpec(
+            charts.charted(
                 "training-over-steps",
                 "Training against steps",
-                "Faint: every step. Does the codec cost steps?",
-                lambda: figures.training.training_curves(analysis, "steps"),
-                chart=lambda: charts.training_curves(analysis, "steps"),
+                "Running mean of the loss. Does the codec cost steps?",
+                lambda: charts.training_curves(analysis, "steps"),
             ),
-            FigureSpec(
+            charts.charted(
                 "training-over-bits",
                 "Training against bytes encoded" if neural else "Training against bytes sent",
                 f"The same curves against what one worker has {'encoded' if neural else 'sent up'}, "
                 "payload and shared bytes: further left is cheaper.",
-                lambda: figures.training.training_curves(analysis, "bits"),
-                chart=lambda: charts.training_curves(analysis, "bits"),
+                lambda: charts.training_curves(analysis, "bits"),
             ),
         ]
     if any(np.isfinite(run.sim_seconds).any() for run in analysis.runs):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "training-over-time",
                 "Training against simulated time",
                 "The same curves against the time that steps would take with the simulated network: further left is "
                 "sooner.",
-                lambda: figures.training.training_curves(analysis, "time"),
-                chart=lambda: charts.training_curves(analysis, "time"),
+                lambda: charts.training_curves(analysis, "time"),
             )
         )
     if any((run.bits > 0).any() for run in analysis.runs):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "training-bits",
                 "Bits over training",
                 f"Bits per value that one worker {'encoded' if neural else 'sent up'} in each step, payload and shared "
-                "bytes. Ticks on a curve: its levels or codes were fitted anew.",
-                lambda: figures.training.bits_over_steps(analysis),
-                chart=lambda: charts.bits_of_runs(analysis),
+                "bytes. Points on a curve: its levels or codes were fitted.",
+                lambda: charts.bits_of_runs(analysis),
             )
         )
     if any(np.isfinite(run.relative_variance).any() and (run.relative_variance > 0).any() for run in analysis.runs):
         found.append(
-            FigureSpec(
+            charts.charted(
                 "neural-gradients" if neural else "averaged-gradient",
                 "Error of the neural gradients" if neural else "Error of the averaged gradient",
                 "The codec's error on the gradients that enter the layers' backward passes, all layers together."
                 if neural
                 else "What is left of the codec's error after the workers' decoded gradients are averaged.",
-                lambda: figures.training.averaged_gradient_error(analysis),
-                chart=lambda: charts.error_of_runs(analysis),
+                lambda: charts.error_of_runs(analysis),
             )
         )
     for k, run in enumerate(run for run in analysis.runs if run.shadow):
         most = len(run.shadow) > MOST_SHADOWS
         left_out = f" The {MOST_SHADOWS} with the lowest mean of {len(run.shadow)}." if most else ""
         found.append(
-            FigureSpec(
+            charts.charted(
                 f"weight-gradients{f'-{k + 1}' if k else ''}",
                 f"Weight gradients with {run.spec}",
                 "Cosine to the exact weight gradient of the same batch. Left: only the gradients of this layer's own "
                 "outputs are compressed. Right: those of all layers, as in training, so errors accumulate towards the "
                 f"first layer.{left_out}",
-                lambda run=run: figures.training.weight_gradient_cosines(run),  # type: ignore[misc]
-                chart=lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
+                lambda run=run: charts.weight_gradient_cosines(run),  # type: ignore[misc]
             )
         )
     return found

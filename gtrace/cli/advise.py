@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gtrace.cli.options import options, print_json
+from gtrace.cli.cluster import ClusterSettings, chosen_cluster
+from gtrace.cli.options import JSON, Command, options, print_json
 from gtrace.errors import UsageError
-from gtrace.settings import option
+from gtrace.settings import nested, option
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gtrace.costs import Network
     from gtrace.workflows.advise import Advice
 
 #: columns of the lines below a verdict
@@ -29,12 +29,7 @@ _RANGE = re.compile(r"(?P<low>[0-9.]+)\s*-\s*(?P<high>[0-9.]+)\s*(?P<unit>[kMGT]
 class AdviseOptions:
     """The options of ``gtrace advise``."""
 
-    cluster: str | None = option(
-        None,
-        metavar="CLUSTER",
-        help="Ranks and link speed, e.g. 8x25Gbit/s; the step's compute time after a comma if it is not to be measured "
-        "here: 8x25Gbit/s,180ms.",
-    )
+    cluster: ClusterSettings = nested(ClusterSettings)
     bandwidth: str | None = option(
         None, metavar="RANGE", help="With --cluster: link speeds to compare, e.g. 1-100Gbit/s."
     )
@@ -42,10 +37,10 @@ class AdviseOptions:
     is_module: bool = option(False, names=("-m",), help="TARGET is the name of a module, like python -m.")
     output: Path | None = option(None, names=("-o", "--output"), help="Folder for all results.  [default: NAME.advice]")
     force: bool = option(False, help="Replace a folder that holds something else.")
-    as_json: bool = option(False, names=("--json",), help="Print JSON instead of text.")
+    as_json: bool = option(False, **JSON)
 
 
-@click.command("advise", context_settings={"allow_interspersed_args": False})
+@click.command("advise", cls=Command, context_settings={"allow_interspersed_args": False})
 @options(AdviseOptions)
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -64,19 +59,17 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
     """
     from gtrace.workflows.advise import AdviseSettings, advise
 
-    ranks, network, step_time = _cluster(settings.cluster)
-    if settings.bandwidth is not None and network is None:
-        raise UsageError("--bandwidth: needs the number of ranks, e.g. --cluster 8x25Gbit/s")
+    cluster = chosen_cluster(settings.cluster.cluster)
+    if settings.bandwidth is not None and cluster is None:
+        raise UsageError("--bandwidth: needs the number of ranks, e.g. --cluster 8x25Gbit/s.")
     if not settings.seconds > 0:
-        raise UsageError(f"--seconds: {settings.seconds:g} must be more than 0")
+        raise UsageError(f"--seconds: {settings.seconds:g} must be more than 0.")
     advice = advise(
         target,
         args,
         is_module=settings.is_module,
         settings=AdviseSettings(
-            ranks=ranks,
-            network=network,
-            step_time=step_time,
+            cluster=cluster,
             speeds=None if settings.bandwidth is None else _speeds(settings.bandwidth),
             folder=settings.output,
             seconds=settings.seconds,
@@ -96,26 +89,15 @@ def command(settings: AdviseOptions, target: str, args: tuple[str, ...]) -> None
         click.echo(line)
 
 
-def _cluster(text: str | None) -> tuple[int | None, Network | None, float | None]:
-    from gtrace.costs import Network
-    from gtrace.units import parse_seconds
-
-    if text is None:
-        return None, None, None
-    machines, _, step = text.partition(",")
-    ranks, _, speed = machines.partition("x")
-    return int(ranks), Network.parse(speed), parse_seconds(step, "cluster") if step else None
-
-
 def _speeds(text: str) -> tuple[float, float]:
     from gtrace.units import parse_bandwidth
 
     match = _RANGE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"--bandwidth: '{text}' needs two speeds and a unit, e.g. 1-100Gbit/s")
+        raise UsageError(f"--bandwidth: '{text}' needs two speeds and a unit, e.g. 1-100Gbit/s.")
     low, high = (parse_bandwidth(match[end] + match["unit"], "--bandwidth") for end in ("low", "high"))
     if not low < high:
-        raise UsageError(f"--bandwidth: '{text}' must rise, e.g. 1-100Gbit/s")
+        raise UsageError(f"--bandwidth: '{text}' must rise, e.g. 1-100Gbit/s.")
     return low, high
 
 

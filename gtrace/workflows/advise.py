@@ -28,15 +28,14 @@ from gtrace.report.inputs import Asked, make_report
 from gtrace.report.render.files import write_report
 from gtrace.report.verdict import verdict_of
 from gtrace.sweep import run_sweep
+from gtrace.sweep.quick import BITS, quick_steps
 from gtrace.sweep.run import expand
 from gtrace.torch_hooks.launcher import Program
 from gtrace.trace import open_trace
-from gtrace.trace.choose import choose_infos, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gtrace.costs import Network
     from gtrace.planning import Plan
     from gtrace.report.analysis.results import SweepAnalysis
     from gtrace.report.section import Verdict
@@ -45,9 +44,10 @@ if TYPE_CHECKING:
 
 #: bursts of four steps, further and further apart: noise needs three in a row, and training changes most at first
 STEPS = "0+4,8+4,21+4,41+4,74+4,126+4,210+4,344+4"
-#: recorded steps that are enough, and what a larger trace is judged by
+#: recorded steps that are enough
 MOST_STEPS = 32
-METHODS, BITS = "bf16,qsgdinf,qsgd,nuqsgd,zipml,terngrad,natural", (2, 3, 4, 5)
+#: codecs whose closed forms are quick, and bf16; a sweep of its own has more
+METHODS = "bf16,qsgdinf,qsgd,nuqsgd,zipml,terngrad,natural"
 #: seconds of training that are enough
 SECONDS = 40.0
 #: bytes of gradients that are recorded at most
@@ -145,9 +145,7 @@ class AdviseSettings:
     """What :func:`advise` does.
 
     Attributes:
-        ranks: how many train together; None without a network.
-        network: its links; None likewise.
-        step_time: seconds of computing in a step; None for what is measured.
+        cluster: for which steps are predicted, with its step time if that is not to be measured; None for none.
         speeds: slowest and fastest link, bits per second, between which recommendations are compared; None for none.
         folder: for all results; None for ``NAME.advice``.
         seconds: of training that are recorded at most.
@@ -156,9 +154,7 @@ class AdviseSettings:
         force: replace a folder that holds something else.
     """
 
-    ranks: int | None = None
-    network: Network | None = None
-    step_time: float | None = None
+    cluster: Cluster | None = None
     speeds: tuple[float, float] | None = None
     folder: Path | None = None
     seconds: float = SECONDS
@@ -223,12 +219,12 @@ def advise(
         with stages.stage("capture", f"capture: {program.called} ({shown})"):
             timings = _capture(program, trace, folder, settings, say)
     with open_trace(trace) as opened:
-        chosen = _steps(opened)
+        chosen = quick_steps(opened)
         timings = _recorded(opened) if is_trace else timings
     cluster = _cluster(settings, timings)
     result = _sweep(trace, folder / SWEEP, chosen, settings, stages)
     with stages.stage("report", "verdict"):
-        asked = Asked(cluster=cluster, workers=settings.ranks)
+        asked = Asked(cluster=cluster, workers=None if cluster is None else cluster.ranks)
         report = make_report([result], asked=asked)
     analysis = report.sweeps[0]
     savings = None if cluster is None else savings_of_sweep(analysis, cluster)
@@ -362,14 +358,13 @@ def _positive(value: object) -> float | None:
 
 
 def _cluster(settings: AdviseSettings, timings: ProbeTimings) -> Cluster | None:
-    if settings.network is None or settings.ranks is None:
-        return None
-    if settings.step_time is not None:
-        return Cluster(settings.network, settings.ranks, settings.step_time)
+    """The user's cluster, with the step time that was measured unless one is given."""
+    if settings.cluster is None or settings.cluster.step_time is not None:
+        return settings.cluster
     if timings.step is None:
-        raise UsageError("--cluster: the time of a step is not known here; add it, e.g. 8x25Gbit/s,180ms")
+        raise UsageError(f"--cluster: the time of a step is not known here; add it, e.g. {settings.cluster},180ms.")
     backward = None if timings.backward is None else min(timings.backward, timings.step)
-    return Cluster(settings.network, settings.ranks, timings.step, backward)
+    return dataclasses.replace(settings.cluster, step_time=timings.step, backward_time=backward)
 
 
 def _sweep(trace: Path, output: Path, steps: Sequence[int], settings: AdviseSettings, stages: _Stages) -> SweepResult:
@@ -467,15 +462,3 @@ def _notes(timings: ProbeTimings, *, is_trace: bool) -> Iterator[str]:
         )
     if is_trace and timings.step is not None and not timings.timed and timings.backward is None:
         yield "the step time is that of recorded steps, and has the time of capture in it"
-
-
-def _steps(trace: Trace) -> list[int]:
-    """At most :data:`MOST_STEPS` steps, in bursts of four where the trace has some, spread over all of it."""
-    found = {step for info in choose_infos(trace, kind="weight") for step in steps_of(trace, info).tolist()}
-    there = sorted(found)
-    if len(there) <= MOST_STEPS:
-        return there
-    starts = [step for step in there if {step + 1, step + 2, step + 3} <= found]
-    length = 4 if starts else 1
-    places = np.linspace(0, len(starts or there) - 1, MOST_STEPS // length).round().astype(int)
-    return sorted({(starts or there)[place] + k for place in places.tolist() for k in range(length)})

@@ -94,7 +94,7 @@ def test_the_trace_of_an_advice_is_advised_on_without_a_capture(advised, call, f
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("missing.py",), 2, "missing.py: there is no such script"),
+        (("missing.py",), 2, "missing.py: no such script"),
         (("--bandwidth", "1-2Gbit/s", "train.py"), 2, "--bandwidth: needs the number of ranks"),
         (("--cluster", "8x1Gbit/s", "--bandwidth", "2-1Gbit/s", "train.py"), 2, "must rise"),
         (("--cluster", "8x1Gbit/s", "--bandwidth", "fast", "train.py"), 2, "'fast' needs two speeds and a unit"),

@@ -28,6 +28,7 @@ _TRACE = {
 #: the top level, in the order of use
 COMMANDS = {
     "demo": ("gtrace.cli.demo", "See all of it on a shipped sample."),
+    "advise": ("gtrace.cli.advise", "Find out in one go whether to compress, with what, at what cost."),
     "capture": ("gtrace.cli.capture", "Run your training script and record its gradients."),
     "info": _TRACE["info"],
     "sweep": ("gtrace.cli.sweep", "Measure compression methods on a trace."),
